@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "../core/bucket_plan.hpp"
+#include "assign_buckets.hpp"
+
+namespace gradsync::inline v0 {
+
+/// One bucket for each dtype and memory space: fewest launches, no overlap, since a bucket leaves when its last
+/// gradient is ready. Good where nothing can be overlapped, or launches are dear.
+struct Flat {
+    BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
+        return detail::assign_buckets(parameters, order, [](std::size_t, std::size_t, std::size_t) { return true; });
+    }
+
+    std::string describe() const { return "Flat"; }
+
+    friend constexpr bool operator==(Flat, Flat) = default;
+};
+
+static_assert(BucketPolicy<Flat>);
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "../core/bucket_plan.hpp"
+
+namespace gradsync::inline v0 {
+
+/// A bucket for each parameter, launched in `order`: most overlap, most launches. Good for few and large
+/// parameters, and as the baseline that other policies are measured against.
+struct PerParameter {
+    BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const {
+        BucketPlan result;
+        for (std::size_t i = 0; i < order.size(); ++i) result.push_back(order.subspan(i, 1));
+        return result;
+    }
+
+    std::string describe() const { return "PerParameter"; }
+
+    friend constexpr bool operator==(PerParameter, PerParameter) = default;
+};
+
+static_assert(BucketPolicy<PerParameter>);
+
+}  // namespace gradsync::inline v0

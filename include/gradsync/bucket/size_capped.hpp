@@ -1,0 +1,85 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/bucket_plan.hpp"
+#include "../core/error.hpp"
+#include "assign_buckets.hpp"
+
+namespace gradsync::inline v0 {
+
+/// Buckets of limited size: large enough to use the bandwidth, small enough to leave while the backward pass still
+/// runs. The first one is small, so that communication starts early.
+///
+/// Parameters are taken in the order in which they become ready, with one open bucket for each (dtype, memory
+/// space). A parameter joins the open bucket if the total stays within that bucket's cap; else the bucket closes,
+/// and the parameter opens the next. So a bucket exceeds its cap only where a single parameter does, which then
+/// travels alone; a parameter is never split. (PyTorch's DDP closes a bucket once it has *reached* its cap, and so
+/// overshoots it by up to one parameter.)
+///
+/// Caps are in bytes. Each (dtype, space) counts its buckets on its own: its k-th is limited by `caps()[k]`, and
+/// the last cap repeats.
+class SizeCappedBuckets {
+public:
+    static constexpr std::size_t default_cap = std::size_t{25} << 20;
+    static constexpr std::size_t default_first_cap = std::size_t{1} << 20;
+
+    SizeCappedBuckets() : SizeCappedBuckets(default_cap) {}
+
+    /// Every bucket within `cap`, the first within 1 MiB too.
+    explicit SizeCappedBuckets(std::size_t cap) : SizeCappedBuckets(cap, std::min(cap, default_first_cap)) {}
+
+    /// The first bucket within `first_cap`, all others within `cap`.
+    /// Throws Error(invalid_argument) where a cap is 0.
+    SizeCappedBuckets(std::size_t cap, std::size_t first_cap) : SizeCappedBuckets(std::vector{first_cap, cap}) {}
+
+    /// Bucket k within `caps[k]`; the last cap repeats. `with_caps({40, 80})`.
+    /// Throws Error(invalid_argument) without caps, or where one is 0.
+    static SizeCappedBuckets with_caps(std::vector<std::size_t> caps) { return SizeCappedBuckets(std::move(caps)); }
+
+    /// At least one; without repetitions at the end.
+    std::span<const std::size_t> caps() const noexcept { return caps_; }
+
+    BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
+        return detail::assign_buckets(parameters, order, [this](std::size_t k, std::size_t bytes, std::size_t more) {
+            const std::size_t cap = caps_[std::min(k, caps_.size() - 1)];
+            return bytes <= cap && more <= cap - bytes;
+        });
+    }
+
+    /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; three caps and more: "SizeCappedBuckets{caps=[1, 2, 4]}".
+    std::string describe() const {
+        if (caps_.size() <= 2)
+            return "SizeCappedBuckets{cap=" + std::to_string(caps_.back()) +
+                   ", first_cap=" + std::to_string(caps_.front()) + "}";
+        std::string list;
+        for (std::size_t cap : caps_) list += (list.empty() ? "" : ", ") + std::to_string(cap);
+        return "SizeCappedBuckets{caps=[" + list + "]}";
+    }
+
+    friend bool operator==(const SizeCappedBuckets&, const SizeCappedBuckets&) = default;
+
+private:
+    explicit SizeCappedBuckets(std::vector<std::size_t> caps) : caps_(std::move(caps)) {
+        if (caps_.empty())
+            throw Error(Errc::invalid_argument, "SizeCappedBuckets: give at least one bucket cap, in bytes",
+                        {.operation = "SizeCappedBuckets"});
+        if (std::ranges::find(caps_, std::size_t{0}) != caps_.end())
+            throw Error(Errc::invalid_argument,
+                        "SizeCappedBuckets: a bucket cap is 0 bytes, but must be positive; for one bucket a parameter "
+                        "use PerParameter",
+                        {.operation = "SizeCappedBuckets"});
+        while (caps_.size() > 1 && caps_.back() == caps_[caps_.size() - 2]) caps_.pop_back();
+    }
+
+    std::vector<std::size_t> caps_;
+};
+
+static_assert(BucketPolicy<SizeCappedBuckets>);
+
+}  // namespace gradsync::inline v0

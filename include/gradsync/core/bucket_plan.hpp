@@ -1,0 +1,61 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "buffer_view.hpp"
+
+namespace gradsync::inline v0 {
+
+/// What a bucket policy knows of a parameter: everything but its memory.
+struct ParameterInfo {
+    std::size_t count = 0;          ///< elements
+    DType dtype = DType::f32;       ///< of the bucket that it will lie in
+    MemorySpace space = MemorySpace::host;
+
+    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
+};
+
+/// Which parameters travel together. Bucket b holds `bucket(b)`, indices of parameters in the order in which
+/// they lie in its buffer; buckets stand in the order in which they are launched, the same on all ranks.
+class BucketPlan {
+public:
+    /// Appends a bucket with these parameters.
+    void push_back(std::span<const std::size_t> parameters) {
+        parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
+        ends_.push_back(parameters_.size());
+    }
+
+    std::size_t size() const noexcept { return ends_.size(); }
+    bool empty() const noexcept { return ends_.empty(); }
+
+    std::span<const std::size_t> bucket(std::size_t b) const noexcept {
+        const std::size_t first = b == 0 ? 0 : ends_[b - 1];
+        return std::span(parameters_).subspan(first, ends_[b] - first);
+    }
+
+    friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
+
+private:
+    std::vector<std::size_t> parameters_;
+    std::vector<std::size_t> ends_;
+};
+
+/// Decides which gradients travel together.
+///
+/// `plan(parameters, order)` is a pure function, no communication: `order` lists the indices of the parameters
+/// that take part, in the order in which their gradients are expected to become ready; each of them stands in
+/// exactly one bucket of the result. A bucket holds one dtype and one memory space. `describe()` names the
+/// policy and its numbers; the ranks compare it at construction.
+template <class P>
+concept BucketPolicy = std::copy_constructible<P> &&
+                       requires(const P& policy, std::span<const ParameterInfo> parameters,
+                                std::span<const std::size_t> order) {
+                           { policy.plan(parameters, order) } -> std::same_as<BucketPlan>;
+                           { policy.describe() } -> std::convertible_to<std::string>;
+                       };
+
+}  // namespace gradsync::inline v0

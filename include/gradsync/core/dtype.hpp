@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "bfloat16.hpp"
+#include "float16.hpp"
+
+namespace gradsync::inline v0 {
+
+/// The element types that a buffer can hold.
+enum class DType : std::uint8_t { i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64 };
+
+inline constexpr std::size_t dtype_count = 10;
+
+/// Bytes of one element.
+constexpr std::size_t size_of(DType dtype) noexcept {
+    constexpr std::size_t sizes[dtype_count] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+    return sizes[static_cast<std::size_t>(dtype)];
+}
+
+/// "f32", "bf16", ...
+constexpr std::string_view name_of(DType dtype) noexcept {
+    constexpr std::string_view names[dtype_count] = {"i8",  "u8",  "i32",  "u32", "i64",
+                                                     "u64", "f16", "bf16", "f32", "f64"};
+    return names[static_cast<std::size_t>(dtype)];
+}
+
+constexpr bool is_floating(DType dtype) noexcept { return dtype >= DType::f16; }
+
+/// Sixteen-bit floating types: they are summed in f32 and rounded once.
+constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f16 || dtype == DType::bf16; }
+
+/// The type in which elements of `dtype` are summed and scaled.
+constexpr DType accumulator_of(DType dtype) noexcept { return is_low_precision(dtype) ? DType::f32 : dtype; }
+
+namespace detail {
+
+template <class T>
+constexpr int dtype_index() noexcept {
+    if constexpr (std::is_same_v<T, Float16>) return static_cast<int>(DType::f16);
+    else if constexpr (std::is_same_v<T, BFloat16>) return static_cast<int>(DType::bf16);
+    else if constexpr (std::is_same_v<T, float>) return static_cast<int>(DType::f32);
+    else if constexpr (std::is_same_v<T, double>) return static_cast<int>(DType::f64);
+    else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+        // By size and sign, so that `long` and `long long` are both i64.
+        constexpr bool s = std::is_signed_v<T>;
+        if constexpr (sizeof(T) == 1) return static_cast<int>(s ? DType::i8 : DType::u8);
+        else if constexpr (sizeof(T) == 4) return static_cast<int>(s ? DType::i32 : DType::u32);
+        else if constexpr (sizeof(T) == 8) return static_cast<int>(s ? DType::i64 : DType::u64);
+        else return -1;
+    } else return -1;
+}
+
+}  // namespace detail
+
+/// An element type of the library: `float`, `double`, `Float16`, `BFloat16`, or an integer of 1, 4 or 8 bytes.
+template <class T>
+concept Element = detail::dtype_index<std::remove_cv_t<T>>() >= 0;
+
+/// The `DType` of an element type.
+template <Element T>
+inline constexpr DType dtype_of = static_cast<DType>(detail::dtype_index<std::remove_cv_t<T>>());
+
+}  // namespace gradsync::inline v0

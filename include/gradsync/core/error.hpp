@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace gradsync::inline v0 {
+
+/// What went wrong. Every failure of the library is a `gradsync::Error` that carries one of these.
+enum class Errc {
+    invalid_argument = 1,  ///< a call that cannot be meant; nothing was communicated
+    timeout,               ///< a wait reached its time limit; the message names the ranks that did not arrive
+    peer_failed,           ///< another rank failed, and this one was released from its wait
+    peer_left,             ///< another rank's function returned, or its handle was dropped, with work outstanding
+    collective_mismatch,   ///< the ranks started different collectives (operation, count, dtype, root, ...)
+    parameter_mismatch,    ///< the ranks' parameters or policies differ
+    gradient_not_ready,    ///< `finish()` with parameters that were not marked ready
+    gradient_marked_twice, ///< `mark_ready` once more than the parameter's number of uses
+    abandoned,             ///< a collective was dropped before it was complete
+};
+
+inline const std::error_category& error_category() noexcept {
+    class Category final : public std::error_category {
+        const char* name() const noexcept override { return "gradsync"; }
+        std::string message(int code) const override {
+            switch (static_cast<Errc>(code)) {
+                case Errc::invalid_argument: return "invalid argument";
+                case Errc::timeout: return "time limit reached";
+                case Errc::peer_failed: return "another rank failed";
+                case Errc::peer_left: return "another rank left";
+                case Errc::collective_mismatch: return "the ranks started different collectives";
+                case Errc::parameter_mismatch: return "the ranks' parameters or policies differ";
+                case Errc::gradient_not_ready: return "a gradient is not ready";
+                case Errc::gradient_marked_twice: return "a gradient was marked ready too often";
+                case Errc::abandoned: return "a collective was dropped before it was complete";
+            }
+            return "unknown error";
+        }
+    };
+    static const Category category;
+    return category;
+}
+
+inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), error_category()}; }
+
+/// Where it went wrong. A field that does not apply is empty, or -1.
+struct ErrorContext {
+    std::string operation = {};    ///< "all_reduce", "finish", ...
+    int rank = -1;                 ///< the rank that throws
+    int peer = -1;                 ///< the rank that is to blame, where another one is
+    std::ptrdiff_t bucket = -1;    ///< index into the plan
+    std::string parameter = {};    ///< name of the first parameter concerned
+};
+
+/// The one exception type of the library. `what()` is a sentence that says what happened and what to do.
+class Error : public std::system_error {
+public:
+    Error(Errc code, const std::string& message, ErrorContext context = {})
+        : std::system_error(make_error_code(code)), message_(message), context_(std::move(context)) {}
+
+    const char* what() const noexcept override { return message_.c_str(); }
+
+    Errc errc() const noexcept { return static_cast<Errc>(code().value()); }
+    const ErrorContext& context() const noexcept { return context_; }
+
+private:
+    std::string message_;
+    ErrorContext context_;
+};
+
+}  // namespace gradsync::inline v0
+
+template <>
+struct std::is_error_code_enum<gradsync::Errc> : std::true_type {};

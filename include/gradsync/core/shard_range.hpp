@@ -1,0 +1,26 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace gradsync::inline v0 {
+
+/// A range of elements, [first, last).
+struct ElementRange {
+    std::size_t first = 0;
+    std::size_t last = 0;
+
+    constexpr std::size_t size() const noexcept { return last - first; }
+    friend constexpr bool operator==(ElementRange, ElementRange) = default;
+};
+
+/// The part of `count` elements that belongs to `rank`: `ceil(count / size)` elements each, in rank order, so
+/// that only the last shards are shorter, or empty (`torch.chunk`'s rule). Every collective that splits a
+/// buffer over the ranks splits it so.
+constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexcept {
+    const std::size_t each = (count + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
+    const std::size_t first = std::min(each * static_cast<std::size_t>(rank), count);
+    return {first, std::min(first + each, count)};
+}
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,71 @@
+#pragma once
+
+/// Run-time choice of the vector instruction set, without a compiler flag on the user's side.
+///
+/// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written over
+/// plain loops or the compiler's vector types. `dispatch<Kernel>(args...)` runs the copy compiled for the widest
+/// instruction set of this processor. Everything that `run` calls on elements must be always-inline too: a
+/// function that is not inlined keeps the baseline's instructions.
+
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#define GRADSYNC_X86_DISPATCH 1
+#else
+#define GRADSYNC_X86_DISPATCH 0
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline]] inline
+#else
+#define GRADSYNC_ALWAYS_INLINE inline
+#endif
+
+namespace gradsync::inline v0::kernel {
+
+enum class Isa { baseline, avx2, avx512 };
+
+/// The widest instruction set that both the processor and the operating system support.
+inline Isa isa() noexcept {
+#if GRADSYNC_X86_DISPATCH
+    static const Isa best = [] {
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+            return Isa::avx512;
+        return __builtin_cpu_supports("avx2") ? Isa::avx2 : Isa::baseline;
+    }();
+    return best;
+#else
+    return Isa::baseline;
+#endif
+}
+
+template <class Kernel, class... Args>
+void run_baseline(Args... args) {
+    Kernel::run(args...);
+}
+
+#if GRADSYNC_X86_DISPATCH
+template <class Kernel, class... Args>
+[[gnu::target("avx2")]] void run_avx2(Args... args) {
+    Kernel::run(args...);
+}
+
+template <class Kernel, class... Args>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq")]] void run_avx512(Args... args) {
+    Kernel::run(args...);
+}
+#endif
+
+template <class Kernel, class... Args>
+void dispatch(Args... args) {
+#if GRADSYNC_X86_DISPATCH
+    switch (isa()) {
+        case Isa::avx512: return run_avx512<Kernel>(args...);
+        case Isa::avx2: return run_avx2<Kernel>(args...);
+        case Isa::baseline: break;
+    }
+#endif
+    run_baseline<Kernel>(args...);
+}
+
+}  // namespace gradsync::inline v0::kernel

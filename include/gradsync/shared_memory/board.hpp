@@ -1,0 +1,97 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective.hpp"
+#include "world.hpp"
+
+namespace gradsync::inline v0::shared_memory {
+
+/// Where the ranks of one communicator meet. Collective number n of every rank lies in slot n % slots: each rank
+/// publishes its Call in a cell of its own; once all have, the chunks of the collective are worked on by whoever
+/// has time, taken by ticket. A slot is used again once every rank has retired its collective.
+///
+/// The board holds no buffers and owns nothing of the ranks. All members but the construction are for
+/// concurrent use.
+class Board {
+public:
+    static constexpr std::size_t slots = 512;  ///< collectives in flight before a start has to wait
+
+    /// `world_ranks[r]` is the world rank of this board's rank r.
+    Board(std::shared_ptr<World> world, std::vector<int> world_ranks)
+        : world_(std::move(world)),
+          world_ranks_(std::move(world_ranks)),
+          presences_(world_ranks_.size()),
+          cells_(slots * world_ranks_.size()),
+          tickets_(slots * world_ranks_.size()),
+          heads_(slots) {}
+
+    int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
+    World& world() const noexcept { return *world_; }
+    const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
+    int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
+
+    /// One rank's part of one collective.
+    struct alignas(64) Cell {
+        std::atomic<std::uint64_t> arrived{0};  ///< number of the collective + 1, once `call` is valid
+        Call call;
+    };
+
+    /// The next chunk of one rank's share.
+    struct alignas(64) Ticket {
+        std::atomic<std::uint32_t> next{0};
+    };
+
+    /// What the ranks of one collective share.
+    struct alignas(64) Head {
+        std::atomic<std::uint32_t> chunks_done{0};
+        std::atomic<std::uint64_t> done{0};  ///< number of the collective + 1, once it is complete
+    };
+
+    /// What the others want to know of a rank.
+    struct alignas(64) Presence {
+        std::atomic<std::uint64_t> retired{0};  ///< it needs no slot of a collective below this number
+        std::atomic<int> busy{0};               ///< it touches other ranks' buffers just now
+        std::atomic<bool> left{false};          ///< it will start nothing more
+    };
+
+    Cell& cell(std::uint64_t n, int rank) noexcept { return cells_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
+    Ticket& ticket(std::uint64_t n, int rank) noexcept { return tickets_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
+    Head& head(std::uint64_t n) noexcept { return heads_[n % slots]; }
+    Presence& presence(int rank) noexcept { return presences_[static_cast<std::size_t>(rank)]; }
+
+    /// Has this rank started collective n? (While the slot is still n's.)
+    bool arrived(std::uint64_t n, int rank) noexcept {
+        return cell(n, rank).arrived.load(std::memory_order_acquire) == n + 1;
+    }
+    bool all_arrived(std::uint64_t n) noexcept {
+        for (int r = 0; r < size(); ++r)
+            if (!arrived(n, r)) return false;
+        return true;
+    }
+    /// Is collective n complete on all ranks? Stays true when the slot is used again.
+    bool done(std::uint64_t n) noexcept { return head(n).done.load(std::memory_order_acquire) > n; }
+
+    void set_done(std::uint64_t n) noexcept {
+        head(n).done.store(n + 1, std::memory_order_release);
+        world_->bell.ring();
+    }
+
+private:
+    std::shared_ptr<World> world_;
+    std::vector<int> world_ranks_;
+    std::vector<Presence> presences_;
+    std::vector<Cell> cells_;
+    std::vector<Ticket> tickets_;
+    std::vector<Head> heads_;
+};
+
+static_assert(sizeof(Board::Cell) == 64, "a call and its flag travel in one cache line");
+
+}  // namespace gradsync::inline v0::shared_memory

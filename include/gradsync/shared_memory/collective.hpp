@@ -1,0 +1,229 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../core/dtype.hpp"
+#include "../core/reduce_op.hpp"
+#include "../core/shard_range.hpp"
+#include "../kernel/reduce.hpp"
+
+namespace gradsync::inline v0::shared_memory {
+
+enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
+
+constexpr std::string_view name_of(Operation operation) noexcept {
+    constexpr std::string_view names[] = {"all_reduce", "reduce",  "reduce_scatter", "all_gather",
+                                          "broadcast",  "gather", "scatter",        "barrier"};
+    return names[static_cast<std::size_t>(operation)];
+}
+
+/// What one rank says of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}.
+/// In-place operations say the same on both sides.
+struct Call {
+    const void* in = nullptr;
+    void* out = nullptr;
+    std::size_t in_count = 0;
+    std::size_t out_count = 0;
+    Contribution contribution;
+    int root = 0;
+    Operation operation = Operation::barrier;
+    ReduceOp op = ReduceOp::sum;
+    DType dtype = DType::f32;
+};
+
+/// "all_reduce(sum, f32, 1000 elements)"
+inline std::string describe(const Call& call) {
+    std::string text(name_of(call.operation));
+    if (call.operation == Operation::barrier) return text + "()";
+    text += '(';
+    if (call.operation <= Operation::reduce_scatter) (text += name_of(call.op)) += ", ";
+    text += name_of(call.dtype);
+    const bool whole_is_out = call.operation == Operation::all_gather || call.operation == Operation::gather;
+    text += ", " + std::to_string(whole_is_out ? call.out_count : call.in_count) + " elements";
+    const bool rooted = call.operation == Operation::reduce || call.operation == Operation::broadcast ||
+                        call.operation == Operation::gather || call.operation == Operation::scatter;
+    if (rooted) text += ", root " + std::to_string(call.root);
+    return text + ')';
+}
+
+/// Elements of the whole buffer, which is split over the ranks.
+inline std::size_t whole_count(std::span<const Call* const> calls) noexcept {
+    const Call& own = *calls[0];
+    switch (own.operation) {
+        case Operation::all_gather: return own.out_count;
+        case Operation::gather: return calls[static_cast<std::size_t>(own.root)]->out_count;
+        case Operation::scatter: return calls[static_cast<std::size_t>(own.root)]->in_count;
+        case Operation::barrier: return 0;
+        default: return own.in_count;
+    }
+}
+
+/// The first rank whose call does not fit rank 0's, or -1.
+inline int first_misfit(std::span<const Call* const> calls) noexcept {
+    const Call& first = *calls[0];
+    const int size = static_cast<int>(calls.size());
+    for (int r = 1; r < size; ++r) {
+        const Call& call = *calls[static_cast<std::size_t>(r)];
+        if (call.operation != first.operation) return r;
+        if (first.operation == Operation::barrier) continue;
+        if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
+    }
+    const std::size_t whole = whole_count(calls);
+    for (int r = 0; r < size; ++r) {
+        const Call& call = *calls[static_cast<std::size_t>(r)];
+        const std::size_t shard = shard_range(whole, size, r).size();
+        switch (first.operation) {
+            case Operation::gather:
+                if (call.in_count != shard) return r;
+                break;
+            case Operation::scatter:
+                if (call.out_count != shard) return r;
+                break;
+            case Operation::all_gather:
+                if (call.out_count != whole) return r;
+                break;
+            default:
+                if (call.in_count != whole) return r;
+        }
+    }
+    return -1;
+}
+
+/// How the elements of a collective are cut into chunks, each of which one rank works on alone. Chunk c of
+/// share r belongs to rank r first: a rank that works its own share finds it in its own cache next time.
+class Chunks {
+public:
+    explicit Chunks(std::span<const Call* const> calls) noexcept : size_(static_cast<int>(calls.size())) {
+        const Call& call = *calls[0];
+        count_ = whole_count(calls);
+        share_ = (count_ + calls.size() - 1) / calls.size();
+        const std::size_t line = 64 / size_of(call.dtype);
+        const bool any_cut = call.operation == Operation::all_reduce || call.operation == Operation::reduce ||
+                             call.operation == Operation::broadcast;
+        // Where the operation leaves it to us, no two ranks write into one cache line.
+        if (any_cut) share_ = (share_ + line - 1) / line * line;
+        const std::size_t least = least_chunk_bytes / size_of(call.dtype);
+        const std::size_t most = most_chunk_bytes / size_of(call.dtype);
+        chunk_ = std::clamp((share_ / 8 + line - 1) / line * line, least, most);
+    }
+
+    /// The share of a rank, in elements of the whole buffer.
+    ElementRange share(int rank) const noexcept {
+        const std::size_t first = std::min(share_ * static_cast<std::size_t>(rank), count_);
+        return {first, std::min(first + share_, count_)};
+    }
+    std::uint32_t chunks_in(int rank) const noexcept {
+        return static_cast<std::uint32_t>((share(rank).size() + chunk_ - 1) / chunk_);
+    }
+    ElementRange chunk(int rank, std::uint32_t c) const noexcept {
+        const ElementRange range = share(rank);
+        const std::size_t first = range.first + c * chunk_;
+        return {first, std::min(first + chunk_, range.last)};
+    }
+    std::uint32_t total() const noexcept {
+        std::uint32_t sum = 0;
+        for (int r = 0; r < size_; ++r) sum += chunks_in(r);
+        return sum;
+    }
+
+private:
+    static constexpr std::size_t least_chunk_bytes = 4096;
+    static constexpr std::size_t most_chunk_bytes = 256 * 1024;
+
+    int size_;
+    std::size_t count_ = 0;
+    std::size_t share_ = 0;
+    std::size_t chunk_ = 1;
+};
+
+/// Does the work of single chunks. Keeps its scratch, so that a steady state allocates nothing; one thread at a
+/// time.
+class ChunkWorker {
+public:
+    /// Works on `range`, a part of the share of `owner`.
+    void run(std::span<const Call* const> calls, int owner, ElementRange range) {
+        const Call& call = *calls[0];
+        const Call& owners = *calls[static_cast<std::size_t>(owner)];
+        const Call& roots = *calls[static_cast<std::size_t>(call.root)];
+        const std::size_t width = size_of(call.dtype);
+        const std::size_t whole = range.first * width;  // offset in a whole buffer, bytes
+        const int size = static_cast<int>(calls.size());
+        // Offset in the owner's shard, for the operations whose shares are its shards.
+        const std::size_t shard = (range.first - shard_range(whole_count(calls), size, owner).first) * width;
+        outputs_.clear();
+        switch (call.operation) {
+            case Operation::all_reduce:
+                for (const Call* c : calls) add_output(c->out, whole);
+                return reduce(calls, range);
+            case Operation::reduce:
+                add_output(roots.out, whole);
+                return reduce(calls, range);
+            case Operation::reduce_scatter:
+                add_output(owners.out, shard);
+                return reduce(calls, range);
+            case Operation::all_gather:
+                for (const Call* c : calls) add_output(c->out, whole);
+                return copy(owners.in, shard, range.size() * width);
+            case Operation::broadcast:
+                for (const Call* c : calls) add_output(c->out, whole);
+                return copy(roots.in, whole, range.size() * width);
+            case Operation::gather:
+                add_output(roots.out, whole);
+                return copy(owners.in, shard, range.size() * width);
+            case Operation::scatter:
+                add_output(owners.out, shard);
+                return copy(roots.in, whole, range.size() * width);
+            case Operation::barrier: return;
+        }
+    }
+
+private:
+    void add_output(void* base, std::size_t offset) { outputs_.push_back(static_cast<std::byte*>(base) + offset); }
+
+    void copy(const void* base, std::size_t offset, std::size_t bytes) {
+        const void* from = static_cast<const std::byte*>(base) + offset;
+        for (void* to : outputs_)
+            if (to != from) std::memcpy(to, from, bytes);
+    }
+
+    void reduce(std::span<const Call* const> calls, ElementRange range) {
+        const Call& call = *calls[0];
+        inputs_.clear();
+        scales_.clear();
+        double weight = 0;
+        bool scaled = false;
+        for (const Call* c : calls) {
+            const bool mean = call.op == ReduceOp::mean;
+            if (mean) weight += c->contribution.weight;
+            if (mean && c->contribution.scale == 0) continue;
+            inputs_.push_back(static_cast<const std::byte*>(c->in) + range.first * size_of(call.dtype));
+            scales_.push_back(c->contribution.scale);
+            scaled |= mean && c->contribution.scale != 1;
+        }
+        kernel::Reduction reduction;
+        if (call.op == ReduceOp::mean) {
+            if (weight == 0) inputs_.clear();
+            else reduction.factor = 1 / weight;
+        }
+        reduction.inputs = inputs_;
+        if (scaled) reduction.scales = scales_;
+        reduction.outputs = outputs_;
+        reduction.count = range.size();
+        reduction.dtype = call.dtype;
+        reduction.op = call.op;
+        kernel::reduce(reduction);
+    }
+
+    std::vector<const void*> inputs_;
+    std::vector<void*> outputs_;
+    std::vector<double> scales_;
+};
+
+}  // namespace gradsync::inline v0::shared_memory

@@ -1,0 +1,307 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "board.hpp"
+
+namespace gradsync::inline v0::shared_memory {
+
+/// One rank's place at a board: starts collectives, works on them, waits for them.
+///
+/// May be used from several threads of the rank: their starts are serialised, one of them works at a time.
+/// Nothing here runs by itself: work is done inside `progress()` and `wait()`.
+class Seat {
+public:
+    Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout)
+        : board_(std::move(board)), rank_(rank), timeout_(timeout), calls_(static_cast<std::size_t>(board_->size())) {}
+    Seat(const Seat&) = delete;
+    Seat& operator=(const Seat&) = delete;
+
+    ~Seat() { leave(); }
+
+    int rank() const noexcept { return rank_; }
+    Board& board() const noexcept { return *board_; }
+    std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept { timeout_.store(limit, std::memory_order_relaxed); }
+
+    /// Says to the others that this rank will start nothing more.
+    void leave() noexcept {
+        board_->presence(rank_).left.store(true, std::memory_order_release);
+        board_->world().bell.ring();
+    }
+
+    /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
+    /// `Board::slots` collectives are in flight. Throws Error if the world has failed.
+    std::uint64_t start(const Call& call) {
+        lock();
+        while (next_.load(std::memory_order_relaxed) - least_retired() >= Board::slots) {
+            unlock();
+            const std::uint64_t oldest = next_.load(std::memory_order_relaxed) - Board::slots;
+            wait_for([&] { return least_retired() > oldest; }, oldest);
+            lock();
+        }
+        const std::uint64_t n = next_.load(std::memory_order_relaxed);
+        Board::Cell& cell = board_->cell(n, rank_);
+        cell.call = call;
+        board_->ticket(n, rank_).next.store(0, std::memory_order_relaxed);
+        if (rank_ == 0) board_->head(n).chunks_done.store(0, std::memory_order_relaxed);
+        cell.arrived.store(n + 1, std::memory_order_release);
+        next_.store(n + 1, std::memory_order_release);
+        unlock();
+        board_->world().bell.ring();
+        if (board_->world().failed()) throw_failure(n);
+        return n;
+    }
+
+    /// Works on this rank's share of what every rank has started. Never blocks.
+    void progress() noexcept { work(false); }
+
+    /// The same, and on what is left of the others' shares; true if collective n is complete.
+    bool test(std::uint64_t n) {
+        if (board_->done(n)) return true;
+        work(true);
+        if (board_->done(n)) return true;
+        if (board_->world().failed()) throw_failure(n);
+        return false;
+    }
+
+    /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
+    void wait(std::uint64_t n) {
+        if (!board_->done(n)) wait_for([&] { return board_->done(n); }, n);
+        // The others reuse a slot only once every rank has retired it: do not let them wait for that.
+        if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(false);
+    }
+
+    /// Collective n will not be waited for, and its buffers may be about to go.
+    void abandon(std::uint64_t n) noexcept {
+        if (board_->done(n)) return;
+        const int self = board_->world_rank(rank_);
+        fail({Errc::abandoned, self,
+              "rank " + std::to_string(self) + " dropped " + name(n) +
+                  " before it was complete; keep the Work and wait() for it"});
+    }
+
+    /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
+    void fail(Failure failure) noexcept {
+        board_->world().fail(std::move(failure));
+        quiesce();
+    }
+
+    /// Number of the next split of this communicator: the same on all ranks, as splits are collective.
+    std::size_t next_split() noexcept { return splits_++; }
+
+    /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
+    [[noreturn]] void throw_failure(std::uint64_t n) {
+        quiesce();
+        const Failure& failure = board_->world().failure();
+        const int self = board_->world_rank(rank_);
+        ErrorContext context;
+        context.operation = name_of(board_->cell(n, rank_).call.operation);
+        context.rank = self;
+        context.peer = failure.culprit;
+        throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message, std::move(context));
+    }
+
+private:
+    void lock() noexcept {
+        while (locked_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    }
+    void unlock() noexcept { locked_.store(false, std::memory_order_release); }
+
+    std::uint64_t least_retired() noexcept {
+        const std::uint64_t next = next_.load(std::memory_order_relaxed);
+        if (next - least_retired_.load(std::memory_order_relaxed) < Board::slots) return least_retired_.load(std::memory_order_relaxed);
+        std::uint64_t least = next;
+        for (int r = 0; r < board_->size(); ++r)
+            least = std::min(least, board_->presence(r).retired.load(std::memory_order_acquire));
+        least_retired_.store(least, std::memory_order_relaxed);
+        return least;
+    }
+
+    /// All work on chunks happens here. `idle`: the caller has nothing better to do, so take the others' chunks too.
+    void work(bool idle) noexcept {
+        const std::uint64_t next = next_.load(std::memory_order_acquire);
+        if (oldest_.load(std::memory_order_relaxed) == next) return;
+        if (working_.exchange(true, std::memory_order_acquire)) return;  // another thread of this rank is at it
+        if (has_work(next, idle)) {
+            std::atomic<int>& busy = board_->presence(rank_).busy;
+            // Pairs with quiesce(): either it sees us busy, or we see that the world has failed.
+            busy.store(1, std::memory_order_seq_cst);
+            work_own_shares(next);
+            if (idle) work_other_shares();
+            busy.store(0, std::memory_order_release);
+        }
+        retire();
+        working_.store(false, std::memory_order_release);
+    }
+
+    bool has_work(std::uint64_t next, bool idle) noexcept {
+        const std::uint64_t own = own_.load(std::memory_order_relaxed);
+        return (own < next && board_->all_arrived(own)) || (idle && others_ < own);
+    }
+
+    void work_own_shares(std::uint64_t next) noexcept {
+        std::uint64_t n = own_.load(std::memory_order_relaxed);
+        for (; n < next && board_->all_arrived(n) && !board_->world().failed(); ++n) {
+            collect_calls(n);
+            if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
+            const Chunks chunks(calls_);
+            if (chunks.total() == 0) board_->set_done(n);
+            else work_share(n, chunks, rank_);
+            own_.store(n + 1, std::memory_order_relaxed);
+        }
+    }
+
+    void work_other_shares() noexcept {
+        for (const std::uint64_t end = own_.load(std::memory_order_relaxed); others_ < end; ++others_) {
+            if (board_->done(others_)) continue;
+            collect_calls(others_);
+            const Chunks chunks(calls_);
+            for (int k = 1; k < board_->size(); ++k) {
+                if (board_->world().failed()) return;
+                work_share(others_, chunks, (rank_ + k) % board_->size());
+            }
+        }
+    }
+
+    void collect_calls(std::uint64_t n) noexcept {
+        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = &board_->cell(n, r).call;
+    }
+
+    /// Takes chunks of `owner`'s share until none is left.
+    void work_share(std::uint64_t n, const Chunks& chunks, int owner) noexcept {
+        std::atomic<std::uint32_t>& next = board_->ticket(n, owner).next;
+        const std::uint32_t end = chunks.chunks_in(owner);
+        std::uint32_t worked = 0;
+        while (next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
+            const std::uint32_t c = next.fetch_add(1, std::memory_order_relaxed);
+            if (c >= end) break;
+            worker_.run(calls_, owner, chunks.chunk(owner, c));
+            ++worked;
+        }
+        if (worked == 0) return;
+        const std::uint32_t before = board_->head(n).chunks_done.fetch_add(worked, std::memory_order_acq_rel);
+        if (before + worked == chunks.total()) board_->set_done(n);
+    }
+
+    void retire() noexcept {
+        const std::uint64_t end = own_.load(std::memory_order_relaxed);
+        std::uint64_t n = oldest_.load(std::memory_order_relaxed);
+        const std::uint64_t before = n;
+        while (n < end && board_->done(n)) ++n;
+        if (n == before) return;
+        if (others_ < n) others_ = n;
+        oldest_.store(n, std::memory_order_relaxed);
+        board_->presence(rank_).retired.store(n, std::memory_order_release);
+    }
+
+    /// Works and waits until `complete()`; `n` is the collective that the messages speak of.
+    template <class Predicate>
+    void wait_for(Predicate&& complete, std::uint64_t n) {
+        World& world = board_->world();
+        Backoff backoff(world.cores_are_shared);
+        std::chrono::steady_clock::time_point deadline{};
+        for (;;) {
+            work(true);
+            if (complete()) return;
+            if (world.failed()) throw_failure(n);
+            if (backoff.patient()) {
+                const auto now = std::chrono::steady_clock::now();
+                if (deadline == std::chrono::steady_clock::time_point{}) deadline = now + timeout();
+                else if (now >= deadline) report_timeout(n);
+                report_leavers(n);
+            }
+            backoff.wait_a_little(world.bell, [&] {
+                const std::uint64_t own = own_.load(std::memory_order_relaxed);
+                return complete() || world.failed() || (own <= n && board_->all_arrived(own));
+            });
+        }
+    }
+
+    /// The first collective up to n that not every rank has started; n if there is none.
+    std::uint64_t first_unstarted(std::uint64_t n) noexcept { return std::min(n, own_.load(std::memory_order_relaxed)); }
+
+    void report_misfit(std::uint64_t n, int r) noexcept {
+        board_->world().fail({Errc::collective_mismatch, board_->world_rank(r),
+                              "collective #" + std::to_string(n) + " differs: rank " + std::to_string(board_->world_rank(0)) +
+                                  " started " + describe(*calls_[0]) + ", rank " + std::to_string(board_->world_rank(r)) +
+                                  " started " + describe(*calls_[static_cast<std::size_t>(r)]) +
+                                  "; all ranks must start the same collectives in the same order"});
+    }
+
+    void report_timeout(std::uint64_t n) noexcept {
+        const std::uint64_t first = first_unstarted(n);
+        std::string missing;
+        int culprit = -1;
+        int count = 0;
+        for (int r = 0; r < board_->size(); ++r) {
+            if (board_->arrived(first, r)) continue;
+            if (culprit < 0) culprit = board_->world_rank(r);
+            missing += (count++ ? ", " : "") + std::to_string(board_->world_rank(r));
+        }
+        const double seconds = std::chrono::duration<double>(timeout()).count();
+        std::string text = std::to_string(seconds);
+        text.resize(std::min(text.size(), text.find('.') + 3));
+        const std::string who = count == 0 ? "its work did not end, though every rank started it"
+                                           : std::string(count == 1 ? "rank " : "ranks ") + missing + " did not start it";
+        board_->world().fail({Errc::timeout, culprit,
+                              name(first) + ": " + who + " while rank " + std::to_string(board_->world_rank(rank_)) +
+                                  " waited " + text + " s; find out what keeps it, or raise the limit with set_timeout()"});
+    }
+
+    void report_leavers(std::uint64_t n) noexcept {
+        const std::uint64_t first = first_unstarted(n);
+        for (int r = 0; r < board_->size(); ++r) {
+            if (!board_->presence(r).left.load(std::memory_order_acquire)) continue;
+            // It may have started the collective, seen it complete, and left since.
+            if (board_->done(first) || board_->arrived(first, r)) continue;
+            board_->world().fail({Errc::peer_left, board_->world_rank(r),
+                                  "rank " + std::to_string(board_->world_rank(r)) + " left without starting " + name(first) +
+                                      "; all ranks must start the same collectives"});
+            return;
+        }
+    }
+
+    /// "all_reduce(sum, f32, 8 elements), collective #3"; n was started by this rank.
+    std::string name(std::uint64_t n) {
+        return describe(board_->cell(n, rank_).call) + ", collective #" + std::to_string(n);
+    }
+
+    /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor
+    /// may be the caller: chunks take microseconds, so the limit is reached only if a thread was stopped for good.
+    void quiesce() noexcept {
+        const auto deadline = std::chrono::steady_clock::now() + std::max<std::chrono::nanoseconds>(timeout(), std::chrono::seconds(1));
+        for (int r = 0; r < board_->size(); ++r)
+            while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && std::chrono::steady_clock::now() < deadline)
+                std::this_thread::yield();
+    }
+
+    std::shared_ptr<Board> board_;
+    const int rank_;
+    std::atomic<std::chrono::nanoseconds> timeout_;
+
+    // Starting: under the lock.
+    std::atomic<bool> locked_{false};
+    std::atomic<std::uint64_t> next_{0};           ///< number of the next collective
+    std::atomic<std::uint64_t> least_retired_{0};  ///< what all ranks had retired when last looked at
+    std::size_t splits_ = 0;
+
+    // Working: by the thread that holds working_. own_ and oldest_ are read by others too.
+    alignas(64) std::atomic<bool> working_{false};
+    std::atomic<std::uint64_t> own_{0};     ///< this rank's share of all collectives below is worked on
+    std::uint64_t others_ = 0;              ///< no rank's share of any collective below has chunks left
+    std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
+    std::vector<const Call*> calls_;
+    ChunkWorker worker_;
+};
+
+}  // namespace gradsync::inline v0::shared_memory

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace gradsync::inline v0::shared_memory {
+
+inline void pause_briefly() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+/// Wakes sleepers. A `ring()` that nobody sleeps through costs one load.
+///
+/// A ring may be missed by a thread that is just falling asleep: naps are short, so that it costs a millisecond
+/// and no fence on the path of those who do not sleep.
+class Bell {
+public:
+    void ring() noexcept {
+        if (sleepers_.load(std::memory_order_relaxed) == 0) return;
+        { std::lock_guard lock(mutex_); }
+        rung_.notify_all();
+    }
+
+    template <class Predicate>
+    void nap(Predicate&& awake) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        {
+            std::unique_lock lock(mutex_);
+            // system_clock: thread sanitizer knows its wait, and a jump of the clock costs one nap.
+            if (!awake()) rung_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(1));
+        }
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable rung_;
+    std::atomic<int> sleepers_{0};
+};
+
+/// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning; with more ranks
+/// than cores a spinning rank keeps the one it waits for from running, so it yields almost at once; after half a
+/// millisecond the core is worth more to others than the microseconds are to us.
+class Backoff {
+public:
+    explicit Backoff(bool cores_are_shared) noexcept : spins_left_(cores_are_shared ? 20 : 2000) {}
+
+    /// One round. `awake` says whether to skip a nap.
+    template <class Predicate>
+    void wait_a_little(Bell& bell, Predicate&& awake) {
+        if (spins_left_ > 0) {
+            --spins_left_;
+            pause_briefly();
+            return;
+        }
+        const auto now = std::chrono::steady_clock::now();
+        if (yielding_since_ == std::chrono::steady_clock::time_point{}) yielding_since_ = now;
+        if (now - yielding_since_ < std::chrono::microseconds(500)) std::this_thread::yield();
+        else bell.nap(awake);
+    }
+
+    /// True once spinning is over: from then on a look at the clock and at flags costs nothing that matters.
+    bool patient() const noexcept { return spins_left_ == 0; }
+
+private:
+    int spins_left_;
+    std::chrono::steady_clock::time_point yielding_since_{};
+};
+
+}  // namespace gradsync::inline v0::shared_memory
