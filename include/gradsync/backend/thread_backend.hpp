@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -129,6 +130,9 @@ public:
 
     /// Works on this rank's share of everything that all ranks have started; never blocks.
     void progress() noexcept { seat_->progress(); }
+
+    /// The time that this rank has spent at work in `progress()` and `test()` so far.
+    std::chrono::nanoseconds progress_time() const noexcept { return seat_->progress_time(); }
 
     /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, naming this
     /// rank and `what`. Returns once no rank touches another's buffers.

@@ -37,7 +37,8 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` |
 /// | `barrier()` | complete when every rank has started it |
 ///
-/// `progress()` advances what is under way and never blocks. `fail(what)` makes every rank's outstanding and
+/// `progress()` advances what is under way and never blocks; `progress_time()` is how long this rank has worked in
+/// it and in `Work::test()` so far. `fail(what)` makes every rank's outstanding and
 /// later calls throw an error that names this rank, and returns once no other rank touches this rank's buffers.
 /// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
@@ -62,6 +63,7 @@ concept Backend = std::copy_constructible<B> && requires(B& backend, const B& ha
     { backend.scatter(in, b, i) } -> std::same_as<typename B::WorkType>;
     { backend.barrier() } -> std::same_as<typename B::WorkType>;
     { backend.progress() } -> std::same_as<void>;
+    { handle.progress_time() } -> std::convertible_to<std::chrono::nanoseconds>;
     { backend.fail(what) } noexcept -> std::same_as<void>;
     { backend.set_timeout(limit) } -> std::same_as<void>;
     { handle.timeout() } -> std::convertible_to<std::chrono::nanoseconds>;

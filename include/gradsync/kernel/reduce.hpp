@@ -33,14 +33,7 @@ struct Reduction {
 namespace detail {
 
 /// Elements that one step of a general reduction keeps in the first-level cache.
-inline constexpr std::size_t block = 256;
-
-template <class T>
-struct accumulator { using type = T; };
-template <>
-struct accumulator<BFloat16> { using type = float; };
-template <>
-struct accumulator<Float16> { using type = float; };
+inline constexpr std::size_t reduction_block = 256;
 
 struct Sum {
     template <class A>
@@ -72,12 +65,12 @@ struct Max {
 /// Any type, any operation, any number of inputs: block by block through an accumulator.
 template <class T, class Op>
 struct BlockedReduce {
-    using A = typename accumulator<T>::type;
+    using A = accumulator_t<T>;
 
     /// `n` is the constant `block` for all blocks but the last, so that the loops vectorise at -O2 already.
     GRADSYNC_ALWAYS_INLINE static void step(const Reduction& r, std::size_t first, std::size_t n) {
-        alignas(64) A sum[block];
-        alignas(64) A next[block];
+        alignas(64) A sum[reduction_block];
+        alignas(64) A next[reduction_block];
         for (std::size_t i = 0; i < r.inputs.size(); ++i) {
             A* into = i == 0 ? sum : next;
             load_block(static_cast<const T*>(r.inputs[i]) + first, into, n);
@@ -101,7 +94,7 @@ struct BlockedReduce {
 
     GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
         std::size_t first = 0;
-        for (; first + block <= r->count; first += block) step(*r, first, block);
+        for (; first + reduction_block <= r->count; first += reduction_block) step(*r, first, reduction_block);
         if (first < r->count) step(*r, first, r->count - first);
     }
 };

@@ -65,10 +65,13 @@ public:
     /// Works on this rank's share of what every rank has started. Never blocks.
     void progress() noexcept { work(false); }
 
-    /// The same, and on what is left of the others' shares; true if collective n is complete.
+    /// The time that this rank has spent at work outside of waits.
+    std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
+
+    /// The same; true if collective n is complete.
     bool test(std::uint64_t n) {
         if (board_->done(n)) return true;
-        work(true);
+        work(false);
         if (board_->done(n)) return true;
         if (board_->world().failed()) throw_failure(n);
         return false;
@@ -136,8 +139,14 @@ private:
             std::atomic<int>& busy = board_->presence(rank_).busy;
             // Pairs with quiesce(): either it sees us busy, or we see that the world has failed.
             busy.store(1, std::memory_order_seq_cst);
-            work_own_shares(next);
-            if (idle) work_other_shares();
+            if (idle) {
+                work_own_shares(next);
+                work_other_shares();
+            } else {
+                const auto begin = std::chrono::steady_clock::now();
+                work_own_shares(next);
+                progress_time_.store(progress_time() + (std::chrono::steady_clock::now() - begin), std::memory_order_relaxed);
+            }
             busy.store(0, std::memory_order_release);
         }
         retire();
@@ -300,6 +309,7 @@ private:
     std::atomic<std::uint64_t> own_{0};     ///< this rank's share of all collectives below is worked on
     std::uint64_t others_ = 0;              ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
+    std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
     std::vector<const Call*> calls_;
     ChunkWorker worker_;
 };

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <string>
+
+namespace gradsync::inline v0 {
+
+/// What an overlap policy may ask of the engine that it steers. All are safe to call from several threads.
+///
+/// - `launch_full_buckets()` starts the collectives of all full buckets that are next in the plan's order. Buckets
+///   behind one that is not full wait for it: this is what keeps the ranks in one order.
+/// - `in_flight()` says whether a started collective is not known to be complete.
+/// - `poll()` advances started collectives; never blocks.
+template <class E>
+concept BucketEngine = requires(E& engine) {
+    { engine.launch_full_buckets() } -> std::same_as<void>;
+    { engine.in_flight() } -> std::same_as<bool>;
+    { engine.poll() } -> std::same_as<void>;
+};
+
+namespace detail {
+
+/// The least engine, to check policies against.
+struct EngineArchetype {
+    void launch_full_buckets() {}
+    bool in_flight() { return false; }
+    void poll() {}
+};
+static_assert(BucketEngine<EngineArchetype>);
+
+}  // namespace detail
+
+/// Decides when buckets are launched before `finish()`, which launches what is left, and how they are advanced
+/// while the backward goes on.
+///
+/// - `attach(engine)` comes once, before anything else; the engine outlives the policy's `detach()`.
+/// - `bucket_full(engine)` comes when the last gradient of a bucket was marked ready, from that thread.
+/// - `gradient_ready(engine)` comes at every gradient that was marked ready (after `bucket_full`, where both
+///   apply): the hot path.
+/// - `detach()` comes before the engine goes; no call to the engine after it returns.
+/// - `describe()` names the policy; the ranks compare it.
+template <class P>
+concept OverlapPolicy = std::move_constructible<P> && requires(P& policy, const P& constant, detail::EngineArchetype& engine) {
+    policy.attach(engine);
+    policy.bucket_full(engine);
+    policy.gradient_ready(engine);
+    policy.detach();
+    { constant.describe() } -> std::convertible_to<std::string>;
+};
+
+}  // namespace gradsync::inline v0

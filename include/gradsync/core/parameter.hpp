@@ -1,0 +1,104 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <ranges>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "buffer_view.hpp"
+
+namespace gradsync::inline v0 {
+
+/// A parameter as the library sees it: names for messages, views of memory that belongs to the trainer.
+struct ParameterView {
+    std::string name = {};
+    BufferView value = {};             ///< the weights; needed by `broadcast_parameters` only
+    BufferView gradient = {};          ///< data may be null where gradients live in the buckets
+    std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
+    bool requires_grad = true;         ///< false: frozen, takes no part in synchronisation
+    std::uint32_t uses = 1;            ///< the gradient is ready at the uses-th mark (tied weights)
+};
+
+/// What a type of parameter looks like: the only thing that a user specialises. All functions are static and
+/// take a `T&`; only `gradient` must be there.
+///
+/// | function | returns | default |
+/// |---|---|---|
+/// | `gradient(t)` | a contiguous range, or a `BufferView` | |
+/// | `value(t)` | likewise, the weights | none: `broadcast_parameters` throws |
+/// | `name(t)` | `std::string` | the index |
+/// | `shape(t)` | a range of integers | one dimension |
+/// | `requires_grad(t)` | `bool` | true |
+/// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
+///
+/// `static constexpr MemorySpace space` says where the memory lies, checked at compile time against the backend.
+template <class T>
+struct parameter_traits {};
+
+/// A contiguous range is a gradient without a name.
+template <class T>
+    requires std::ranges::contiguous_range<T>
+struct parameter_traits<T> {
+    static constexpr MemorySpace space = MemorySpace::host;
+    static T& gradient(T& range) { return range; }
+};
+
+template <>
+struct parameter_traits<ParameterView> {
+    static BufferView gradient(const ParameterView& p) { return p.gradient; }
+};
+
+namespace detail {
+
+template <class T>
+concept HasGradient = requires(T& t) { parameter_traits<T>::gradient(t); };
+
+template <class X>
+BufferView to_buffer(X&& x) {
+    if constexpr (std::convertible_to<X, BufferView>) return x;
+    else return buffer(std::forward<X>(x));
+}
+
+}  // namespace detail
+
+/// A type with a `parameter_traits` that knows its gradient, or a pointer to one.
+template <class T>
+concept Parameter = detail::HasGradient<T> || (std::is_pointer_v<T> && detail::HasGradient<std::remove_pointer_t<T>>);
+
+/// The view of one parameter of any type.
+template <class T>
+ParameterView parameter_view(T& t) {
+    if constexpr (std::is_pointer_v<T>) {
+        return parameter_view(*t);
+    } else if constexpr (std::same_as<T, ParameterView> || std::same_as<T, const ParameterView>) {
+        return t;
+    } else {
+        static_assert(detail::HasGradient<T>,
+                      "gradsync: specialise gradsync::parameter_traits for this type, with a static function "
+                      "gradient(T&) that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
+        ParameterView view;
+        if constexpr (detail::HasGradient<T>) {
+            using Traits = parameter_traits<T>;
+            view.gradient = detail::to_buffer(Traits::gradient(t));
+            if constexpr (requires { Traits::value(t); }) view.value = detail::to_buffer(Traits::value(t));
+            if constexpr (requires { Traits::name(t); }) view.name = Traits::name(t);
+            if constexpr (requires { Traits::shape(t); })
+                for (auto extent : Traits::shape(t)) view.shape.push_back(static_cast<std::size_t>(extent));
+            if constexpr (requires { Traits::requires_grad(t); }) view.requires_grad = Traits::requires_grad(t);
+            if constexpr (requires { Traits::uses(t); }) view.uses = static_cast<std::uint32_t>(Traits::uses(t));
+        }
+        return view;
+    }
+}
+
+/// A parameter of two contiguous ranges, without a type of its own.
+template <class Value, class Gradient>
+ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, std::vector<std::size_t> shape = {}) {
+    return {.name = std::move(name), .value = buffer(value), .gradient = buffer(gradient), .shape = std::move(shape)};
+}
+
+}  // namespace gradsync::inline v0

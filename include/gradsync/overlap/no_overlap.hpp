@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+
+#include "../core/overlap_policy.hpp"
+
+namespace gradsync::inline v0 {
+
+/// Everything happens at `finish()`: the baseline to compare with, and the choice where nothing can overlap.
+struct NoOverlap {
+    void attach(BucketEngine auto&) {}
+    void bucket_full(BucketEngine auto&) {}
+    void gradient_ready(BucketEngine auto&) {}
+    void detach() noexcept {}
+    std::string describe() const { return "NoOverlap"; }
+};
+
+static_assert(OverlapPolicy<NoOverlap>);
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../core/dtype.hpp"
+
+namespace gradsync::inline v0 {
+
+/// Where the trainer's gradients live.
+enum class GradientStorage : std::uint8_t {
+    borrowed,    ///< in the trainer's own memory: one copy into the bucket, one out (none where one is alone in its bucket)
+    in_buckets,  ///< in `gradient_view(i)`: no copy
+};
+
+/// What `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
+enum class Averaging : std::uint8_t {
+    mean,             ///< sum x_r / number of ranks
+    sum,              ///< sum x_r
+    weighted_mean,    ///< sum w_r x_r / sum w_r: local means over w_r samples or tokens
+    mean_over_count,  ///< sum x_r / sum w_r: local sums over w_r samples, tokens or micro-batches
+};
+
+/// Who adds up the gradients of micro-batches under `no_sync()`.
+enum class Accumulation : std::uint8_t {
+    in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
+    in_buckets,    ///< the reducer: each micro-batch overwrites its gradients and marks them; low precision is added up,
+                   ///< and travels, in f32. For borrowed gradients.
+};
+
+/// What `finish()` makes of a parameter that got no gradient.
+enum class UnusedParameters : std::uint8_t {
+    error,  ///< an error that names it, on every rank
+    agree,  ///< the ranks agree on who used what: a gradient that nobody used is left untouched, one that some used is
+            ///< averaged with zeros from the others. One small collective more a step.
+};
+
+/// What a mean divides by while some ranks have run out of data (`begin_step(false)`).
+enum class JoinDivisor : std::uint8_t {
+    live_ranks,  ///< the ranks that still have data
+    all_ranks,   ///< the world size
+};
+
+struct ReducerOptions {
+    GradientStorage gradients = GradientStorage::borrowed;
+    Averaging averaging = Averaging::mean;
+    Accumulation accumulation = Accumulation::in_gradients;
+    UnusedParameters unused = UnusedParameters::error;
+    JoinDivisor divisor = JoinDivisor::live_ranks;
+    /// In which type borrowed floating gradients are added up and travel; their own if not given.
+    std::optional<DType> reduce_dtype = {};
+};
+
+/// All settings in one line; the ranks compare it.
+inline std::string describe(const ReducerOptions& options) {
+    constexpr const char* storage[] = {"borrowed", "in_buckets"};
+    constexpr const char* averaging[] = {"mean", "sum", "weighted_mean", "mean_over_count"};
+    constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
+    constexpr const char* unused[] = {"error", "agree"};
+    constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
+    std::string text = "gradients=";
+    text += storage[static_cast<int>(options.gradients)];
+    text += " averaging=";
+    text += averaging[static_cast<int>(options.averaging)];
+    text += " accumulation=";
+    text += accumulation[static_cast<int>(options.accumulation)];
+    text += " unused=";
+    text += unused[static_cast<int>(options.unused)];
+    text += " divisor=";
+    text += divisor[static_cast<int>(options.divisor)];
+    text += " reduce_dtype=";
+    text += options.reduce_dtype ? name_of(*options.reduce_dtype) : "own";
+    return text;
+}
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../core/bucket_plan.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// Counts marks: which gradients are ready, which buckets are full. `mark` and `fill` are for any thread; the rest
+/// is for one thread while nobody marks.
+class Readiness {
+public:
+    /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
+    Readiness(std::vector<std::uint32_t> uses, const BucketPlan& plan)
+        : uses_(std::move(uses)),
+          remaining_(std::make_unique<std::atomic<std::uint32_t>[]>(uses_.size())),
+          used_(uses_.size()),
+          order_(uses_.size()) {
+        set_plan(plan);
+        for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
+    }
+
+    void set_plan(const BucketPlan& plan) {
+        bucket_of_.assign(uses_.size(), 0);
+        sizes_.resize(plan.size());
+        pending_ = std::make_unique<std::atomic<std::uint32_t>[]>(plan.size());
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            for (std::size_t i : plan.bucket(b)) bucket_of_[i] = static_cast<std::uint32_t>(b);
+            sizes_[b] = static_cast<std::uint32_t>(plan.bucket(b).size());
+            pending_[b].store(sizes_[b], std::memory_order_relaxed);
+        }
+    }
+
+    std::size_t size() const noexcept { return uses_.size(); }
+    std::uint32_t uses(std::size_t i) const noexcept { return uses_[i]; }
+    std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
+
+    enum class Mark { ready, more_to_come, too_often };
+
+    /// One mark of gradient i.
+    Mark mark(std::size_t i) noexcept {
+        const std::uint32_t before = remaining_[i].fetch_sub(1, std::memory_order_acq_rel);
+        if (before == 1) return Mark::ready;
+        return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
+    }
+
+    /// Gradient i lies in its bucket now; true if that made the bucket full.
+    bool fill(std::size_t i) noexcept { return pending_[bucket_of_[i]].fetch_sub(1, std::memory_order_acq_rel) == 1; }
+
+    bool full(std::size_t b) const noexcept { return pending_[b].load(std::memory_order_acquire) == 0; }
+
+    /// Marks that gradient i still needs.
+    std::uint32_t remaining(std::size_t i) const noexcept { return remaining_[i].load(std::memory_order_acquire); }
+    /// Makes gradient i await its marks again.
+    void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
+
+    /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
+    std::vector<std::uint8_t>& used() noexcept { return used_; }
+
+    /// Records the order in which gradients become ready.
+    void record(std::size_t i) noexcept { order_[recorded_.fetch_add(1, std::memory_order_relaxed) % order_.size()] = i; }
+    std::span<const std::size_t> recorded() const noexcept {
+        return std::span(order_).first(std::min(order_.size(), recorded_.load(std::memory_order_relaxed)));
+    }
+    void forget_order() noexcept { recorded_.store(0, std::memory_order_relaxed); }
+
+    /// All buckets count as full.
+    void fill_all() noexcept {
+        for (std::size_t b = 0; b < sizes_.size(); ++b) pending_[b].store(0, std::memory_order_release);
+    }
+
+    /// Everything as at the start of a step.
+    void reset() noexcept {
+        for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
+        for (std::size_t b = 0; b < sizes_.size(); ++b) pending_[b].store(sizes_[b], std::memory_order_relaxed);
+        std::fill(used_.begin(), used_.end(), std::uint8_t{0});
+    }
+
+private:
+    std::vector<std::uint32_t> uses_;
+    std::unique_ptr<std::atomic<std::uint32_t>[]> remaining_;
+    std::vector<std::uint8_t> used_;
+    std::vector<std::uint32_t> bucket_of_;
+    std::vector<std::uint32_t> sizes_;
+    std::unique_ptr<std::atomic<std::uint32_t>[]> pending_;
+    std::vector<std::size_t> order_;
+    std::atomic<std::size_t> recorded_{0};
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,152 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
+#include "../core/error.hpp"
+#include "../core/parameter.hpp"
+
+/// The check at construction that all ranks synchronise the same parameters in the same way.
+
+namespace gradsync::inline v0::detail {
+
+/// FNV-1a, 64 bits.
+class Digest {
+public:
+    void add(const void* data, std::size_t bytes) noexcept {
+        for (std::size_t i = 0; i < bytes; ++i) {
+            value_ ^= static_cast<const unsigned char*>(data)[i];
+            value_ *= 0x100000001b3u;
+        }
+    }
+    void add(std::string_view text) noexcept {
+        add(text.data(), text.size());
+        add(std::uint64_t{text.size()});
+    }
+    void add(std::uint64_t number) noexcept { add(&number, sizeof number); }
+
+    std::uint64_t value() const noexcept { return value_; }
+
+private:
+    std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+inline std::uint64_t digest_of(const ParameterView& p) noexcept {
+    Digest digest;
+    digest.add(p.name);
+    digest.add(std::uint64_t{p.gradient.count});
+    digest.add(static_cast<std::uint64_t>(p.gradient.dtype));
+    for (std::size_t extent : p.shape) digest.add(std::uint64_t{extent});
+    digest.add(std::uint64_t{p.requires_grad} << 32 | p.uses);
+    return digest.value();
+}
+
+inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
+    Digest digest;
+    for (std::size_t b = 0; b < plan.size(); ++b) {
+        digest.add(plan.bucket(b).data(), plan.bucket(b).size_bytes());
+        digest.add(std::uint64_t{b});
+    }
+    return digest.value();
+}
+
+/// "'fc.weight' f32 [10, 20]"
+inline std::string describe(const ParameterView& p) {
+    std::string text = "'" + p.name + "' " + std::string(name_of(p.gradient.dtype)) + " [";
+    if (p.shape.empty()) text += std::to_string(p.gradient.count);
+    for (std::size_t i = 0; i < p.shape.size(); ++i) text += (i ? ", " : "") + std::to_string(p.shape[i]);
+    text += ']';
+    if (!p.requires_grad) text += ", frozen";
+    if (p.uses != 1) text += ", used " + std::to_string(p.uses) + " times";
+    return text;
+}
+
+/// Every rank's values, rank by rank.
+template <Backend B>
+std::vector<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
+    std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
+    backend.all_gather(const_buffer(own), buffer(all)).wait();
+    return all;
+}
+
+/// Every rank's text, cut to 1 KiB.
+template <Backend B>
+std::vector<std::string> gather_texts(B& backend, std::string_view own) {
+    constexpr std::size_t length = 1024;
+    std::vector<std::uint8_t> mine(length, 0);
+    std::copy_n(own.begin(), std::min(own.size(), length - 1), mine.begin());
+    std::vector<std::uint8_t> all(length * static_cast<std::size_t>(backend.size()));
+    backend.all_gather(const_buffer(mine), buffer(all)).wait();
+    std::vector<std::string> texts;
+    for (std::size_t r = 0; r < all.size(); r += length) texts.emplace_back(reinterpret_cast<const char*>(&all[r]));
+    return texts;
+}
+
+/// The first rank whose entry differs from rank 0's; the number of ranks if none does.
+template <class T>
+std::size_t first_different(const std::vector<T>& by_rank) {
+    return static_cast<std::size_t>(
+        std::find_if(by_rank.begin(), by_rank.end(), [&](const T& entry) { return entry != by_rank.front(); }) - by_rank.begin());
+}
+
+/// Compares parameters, settings and plan over all ranks; where they differ, every rank throws the same text,
+/// which names the first parameter or the setting that differs. The communicator stays usable. Collective.
+template <Backend B>
+void verify(B& backend, std::span<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
+    if (backend.size() == 1) return;
+    std::vector<std::uint64_t> digests;
+    digests.reserve(parameters.size());
+    Digest all;
+    for (const ParameterView& p : parameters) {
+        digests.push_back(digest_of(p));
+        all.add(digests.back());
+    }
+    Digest rest;
+    rest.add(settings);
+    rest.add(digest_of(plan));
+
+    const std::uint64_t own[] = {parameters.size(), all.value(), rest.value()};
+    const std::vector<std::uint64_t> seen = gather_values(backend, own);
+    bool equal = true;
+    std::size_t common = parameters.size();  // parameters that every rank has
+    for (std::size_t r = 0; r < seen.size(); r += 3) {
+        equal = equal && std::equal(own, own + 3, seen.begin() + static_cast<std::ptrdiff_t>(r));
+        common = std::min<std::size_t>(common, seen[r]);
+    }
+    if (equal) return;
+
+    const auto report = [&](const std::string& what, const std::string& remedy, std::string_view mine, std::string parameter) {
+        const std::vector<std::string> texts = gather_texts(backend, mine);
+        const std::size_t r = first_different(texts);
+        if (r == texts.size()) return;
+        throw Error(Errc::parameter_mismatch,
+                    what + " differs: rank 0 has " + texts[0] + ", rank " + std::to_string(r) + " has " + texts[r] + "; " + remedy,
+                    {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = std::move(parameter)});
+    };
+
+    // The first parameter that differs: by its digest, as there may be very many of them.
+    const std::vector<std::uint64_t> table = gather_values(backend, std::span(digests).first(common));
+    for (std::size_t i = 0; i < common; ++i) {
+        bool same = true;
+        for (std::size_t r = 0; r < table.size(); r += common) same = same && table[r + i] == table[i];
+        if (!same)
+            report("parameter " + std::to_string(i), "all ranks must register the same parameters in the same order",
+                   describe(parameters[i]), parameters[i].name);
+    }
+    const std::string count = std::to_string(parameters.size()) + " parameters" +
+                              (parameters.size() > common ? ", of which " + describe(parameters[common]) + " is the first extra" : "");
+    report("the number of parameters", "all ranks must register the same parameters in the same order", count,
+           parameters.size() > common ? parameters[common].name : "");
+    report("the Reducer's setting", "all ranks must construct it with the same policies and options", settings, {});
+    report("the bucket plan", "a bucket policy must plan alike on all ranks",
+           "the plan with the digest " + std::to_string(digest_of(plan)), {});
+}
+
+}  // namespace gradsync::inline v0::detail
