@@ -1,21 +1,18 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <mutex>
-#include <numeric>
-#include <ranges>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/clock.hpp"
 #include "bucket/size_capped.hpp"
 #include "core/backend.hpp"
 #include "core/bucket_plan.hpp"
@@ -69,7 +66,7 @@ public:
     /// `parameters`: a range of anything that is a `Parameter`, in the order in which the forward uses them; their
     /// gradients are expected to become ready in the reverse of it. Collective. Throws Error(parameter_mismatch),
     /// the same text on every rank, where parameters, policies or options differ.
-    template <std::ranges::input_range Range>
+    template <class Range>
     Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {})
         : backend_(std::move(backend)),
           options_(options),
@@ -110,6 +107,7 @@ public:
 
     /// Gives every rank the root's contents of these buffers: state that has no gradient. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
+        check_usable("broadcast_buffers");
         std::vector<typename B::WorkType> works;
         works.reserve(buffers.size());
         for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
@@ -125,15 +123,17 @@ public:
     ///     while (sync.begin_step(batch.has_value())) { if (batch) backward(...); sync.finish(); step(); }
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
+        check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
-        backend_.all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait();
-        has_batch_ = has_batch;
+        guarded([&] { backend_.all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
+        has_batch_ = has_batch || live == 0;  // with no batch anywhere there is no such step
         return live > 0;
     }
 
     /// This rank's weight in `Averaging::weighted_mean` and `mean_over_count`: samples, tokens or micro-batches.
     /// Holds from the step that comes until it is set again; not while buckets are in flight.
     void set_weight(double weight) {
+        check_usable("set_weight");
         if (options_.averaging != Averaging::weighted_mean && options_.averaging != Averaging::mean_over_count)
             throw_here(Errc::invalid_argument, "set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
         if (!(weight >= 0) || !std::isfinite(weight))
@@ -157,6 +157,7 @@ public:
     };
 
     NoSync no_sync() {
+        check_usable("no_sync");
         if (flight_.started() != 0)
             throw_here(Errc::invalid_argument, "no_sync", "buckets of this step are in flight already; call finish() first");
         return NoSync(no_sync_depth_);
@@ -165,8 +166,8 @@ public:
     /// Gradient i is final for this backward (at its `uses`-th mark). From any thread. May copy the gradient into its
     /// bucket, start collectives and advance them, as the policies say.
     void mark_ready(std::size_t i) {
-        if (i >= parameters_.size())
-            throw_here(Errc::invalid_argument, "mark_ready", "there is no parameter " + std::to_string(i) + " among " + std::to_string(parameters_.size()));
+        check_index(i, "mark_ready");
+        check_usable("mark_ready");
         switch (readiness_.mark(i)) {
             case detail::Readiness::Mark::more_to_come: return;
             case detail::Readiness::Mark::too_often: refuse_mark(i);
@@ -183,8 +184,10 @@ public:
             add_exposed(Clock::now() - begin);
         }
         if (recording_) readiness_.record(i);
-        if (readiness_.fill(i)) overlap_.bucket_full(hook_);
-        overlap_.gradient_ready(hook_);
+        guarded([&] {
+            if (readiness_.fill(i)) overlap_.bucket_full(hook_);
+            overlap_.gradient_ready(hook_);
+        });
     }
 
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the
@@ -222,8 +225,9 @@ public:
     /// Where gradient i lives. With GradientStorage::in_buckets, memory of the Reducer's, zero at first, valid until
     /// `rebuild_buckets` returns true.
     BufferView gradient_view(std::size_t i) const {
-        return options_.gradients == GradientStorage::in_buckets && parameters_.at(i).requires_grad ? storage_.parameter(i)
-                                                                                                     : parameters_.at(i).gradient;
+        check_index(i, "gradient_view");
+        const ParameterView& p = parameters_[i];
+        return options_.gradients == GradientStorage::in_buckets && p.requires_grad ? storage_.parameter(i) : p.gradient;
     }
 
     /// The same with its type; T must be the gradient's.
@@ -241,7 +245,7 @@ public:
     /// reads only its share. Collective, after `finish()`.
     double gradient_norm() {
         check_usable("gradient_norm");
-        return norm_.compute(backend_, [&](std::size_t i) { return gradient_view(i); });
+        return guarded([&] { return norm_.compute(backend_, [&](std::size_t i) { return gradient_view(i); }); });
     }
 
     /// What to multiply gradients by so that their norm is at most `max_norm`: for optimizers that take a factor and
@@ -268,8 +272,7 @@ public:
     /// `gradient_view` are to be asked for again. Between steps. Collective.
     bool rebuild_buckets() {
         check_usable("rebuild_buckets");
-        if (flight_.started() != 0)
-            throw_here(Errc::invalid_argument, "rebuild_buckets", "buckets of this step are in flight; call finish() first");
+        check_between_steps("rebuild_buckets");
         std::vector<std::uint64_t> agreed(order_.begin(), order_.end());
         if (backend_.rank() == 0) {
             // Those that were not marked keep their place behind the others.
@@ -282,17 +285,16 @@ public:
             for (std::size_t i : order_)
                 if (!seen[i]) agreed[n++] = i;
         }
-        backend_.broadcast(buffer(agreed), 0).wait();
+        guarded([&] { backend_.broadcast(buffer(agreed), 0).wait(); });
         order_.assign(agreed.begin(), agreed.end());
         BucketPlan plan = make_plan(order_);
         if (plan == plan_) return false;
 
         std::swap(plan, plan_);
         detail::BucketStorage<B> storage = make_storage();
-        for (std::size_t i : order_) {
-            const BufferView from = storage_.parameter(i), to = storage.parameter(i);
-            if (from.data != to.data && from.bytes() != 0) std::memcpy(to.data, from.data, from.bytes());
-        }
+        for (std::size_t i : order_)
+            // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
+            if (options_.gradients == GradientStorage::in_buckets || deposited_[i]) copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         readiness_.set_plan(plan_);
         flight_.resize(plan_.size());
@@ -308,12 +310,13 @@ public:
 
     /// Gradient i of borrowed ones lives elsewhere from now on: same count, same type. Between steps.
     void rebind_gradient(std::size_t i, BufferView gradient) {
-        BufferView& own = parameters_.at(i).gradient;
+        check_index(i, "rebind_gradient");
+        BufferView& own = parameters_[i].gradient;
         if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
             gradient.space != own.space || gradient.data == nullptr)
             throw_here(Errc::invalid_argument, "rebind_gradient", "the new memory of '" + parameters_[i].name +
                                                   "' must be a borrowed gradient of the same count, type and space", parameters_[i].name);
-        if (is_direct(readiness_.bucket_of(i)) && parameters_[i].requires_grad) storage_.rebind(readiness_.bucket_of(i), i, gradient);
+        if (parameters_[i].requires_grad && is_direct(readiness_.bucket_of(i))) storage_.rebind(readiness_.bucket_of(i), i, gradient);
         own = gradient;
     }
 
@@ -338,14 +341,15 @@ private:
 
     template <class Range>
     static std::vector<ParameterView> view_all(Range&& parameters) {
-        using T = std::remove_cvref_t<std::ranges::range_reference_t<Range>>;
+        using T = std::remove_cv_t<detail::range_element_t<std::remove_reference_t<Range>>>;
         static_assert(Parameter<T>,
                       "gradsync: specialise gradsync::parameter_traits for this type, with a static function gradient(T&) "
                       "that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
         std::vector<ParameterView> views;
         if constexpr (Parameter<T>) {
-            if constexpr (requires { parameter_traits<T>::space; })
-                static_assert(parameter_traits<T>::space == B::memory_space,
+            using Traits = parameter_traits<std::remove_pointer_t<T>>;
+            if constexpr (requires { Traits::space; })
+                static_assert(Traits::space == B::memory_space,
                               "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
                               "the host: parameter_traits<T>::space is not the backend's memory_space");
             for (auto&& p : parameters) {
@@ -370,7 +374,8 @@ private:
         infos.reserve(parameters_.size());
         for (const ParameterView& p : parameters_) {
             const BufferView& g = p.gradient;
-            const std::size_t volume = std::accumulate(p.shape.begin(), p.shape.end(), std::size_t{1}, std::multiplies<>());
+            std::size_t volume = 1;
+            for (std::size_t extent : p.shape) volume *= extent;
             if (!p.shape.empty() && volume != g.count) refuse(p, "has a shape of " + std::to_string(volume) + " elements, but a gradient of " + std::to_string(g.count));
             if (p.value.data && p.value.count != g.count) refuse(p, "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count));
             if (p.uses == 0) refuse(p, "has 0 uses; freeze it with requires_grad = false");
@@ -408,7 +413,9 @@ private:
             for (const std::size_t& i : order) plan.push_back({&i, 1});
             return plan;
         }
-        return bucket_policy_.plan(infos_, order);
+        BucketPlan plan = bucket_policy_.plan(infos_, order);
+        detail::check_plan(plan, infos_, parameters_, bucket_policy_.describe(), backend_.rank());
+        return plan;
     }
 
     /// Is bucket b the gradient of its only parameter, in the trainer's own memory?
@@ -514,7 +521,7 @@ private:
     /// All marks are in, or never will be: settles the gradients that are not ready and launches what is left.
     void close_step() {
         if (closed_) return;
-        if (!has_batch_) readiness_.fill_all();
+        if (!has_batch_) settle_all();
         else if (!all_ready()) settle_unready();
         launch_full_buckets(false);
         if (options_.unused == UnusedParameters::agree && backend_.size() > 1) {
@@ -522,6 +529,34 @@ private:
             used_map_work_ = backend_.all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
         closed_ = true;
+    }
+
+    /// Without a batch: what this rank's gradients hold does not matter, but may have to be put back.
+    void settle_all() {
+        if (options_.unused == UnusedParameters::agree)
+            for (std::size_t i : order_) keep(i);
+        readiness_.fill_all();
+    }
+
+    /// Keeps gradient i, which lives in its bucket, for the case that no rank used it.
+    void keep(std::size_t i) {
+        if (options_.gradients != GradientStorage::in_buckets) return;
+        const BufferView slot = storage_.parameter(i);
+        const auto* bytes = static_cast<const std::byte*>(slot.data);
+        kept_.push_back(i);
+        kept_bytes_.insert(kept_bytes_.end(), bytes, bytes + slot.bytes());
+    }
+
+    /// Puts back what nobody used.
+    void restore_kept() {
+        const std::byte* bytes = kept_bytes_.data();
+        for (std::size_t i : kept_) {
+            const BufferView slot = storage_.parameter(i);
+            if (!readiness_.used()[i] && slot.bytes() != 0) std::memcpy(slot.data, bytes, slot.bytes());
+            bytes += slot.bytes();
+        }
+        kept_.clear();
+        kept_bytes_.clear();
     }
 
     void settle_unready() {
@@ -539,14 +574,10 @@ private:
                 readiness_.used()[i] = 1;
                 if (deposits(i)) deposit(i);
             } else {
-                const BufferView slot = storage_.parameter(i);
-                if (options_.gradients == GradientStorage::in_buckets) {
-                    const auto* bytes = static_cast<const std::byte*>(slot.data);
-                    untouched_.push_back({i, {bytes, bytes + slot.bytes()}});
-                }
-                if (slot.bytes() != 0) std::memset(slot.data, 0, slot.bytes());
+                keep(i);
+                if (const BufferView slot = storage_.parameter(i); slot.bytes() != 0) std::memset(slot.data, 0, slot.bytes());
             }
-            readiness_.fill(i);
+            readiness_.settle(i);
         }
         if (!missing.empty()) report_missing(missing);
     }
@@ -561,9 +592,7 @@ private:
         if (agree) {
             used_map_work_.wait();
             for (std::size_t b = 0; b < flight_.size(); ++b) hand_out(b);
-            for (const auto& [i, bytes] : untouched_)
-                if (!readiness_.used()[i] && !bytes.empty()) std::memcpy(storage_.parameter(i).data, bytes.data(), bytes.size());
-            untouched_.clear();
+            restore_kept();
         }
         add_exposed(Clock::now() - begin);
         record_statistics();
@@ -617,33 +646,47 @@ private:
 
     /// The same where gradients are lost by it: no rank may go on.
     [[noreturn]] void fail(Errc code, const char* operation, const std::string& what, std::string parameter, std::ptrdiff_t bucket) {
-        {
-            std::lock_guard lock(launching_);
-            if (failure_.empty()) failure_ = what;
-        }
-        failed_.store(true, std::memory_order_release);
+        remember_failure(what);
         backend_.fail(what);
         throw_here(code, operation, what, std::move(parameter), bucket);
     }
 
-    void check_usable(const char* operation) {
+    /// The first one counts.
+    void remember_failure(const std::string& what) {
+        std::lock_guard lock(failing_);
+        if (failed_.load(std::memory_order_relaxed)) return;
+        failure_ = what;
+        failed_.store(true, std::memory_order_release);
+    }
+
+    void check_index(std::size_t i, const char* operation) const {
+        if (i >= parameters_.size())
+            throw_here(Errc::invalid_argument, operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(parameters_.size()));
+    }
+
+    /// No gradient was marked since the last `finish()`, but under `no_sync()`.
+    void check_between_steps(const char* operation) const {
+        if (!readiness_.untouched())
+            throw_here(Errc::invalid_argument, operation, "gradients of this step are marked ready already; call finish() first");
+    }
+
+    void check_usable(const char* operation) const {
         if (failed_.load(std::memory_order_acquire))
             throw_here(Errc::invalid_argument, operation, "this Reducer failed earlier and cannot go on: " + failure_);
     }
 
-    /// Runs a part of `finish()`; remembers that it failed.
+    /// Runs what ends the step's consistency if it throws; remembers that it did.
     template <class F>
-    void guarded(F&& f) {
+    decltype(auto) guarded(F&& f) {
         try {
-            f();
+            return f();
         } catch (const std::exception& e) {
-            if (!failed_.exchange(true)) failure_ = e.what();
+            remember_failure(e.what());
             throw;
         }
     }
 
     [[noreturn]] void refuse_mark(std::size_t i) {
-        check_usable("mark_ready");
         const ParameterView& p = parameters_[i];
         const auto bucket = static_cast<std::ptrdiff_t>(readiness_.bucket_of(i));
         if (!p.requires_grad)
@@ -688,7 +731,8 @@ private:
     Statistics statistics_;
 
     std::vector<char> deposited_;  ///< the bucket holds gradients of earlier micro-batches, to be added to
-    std::vector<std::pair<std::size_t, std::vector<std::byte>>> untouched_;  ///< gradients to put back if nobody used them
+    std::vector<std::size_t> kept_;      ///< gradients to put back if nobody used them
+    std::vector<std::byte> kept_bytes_;  ///< what they held, one after the other
     std::atomic<int> no_sync_depth_{0};
     double weight_ = 1;
     bool has_batch_ = true;
@@ -697,6 +741,7 @@ private:
 
     detail::SpinLock launching_;
     detail::SpinLock polling_;
+    detail::SpinLock failing_;
     std::atomic<Clock::rep> exposed_{0};
     std::atomic<bool> failed_{false};
     std::string failure_;

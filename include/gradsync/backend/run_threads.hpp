@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/clock.hpp"
 #include "thread_backend.hpp"
 
 namespace gradsync::inline v0 {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/clock.hpp"
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "../core/shard_range.hpp"
@@ -160,7 +160,7 @@ public:
             world_ranks.push_back(seat_->board().world_rank(r));
         }
         const shared_memory::Board& parent = seat_->board();
-        auto board = parent.world().meet({{&parent, number}, color}, static_cast<int>(members.size()), [&] {
+        auto board = parent.world().meet({&parent, number, color}, static_cast<int>(members.size()), [&] {
             return std::make_shared<shared_memory::Board>(parent.shared_world(), world_ranks);
         });
         return ThreadBackend(std::move(board), rank_in_group, timeout());

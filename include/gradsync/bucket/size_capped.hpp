@@ -69,7 +69,7 @@ private:
         if (caps_.empty())
             throw Error(Errc::invalid_argument, "SizeCappedBuckets: give at least one bucket cap, in bytes",
                         {.operation = "SizeCappedBuckets"});
-        if (std::ranges::find(caps_, std::size_t{0}) != caps_.end())
+        if (std::find(caps_.begin(), caps_.end(), std::size_t{0}) != caps_.end())
             throw Error(Errc::invalid_argument,
                         "SizeCappedBuckets: a bucket cap is 0 bytes, but must be positive; for one bucket a parameter "
                         "use PerParameter",

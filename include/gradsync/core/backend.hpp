@@ -1,11 +1,11 @@
 #pragma once
 
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <string>
 #include <utility>
 
+#include "clock.hpp"
 #include "buffer_view.hpp"
 #include "reduce_op.hpp"
 

@@ -2,10 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <ranges>
+#include <iterator>
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "dtype.hpp"
 
@@ -51,22 +52,33 @@ using ConstBufferView = BasicBufferView<const void>;
 
 namespace detail {
 
-template <class Range>
-using range_element_t = std::remove_reference_t<std::ranges::range_reference_t<Range>>;
+// The concepts of <ranges> without that header, which costs more compile time than all of ours.
+template <class R>
+concept Range = requires(R& range) {
+    std::begin(range);
+    std::end(range);
+};
 
-template <class Range>
-concept ContiguousBuffer = std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range>;
+template <Range R>
+using range_element_t = std::remove_reference_t<decltype(*std::begin(std::declval<R&>()))>;
 
-template <class Range>
+template <class R>
+concept ContiguousRange = Range<R> && std::contiguous_iterator<decltype(std::begin(std::declval<R&>()))> &&
+                          requires(R& range) {
+                              std::data(range);
+                              std::size(range);
+                          };
+
+template <class R>
 consteval void check_buffer_range() {
-    static_assert(std::ranges::range<Range>,
+    static_assert(Range<R>,
                   "gradsync: describe this type by specialising gradsync::parameter_traits, or pass a "
                   "contiguous range such as std::span; see docs/your-own-tensor.md");
-    if constexpr (std::ranges::range<Range>) {
-        static_assert(ContiguousBuffer<Range>,
+    if constexpr (Range<R>) {
+        static_assert(ContiguousRange<R>,
                       "gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it: "
                       "collectives need contiguous elements");
-        static_assert(Element<range_element_t<Range>>,
+        static_assert(Element<range_element_t<R>>,
                       "gradsync: use float, double, Float16, BFloat16, or an integer of 1, 4 or 8 bytes: this element "
                       "type is not supported");
     }
@@ -75,29 +87,29 @@ consteval void check_buffer_range() {
 }  // namespace detail
 
 /// A view of a contiguous range (`std::vector`, `std::span`, `std::array`, ...) in host memory.
-template <class Range>
-BufferView buffer(Range&& range) {
-    detail::check_buffer_range<Range>();
-    if constexpr (detail::ContiguousBuffer<Range>) {
-        using T = detail::range_element_t<Range>;
+template <class R>
+BufferView buffer(R&& range) {
+    detail::check_buffer_range<R>();
+    if constexpr (detail::ContiguousRange<R>) {
+        using T = detail::range_element_t<R>;
         static_assert(!std::is_const_v<T>,
                       "gradsync: pass a mutable range: the library writes the result into it (const_buffer() makes a "
                       "read-only view)");
         if constexpr (Element<T> && !std::is_const_v<T>)
-            return {std::ranges::data(range), static_cast<std::size_t>(std::ranges::size(range)), dtype_of<T>,
+            return {std::data(range), static_cast<std::size_t>(std::size(range)), dtype_of<T>,
                     MemorySpace::host};
     }
     return {};
 }
 
 /// The same, read-only.
-template <class Range>
-ConstBufferView const_buffer(Range&& range) {
-    detail::check_buffer_range<Range>();
-    if constexpr (detail::ContiguousBuffer<Range>) {
-        using T = detail::range_element_t<Range>;
+template <class R>
+ConstBufferView const_buffer(R&& range) {
+    detail::check_buffer_range<R>();
+    if constexpr (detail::ContiguousRange<R>) {
+        using T = detail::range_element_t<R>;
         if constexpr (Element<T>)
-            return {std::ranges::data(range), static_cast<std::size_t>(std::ranges::size(range)), dtype_of<T>,
+            return {std::data(range), static_cast<std::size_t>(std::size(range)), dtype_of<T>,
                     MemorySpace::host};
     }
     return {};

@@ -3,7 +3,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <ranges>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -41,7 +40,7 @@ struct parameter_traits {};
 
 /// A contiguous range is a gradient without a name.
 template <class T>
-    requires std::ranges::contiguous_range<T>
+    requires detail::ContiguousRange<T>
 struct parameter_traits<T> {
     static constexpr MemorySpace space = MemorySpace::host;
     static T& gradient(T& range) { return range; }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "../core/clock.hpp"
 #include "../core/backend.hpp"
 #include "../observe/statistics.hpp"
 

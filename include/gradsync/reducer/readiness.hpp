@@ -71,9 +71,22 @@ public:
     }
     void forget_order() noexcept { recorded_.store(0, std::memory_order_relaxed); }
 
-    /// All buckets count as full.
+    /// Gradient i counts as ready in its bucket, however often it was marked; a mark that comes later is too many.
+    void settle(std::size_t i) noexcept {
+        remaining_[i].store(0, std::memory_order_release);
+        fill(i);
+    }
+    /// The same for all.
     void fill_all() noexcept {
+        for (std::size_t i = 0; i < uses_.size(); ++i) remaining_[i].store(0, std::memory_order_release);
         for (std::size_t b = 0; b < sizes_.size(); ++b) pending_[b].store(0, std::memory_order_release);
+    }
+
+    /// Has no gradient been filled in since the last `reset`?
+    bool untouched() const noexcept {
+        for (std::size_t b = 0; b < sizes_.size(); ++b)
+            if (pending_[b].load(std::memory_order_acquire) != sizes_[b]) return false;
+        return true;
     }
 
     /// Everything as at the start of a step.

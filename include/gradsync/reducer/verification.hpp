@@ -13,7 +13,8 @@
 #include "../core/error.hpp"
 #include "../core/parameter.hpp"
 
-/// The check at construction that all ranks synchronise the same parameters in the same way.
+/// The checks at construction: that the bucket policy planned what it may, and that all ranks synchronise the same
+/// parameters in the same way.
 
 namespace gradsync::inline v0::detail {
 
@@ -43,7 +44,8 @@ inline std::uint64_t digest_of(const ParameterView& p) noexcept {
     digest.add(p.name);
     digest.add(std::uint64_t{p.gradient.count});
     digest.add(static_cast<std::uint64_t>(p.gradient.dtype));
-    for (std::size_t extent : p.shape) digest.add(std::uint64_t{extent});
+    if (p.shape.size() > 1)  // one dimension is the count
+        for (std::size_t extent : p.shape) digest.add(std::uint64_t{extent});
     digest.add(std::uint64_t{p.requires_grad} << 32 | p.uses);
     return digest.value();
 }
@@ -68,6 +70,38 @@ inline std::string describe(const ParameterView& p) {
     return text;
 }
 
+/// Refuses a plan that no bucket policy may make: each trainable parameter in exactly one bucket, one dtype a bucket.
+inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> infos, std::span<const ParameterView> parameters,
+                       const std::string& policy, int rank) {
+    const auto refuse = [&](std::size_t i, std::ptrdiff_t b, const std::string& what) {
+        const std::string name = i < parameters.size() ? parameters[i].name : std::to_string(i);
+        throw Error(Errc::invalid_argument,
+                    "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " put parameter '" + name + "' in " +
+                        (b < 0 ? "no bucket" : "bucket " + std::to_string(b)) + what +
+                        "; a policy puts each trainable parameter in exactly one bucket, and one dtype and memory space in each",
+                    {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
+    };
+    std::vector<bool> seen(parameters.size());
+    for (std::size_t at = 0; at < plan.size(); ++at) {
+        const auto b = static_cast<std::ptrdiff_t>(at);
+        const std::span<const std::size_t> bucket = plan.bucket(at);
+        if (bucket.empty())
+            throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " left bucket " + std::to_string(b) + " empty",
+                        {.operation = "Reducer", .rank = rank, .bucket = b});
+        for (std::size_t i : bucket) {
+            if (i >= parameters.size()) refuse(i, b, ", but there is no such parameter");
+            if (!parameters[i].requires_grad) refuse(i, b, ", but it is frozen");
+            if (seen[i]) refuse(i, b, ", but it was in one before");
+            const ParameterInfo &own = infos[i], &first = infos[bucket.front()];
+            if (own.dtype != first.dtype || own.space != first.space)
+                refuse(i, b, " of " + std::string(name_of(first.dtype)) + ", but its gradient travels as " + std::string(name_of(own.dtype)));
+            seen[i] = true;
+        }
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (parameters[i].requires_grad && !seen[i]) refuse(i, -1, "");
+}
+
 /// Every rank's values, rank by rank.
 template <Backend B>
 std::vector<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
@@ -76,16 +110,21 @@ std::vector<std::uint64_t> gather_values(B& backend, std::span<const std::uint64
     return all;
 }
 
-/// Every rank's text, cut to 1 KiB.
+/// Every rank's text.
 template <Backend B>
 std::vector<std::string> gather_texts(B& backend, std::string_view own) {
-    constexpr std::size_t length = 1024;
-    std::vector<std::uint8_t> mine(length, 0);
-    std::copy_n(own.begin(), std::min(own.size(), length - 1), mine.begin());
-    std::vector<std::uint8_t> all(length * static_cast<std::size_t>(backend.size()));
+    const std::uint64_t size[] = {own.size()};
+    const std::vector<std::uint64_t> sizes = gather_values(backend, size);
+    const std::size_t longest = *std::max_element(sizes.begin(), sizes.end());
+    std::vector<std::uint8_t> mine(longest, 0);
+    std::copy(own.begin(), own.end(), mine.begin());
+    std::vector<std::uint8_t> all(longest * sizes.size());
     backend.all_gather(const_buffer(mine), buffer(all)).wait();
     std::vector<std::string> texts;
-    for (std::size_t r = 0; r < all.size(); r += length) texts.emplace_back(reinterpret_cast<const char*>(&all[r]));
+    for (std::size_t r = 0; r < sizes.size(); ++r) {
+        const auto first = all.begin() + static_cast<std::ptrdiff_t>(r * longest);
+        texts.emplace_back(first, first + static_cast<std::ptrdiff_t>(sizes[r]));
+    }
     return texts;
 }
 

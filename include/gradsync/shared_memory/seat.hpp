@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/clock.hpp"
 #include "board.hpp"
 
 namespace gradsync::inline v0::shared_memory {
@@ -125,7 +125,8 @@ private:
         if (next - least_retired_.load(std::memory_order_relaxed) < Board::slots) return least_retired_.load(std::memory_order_relaxed);
         std::uint64_t least = next;
         for (int r = 0; r < board_->size(); ++r)
-            least = std::min(least, board_->presence(r).retired.load(std::memory_order_acquire));
+            if (!board_->presence(r).left.load(std::memory_order_acquire))  // one that left looks at no slot again
+                least = std::min(least, board_->presence(r).retired.load(std::memory_order_acquire));
         least_retired_.store(least, std::memory_order_relaxed);
         return least;
     }

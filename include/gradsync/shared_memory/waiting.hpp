@@ -1,10 +1,11 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+
+#include "../core/clock.hpp"
 
 namespace gradsync::inline v0::shared_memory {
 

@@ -1,15 +1,16 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "waiting.hpp"
 
@@ -48,15 +49,23 @@ public:
     /// The first failure; only after `failed()`.
     const Failure& failure() const noexcept { return failure_; }
 
+    /// Which group a new board is for: the colour, in the split of that number of that board.
+    struct Group {
+        const Board* parent = nullptr;
+        std::size_t split = 0;
+        int color = 0;
+        friend bool operator==(const Group&, const Group&) = default;
+    };
+
     /// The board that the members of a new group share: made by the first of them who asks, forgotten once all
-    /// `members` have it. `key` tells groups apart: (parent board, number of the split on it, colour).
+    /// `members` have it.
     template <class Make>
-    std::shared_ptr<Board> meet(std::pair<std::pair<const Board*, std::size_t>, int> key, int members, Make&& make) {
+    std::shared_ptr<Board> meet(const Group& group, int members, Make&& make) {
         std::lock_guard lock(mutex_);
-        Meeting& meeting = meetings_[key];
-        if (!meeting.board) meeting.board = make();
-        std::shared_ptr<Board> board = meeting.board;
-        if (++meeting.arrived == members) meetings_.erase(key);
+        auto meeting = std::find_if(meetings_.begin(), meetings_.end(), [&](const Meeting& m) { return m.group == group; });
+        if (meeting == meetings_.end()) meeting = meetings_.insert(meeting, {group, make(), 0});
+        std::shared_ptr<Board> board = meeting->board;
+        if (++meeting->arrived == members) meetings_.erase(meeting);
         return board;
     }
 
@@ -65,6 +74,7 @@ public:
 
 private:
     struct Meeting {
+        Group group;
         std::shared_ptr<Board> board;
         int arrived = 0;
     };
@@ -72,7 +82,7 @@ private:
     std::mutex mutex_;
     std::atomic<bool> failed_{false};
     Failure failure_;
-    std::map<std::pair<std::pair<const Board*, std::size_t>, int>, Meeting> meetings_;
+    std::vector<Meeting> meetings_;
 };
 
 }  // namespace gradsync::inline v0::shared_memory

@@ -1,0 +1,181 @@
+// What the Reducer costs.
+//
+//     bench_reducer [--seconds=S] [Google Benchmark's flags]
+//
+// reducer/mark_ready/OVERLAP/STORAGE/ranks:N/parameters:P   one mark, on average over the marks of a step (time), with
+//                                                           buckets of 100 gradients; finish() is not counted
+// reducer/step/BUCKETS/STORAGE/ranks:N/parameters:P/bytes:B every gradient marked, and finish(). all_reduce_ratio: the
+//                                                           time of one bare all_reduce of as many bytes over this one's
+// reducer/construct/ranks:N/parameters:P                    construction, verification included
+// reducer/overlap/OVERLAP/compute:WHERE/...                 a step with compute between the marks, on the ranks' cores or
+//                                                           on a device. compute_ratio: the compute's time over the step's
+//
+// Times are medians; what a ratio compares is measured in turns.
+
+#include <cstddef>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gradsync/bucket/flat.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
+#include <gradsync/bucket/size_capped.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/overlap/overlap_backward.hpp>
+#include <gradsync/overlap/overlap_backward_thread.hpp>
+
+#include "buffers.hpp"
+#include "collectives.hpp"
+#include "reducer_contestants.hpp"
+#include "reporting.hpp"
+
+namespace {
+
+using namespace bench;
+
+ContestOptions contest_options;
+
+std::string name_of(gs::GradientStorage storage) {
+    return storage == gs::GradientStorage::borrowed ? "borrowed" : "in_buckets";
+}
+
+void add(const std::string& name, benchmark::TimeUnit unit, std::function<void(benchmark::State&)> run) {
+    benchmark::RegisterBenchmark(("reducer/" + name).c_str(), [=](benchmark::State& state) {
+        try {
+            run(state);
+        } catch (const std::exception& e) {
+            state.SkipWithError(e.what());
+        }
+    })->UseManualTime()->Iterations(1)->Unit(unit);
+}
+
+/// Reports the first contestant's time, and the second's over it as `ratio`.
+void run_and_report(benchmark::State& state, int ranks, std::vector<Contestant*> contestants, const char* ratio,
+                    double parts = 1) {
+    const double handoff = handoff_latency();
+    const ContestResult samples = run_contest(ranks, contestants, contest_options);
+    Summary own = summarise(samples[0]);
+    if (contestants.size() > 1) {
+        state.counters[ratio] = summarise(samples[1]).median / own.median;
+        state.counters[std::string(ratio) + "_of_minima"] = summarise(samples[1]).min / own.min;
+    }
+    own.median /= parts, own.min /= parts, own.max /= parts;
+    report(state, own, handoff);
+}
+
+template <class Overlap>
+void add_mark_ready(const std::string& overlap, const Workload& w) {
+    add("mark_ready/" + overlap + "/" + name_of(w.storage) + "/ranks:" + std::to_string(w.ranks) +
+            "/parameters:" + std::to_string(w.parameters),
+        benchmark::kNanosecond, [=](benchmark::State& state) {
+            const std::size_t cap = w.bytes / w.parameters * 100;
+            ReducerMarks<gs::SizeCappedBuckets, Overlap> marks(w, gs::SizeCappedBuckets(cap, cap));
+            run_and_report(state, w.ranks, {&marks}, "", static_cast<double>(w.parameters));
+        });
+}
+
+template <class Buckets>
+void add_step(const std::string& buckets, const Workload& w) {
+    add("step/" + buckets + "/" + name_of(w.storage) + "/ranks:" + std::to_string(w.ranks) +
+            "/parameters:" + std::to_string(w.parameters) + "/bytes:" + std::to_string(w.bytes),
+        benchmark::kMicrosecond, [=](benchmark::State& state) {
+            ReducerSteps<Buckets, gs::OverlapBackward> steps(w);
+            Buffers buffers(w.ranks, w.bytes);
+            ThreadsCollective bare("all_reduce", gs::DType::f32, buffers.pointers(), w.bytes);
+            run_and_report(state, w.ranks, {&steps, &bare}, "all_reduce_ratio");
+        });
+}
+
+void add_construct(int ranks, std::size_t parameters) {
+    add("construct/ranks:" + std::to_string(ranks) + "/parameters:" + std::to_string(parameters), benchmark::kMillisecond,
+        [=](benchmark::State& state) {
+            const Workload w{.ranks = ranks, .parameters = parameters, .bytes = parameters * 64,
+                             .storage = gs::GradientStorage::borrowed};
+            std::vector<Gradients> gradients;
+            for (int r = 0; r < ranks; ++r) gradients.emplace_back(w);
+            const double handoff = handoff_latency();
+            std::vector<double> samples;
+            for (int i = 0; i < 9; ++i) {
+                std::vector<gs::ThreadBackend> comms = gs::ThreadBackend::make(ranks);
+                std::vector<double> seconds(comms.size());
+                on_each_rank(ranks, [&](std::size_t r) {
+                    comms[r].barrier().wait();
+                    const double begin = now();
+                    const gs::Reducer<gs::ThreadBackend> reducer(comms[r], gradients[r].views());
+                    seconds[r] = now() - begin;
+                    comms[r].barrier().wait();
+                });
+                samples.push_back(*std::max_element(seconds.begin(), seconds.end()));
+            }
+            report(state, summarise(samples), handoff);
+        });
+}
+
+/// As much work as a core does in `seconds` when it is undisturbed.
+CoreCompute calibrated(double seconds) {
+    constexpr long probe = 100000;
+    double best = 1;
+    for (int i = 0; i < 20; ++i) {
+        const double begin = now();
+        CoreCompute{probe}();
+        best = std::min(best, now() - begin);
+    }
+    return {static_cast<long>(static_cast<double>(probe) * seconds / best)};
+}
+
+template <class Overlap, class Compute>
+void add_overlap(const std::string& overlap, const std::string& where, std::function<Compute()> compute) {
+    const Workload w{.ranks = 2, .parameters = 100, .bytes = std::size_t{100} << 20};
+    add("overlap/" + overlap + "/compute:" + where + "/ranks:2/parameters:100/bytes:" + std::to_string(w.bytes),
+        benchmark::kMicrosecond, [=](benchmark::State& state) {
+            const Compute work = compute();
+            ReducerSteps<gs::SizeCappedBuckets, Overlap, Compute> steps(w, gs::SizeCappedBuckets(), work);
+            ComputeOnly<Compute> compute_only(w.ranks, w.parameters, work);
+            run_and_report(state, w.ranks, {&steps, &compute_only}, "compute_ratio");
+        });
+}
+
+template <class Overlap>
+void add_overlaps(const std::string& overlap) {
+    using namespace std::chrono_literals;
+    add_overlap<Overlap, CoreCompute>(overlap, "core", [] { return calibrated(200e-6); });
+    add_overlap<Overlap, DeviceCompute>(overlap, "device", [] { return DeviceCompute{200us}; });
+}
+
+void add_all() {
+    constexpr std::size_t mib = std::size_t{1} << 20;
+    for (int ranks : {1, 2})
+        for (auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed}) {
+            const Workload w{.ranks = ranks, .parameters = 1000, .bytes = 1000 * 64, .storage = storage};
+            add_mark_ready<gs::NoOverlap>("NoOverlap", w);
+            add_mark_ready<gs::OverlapBackward>("OverlapBackward", w);
+            add_mark_ready<gs::OverlapBackwardThread>("OverlapBackwardThread", w);
+        }
+    for (auto [parameters, bytes] : {std::pair{std::size_t{50}, mib}, {std::size_t{100}, 25 * mib}, {std::size_t{1000}, 25 * mib}, {std::size_t{300}, 100 * mib}})
+        for (auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed}) {
+            const Workload w{.ranks = 2, .parameters = parameters, .bytes = bytes / parameters / 64 * 64 * parameters, .storage = storage};
+            add_step<gs::PerParameter>("PerParameter", w);
+            add_step<gs::Flat>("Flat", w);
+            add_step<gs::SizeCappedBuckets>("SizeCappedBuckets", w);
+        }
+    add_construct(1, 100000);
+    add_construct(2, 100000);
+    add_overlaps<gs::NoOverlap>("NoOverlap");
+    add_overlaps<gs::OverlapBackward>("OverlapBackward");
+    add_overlaps<gs::OverlapBackwardThread>("OverlapBackwardThread");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int kept = 1;
+    for (int i = 1; i < argc; ++i) {
+        const std::string argument = argv[i];
+        if (argument.rfind("--seconds=", 0) == 0) contest_options.seconds = std::strtod(argv[i] + 10, nullptr);
+        else argv[kept++] = argv[i];
+    }
+    add_all();
+    return run_benchmarks(kept, argv);
+}

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include "measure.hpp"
+
+namespace bench {
+
+/// Reports a measurement that is already made: the median as the time, the extremes as counters.
+inline void report(benchmark::State& state, const Summary& seconds, double handoff) {
+    for ([[maybe_unused]] auto _ : state) state.SetIterationTime(seconds.median);
+    state.counters["time_min"] = seconds.min;
+    state.counters["time_max"] = seconds.max;
+    state.counters["samples"] = static_cast<double>(seconds.count);
+    state.counters["handoff_ns"] = handoff;
+}
+
+/// Leaves the names of benchmarks as they were registered: Google Benchmark adds "/iterations:1/manual_time".
+class PlainNames final : public benchmark::BenchmarkReporter {
+public:
+    static constexpr const char* suffix = "/iterations:1/manual_time";
+
+    explicit PlainNames(std::unique_ptr<benchmark::BenchmarkReporter> reporter) : reporter_(std::move(reporter)) {}
+
+    bool ReportContext(const Context& context) override {
+        reporter_->SetOutputStream(&GetOutputStream());
+        reporter_->SetErrorStream(&GetErrorStream());
+        return reporter_->ReportContext(context);
+    }
+    void ReportRuns(const std::vector<Run>& runs) override {
+        std::vector<Run> plain = runs;
+        for (Run& run : plain) {
+            run.run_name.iterations.clear();
+            run.run_name.repetitions.clear();
+            run.run_name.time_type.clear();
+        }
+        reporter_->ReportRuns(plain);
+    }
+    void Finalize() override { reporter_->Finalize(); }
+
+private:
+    std::unique_ptr<benchmark::BenchmarkReporter> reporter_;
+};
+
+/// The rest of main(): runs what is registered.
+inline int run_benchmarks(int argc, char** argv) {
+    bool to_file = false;
+    for (int i = 1; i < argc; ++i) to_file |= std::string(argv[i]).rfind("--benchmark_out=", 0) == 0;
+    benchmark::Initialize(&argc, argv);
+    // A filter that ends in $ means the end of the plain name.
+    std::string filter = benchmark::GetBenchmarkFilter();
+    if (!filter.empty() && filter.back() == '$') filter.insert(filter.size() - 1, PlainNames::suffix);
+    if (filter.empty()) filter = ".";
+    if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+    char handoff[32];
+    std::snprintf(handoff, sizeof handoff, "%.0f", handoff_latency());
+    benchmark::AddCustomContext("handoff_ns", handoff);
+    PlainNames display{std::unique_ptr<benchmark::BenchmarkReporter>(benchmark::CreateDefaultDisplayReporter())};
+    PlainNames json{std::make_unique<benchmark::JSONReporter>()};
+    benchmark::RunSpecifiedBenchmarks(&display, to_file ? &json : nullptr, filter);
+    benchmark::Shutdown();
+    return 0;
+}
+
+}  // namespace bench

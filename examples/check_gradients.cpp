@@ -1,0 +1,162 @@
+// Checks the hand-written backward passes against finite differences; with --dump FILE writes one training run as JSON
+// instead, for check_against_torch.py to repeat.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "mlp.hpp"
+#include "ops_cpu.hpp"
+#include "optimizer.hpp"
+#include "transformer.hpp"
+
+namespace {
+
+using namespace gradsync_train;
+using Ops = CpuOps;
+
+Batch random_batch(std::size_t sequences, std::size_t length, std::size_t targets, std::uint64_t seed) {
+    Random random{seed};
+    Batch batch{sequences, length, std::vector<std::uint8_t>(sequences * length), std::vector<std::uint8_t>(targets)};
+    for (auto& byte : batch.inputs) byte = static_cast<std::uint8_t>(random.next() % 7 * 31);  // bytes that repeat
+    for (auto& byte : batch.targets) byte = static_cast<std::uint8_t>(random.next() % 256);
+    return batch;
+}
+
+std::vector<std::vector<float>> gradient_storage(const Parameters<Ops>& parameters) {
+    std::vector<std::vector<float>> storage;
+    for (const auto& p : parameters) storage.emplace_back(p.value.size(), std::nanf(""));
+    return storage;
+}
+
+std::vector<float*> pointers(std::vector<std::vector<float>>& storage) {
+    std::vector<float*> all;
+    for (auto& s : storage) all.push_back(s.data());
+    return all;
+}
+
+/// The loss's slope along a random direction, for each parameter tensor on its own: a wrong element anywhere shows.
+template <class Model>
+int check(const char* title, Model& model, const Batch& batch) {
+    auto& parameters = model.parameters();
+    // Far from initialisation every path carries signal: no bias or norm is at a special value.
+    Random random{7};
+    for (auto& p : parameters) {
+        for (float& x : p.value) x += static_cast<float>(0.1 * random.normal());
+    }
+    auto storage = gradient_storage(parameters);
+    GradientWriter<Ops> writer{parameters, pointers(storage), true};
+    std::vector<std::uint32_t> marks(parameters.size());
+    model.forward(batch);
+    writer.begin(true, [&](std::size_t i) { ++marks[i]; });
+    model.backward(batch, writer);
+
+    // A second, identical micro-batch through the scratch must double every gradient exactly.
+    const auto once = storage;
+    model.forward(batch);
+    writer.begin(false, {});
+    model.backward(batch, writer);
+
+    int failures = 0;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        auto& p = parameters[i];
+        bool doubled = true;
+        for (std::size_t k = 0; k < once[i].size(); ++k) doubled = doubled && storage[i][k] == 2.0f * once[i][k];
+
+        const auto original = p.value;
+        std::vector<double> direction(p.value.size());
+        double length = 0, expected = 0;
+        for (double& x : direction) {
+            x = random.normal();
+            length += x * x;
+        }
+        length = std::sqrt(length);
+        for (std::size_t k = 0; k < direction.size(); ++k)
+            expected += direction[k] / length * static_cast<double>(once[i][k]);
+        const auto loss_at = [&](double distance) {
+            for (std::size_t k = 0; k < direction.size(); ++k) {
+                p.value[k] = static_cast<float>(static_cast<double>(original[k]) + distance * direction[k] / length);
+            }
+            return model.forward(batch);
+        };
+        // Fourth-order central difference: the step can be large enough to drown float's rounding.
+        const double h = 0.02;
+        const double measured = (8.0 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12.0 * h);
+        p.value = original;
+
+        const double error = std::abs(measured - expected);
+        const bool close = error <= 2e-3 * std::abs(expected) + 1e-5;
+        const bool marked = marks[i] == p.uses;
+        if (!close || !doubled || !marked) ++failures;
+        std::printf("%-4s %s %-32s slope %+.6f, by differences %+.6f%s%s\n", close && doubled && marked ? "ok" : "FAIL",
+                    title, p.name.c_str(), expected, measured, doubled ? "" : ", accumulation differs",
+                    marked ? "" : ", marks differ");
+    }
+    return failures;
+}
+
+/// Three clipped AdamW steps on random bytes, with everything needed to repeat them.
+template <class Model>
+nlohmann::json record(Model& model, std::size_t sequences, std::size_t length, std::size_t targets) {
+    auto& parameters = model.parameters();
+    nlohmann::json run;
+    for (const auto& p : parameters)
+        run["parameters"].push_back({{"name", p.name}, {"shape", p.shape}, {"initial", p.value}});
+    auto storage = gradient_storage(parameters);
+    const auto gradients = pointers(storage);
+    GradientWriter<Ops> writer{parameters, gradients, false};
+    AdamW<Ops> optimizer{parameters, 0.1};
+    for (std::uint64_t step = 0; step < 3; ++step) {
+        const Batch batch = random_batch(sequences, length, targets, 100 + step);
+        const double loss = model.forward(batch);
+        writer.begin(true, {});
+        model.backward(batch, writer);
+        double squares = 0;
+        for (const auto& gradient : storage) {
+            for (float x : gradient) squares += static_cast<double>(x) * static_cast<double>(x);
+        }
+        const double norm = std::sqrt(squares);
+        optimizer.step(parameters, gradients, 1e-2, std::min(1.0, 0.5 / norm));
+        run["batches"].push_back(
+            {{"inputs", batch.inputs}, {"targets", batch.targets}, {"loss", loss}, {"norm", norm}});
+        if (step == 0) run["gradients"] = storage;
+    }
+    for (const auto& p : parameters) run["final"].push_back(p.value);
+    run["sequences"] = sequences;
+    run["length"] = length;
+    return run;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    Ops::initialise();
+    Mlp<Ops> mlp{{.context = 5, .embedding = 8, .hidden = {48, 32}, .sequences = 6, .seed = 1}};
+    TransformerConfig config{.width = 32, .blocks = 2, .heads = 4, .context = 70, .sequences = 2, .seed = 1};
+    Transformer<Ops> transformer{config};
+    config.tied = true;
+    config.recompute = true;
+    Transformer<Ops> tied{config};
+
+    if (argc == 3 && std::strcmp(argv[1], "--dump") == 0) {
+        const nlohmann::json all{{"mlp", record(mlp, 6, 5, 6)},
+                                 {"transformer", record(transformer, 2, 70, 140)},
+                                 {"tied", record(tied, 2, 70, 140)},
+                                 {"heads", 4}};
+        std::ofstream file{argv[2]};
+        file << all << std::flush;
+        if (!file) return std::fprintf(stderr, "cannot write %s\n", argv[2]), 1;
+        return 0;
+    }
+    int failures = check("mlp", mlp, random_batch(6, 5, 6, 3));
+    failures += check("transformer", transformer, random_batch(2, 70, 140, 3));
+    failures += check("transformer (tied, recomputing)", tied, random_batch(2, 70, 140, 3));
+    if (failures > 0) std::printf("%d gradients are wrong\n", failures);
+    return failures > 0 ? 1 : 0;
+}

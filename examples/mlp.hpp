@@ -1,0 +1,120 @@
+#pragma once
+// An n-gram language model: the embeddings of the last n bytes side by side, hidden layers with GELU, a softmax over
+// the next byte.
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "batch.hpp"
+#include "ops.hpp"
+#include "parameters.hpp"
+
+namespace gradsync_train {
+
+struct MlpConfig {
+    std::size_t context = 16;    // n
+    std::size_t embedding = 32;  // numbers a byte
+    std::vector<std::size_t> hidden{512, 512};
+    std::size_t sequences = 64;  // most rows in one call
+    std::uint64_t seed = 0;
+
+    Reading reading() const { return {context, 1, 1}; }
+
+    /// Models with one description have the same parameters.
+    std::string description() const {
+        std::string text =
+            "mlp context=" + std::to_string(context) + " d-model=" + std::to_string(embedding) + " hidden=";
+        for (std::size_t width : hidden) text += (text.back() == '=' ? "" : ",") + std::to_string(width);
+        return text;
+    }
+};
+
+template <class Ops>
+class Mlp {
+public:
+    using Operations = Ops;
+    using Config = MlpConfig;
+    static constexpr std::size_t classes = 256;
+
+    explicit Mlp(const Config& config) : config_{config}, parameters_{config.seed} {
+        widths_ = {config.context * config.embedding};
+        widths_.insert(widths_.end(), config.hidden.begin(), config.hidden.end());
+        widths_.push_back(classes);
+
+        embedding_ = parameters_.add("embedding.weight", {classes, config.embedding}, 1.0);
+        for (std::size_t i = 0; i + 1 < widths_.size(); ++i) {
+            const std::size_t in = widths_[i], out = widths_[i + 1];
+            const std::string layer = "layers." + std::to_string(i);
+            const double gain =
+                i + 2 < widths_.size() ? 2.0 : 0.1;  // a timid last layer: the first guess is near uniform
+            weights_.push_back(
+                parameters_.add(layer + ".weight", {out, in}, std::sqrt(gain / static_cast<double>(in))));
+            biases_.push_back(parameters_.add_constant(layer + ".bias", {out}, 0.0f));
+        }
+        for (std::size_t width : widths_) {
+            before_.emplace_back(config.sequences * width);
+            after_.emplace_back(config.sequences * width);
+            gradient_.emplace_back(config.sequences * width);
+        }
+    }
+
+    const Config& config() const { return config_; }
+    Parameters<Ops>& parameters() { return parameters_; }
+
+    /// Mean loss in nats a byte; leaves what `backward` needs.
+    double forward(const Batch& batch) {
+        float* scores = logits(batch.sequences, config_.context, batch.inputs.data());
+        return Ops::cross_entropy(batch.sequences, classes, batch.targets.data(), scores);
+    }
+
+    /// The scores of the byte after each sequence: [sequences, 256].
+    float* logits(std::size_t sequences, std::size_t, const std::uint8_t* bytes) {
+        Ops::embed(sequences * config_.context, config_.context, config_.embedding, bytes,
+                   parameters_.value(embedding_), nullptr, after_[0].data());
+        for (std::size_t i = 0; i < weights_.size(); ++i) {
+            float* y = before_[i + 1].data();
+            Ops::linear(sequences, widths_[i], widths_[i + 1], after_[i].data(), parameters_.value(weights_[i]), y);
+            if (i + 1 < weights_.size()) {
+                Ops::bias_gelu(sequences, widths_[i + 1], parameters_.value(biases_[i]), y, after_[i + 1].data());
+            } else {
+                Ops::add_bias(sequences, widths_[i + 1], parameters_.value(biases_[i]), y);
+            }
+        }
+        return before_.back().data();
+    }
+
+    void backward(const Batch& batch, GradientWriter<Ops>& gradients) {
+        const std::size_t n = batch.sequences;
+        float* dy = before_.back().data();  // cross_entropy left the gradient of the scores here
+        for (std::size_t i = weights_.size(); i-- > 0;) {
+            const std::size_t in = widths_[i], out = widths_[i + 1];
+            if (i + 1 == weights_.size()) {
+                Ops::column_sum(n, out, dy, gradients.target(biases_[i]));
+            } else {
+                Ops::bias_gelu_backward(n, out, before_[i + 1].data(), dy, gradients.target(biases_[i]));
+            }
+            gradients.done(biases_[i]);
+            Ops::linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.target(weights_[i]));
+            gradients.done(weights_[i]);
+            Ops::linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
+            dy = gradient_[i].data();
+        }
+        Ops::fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
+        Ops::embed_backward_add(n * config_.context, config_.embedding, batch.inputs.data(), dy,
+                                gradients.target(embedding_));
+        gradients.done(embedding_);
+    }
+
+private:
+    using Floats = typename Ops::Floats;
+
+    Config config_;
+    Parameters<Ops> parameters_;
+    std::vector<std::size_t> widths_;  // of the layers' inputs, and of the scores
+    std::size_t embedding_;
+    std::vector<std::size_t> weights_, biases_;
+    std::vector<Floats> before_, after_, gradient_;  // by width: before and after GELU, and the gradient of the latter
+};
+
+}  // namespace gradsync_train

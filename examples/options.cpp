@@ -1,0 +1,199 @@
+#include "options.hpp"
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+namespace gradsync_train {
+
+namespace {
+
+/// Fills in defaults that depend on other flags, and refuses what cannot work together.
+void complete(Options& o) {
+    const bool mlp = o.model == "mlp";
+    if (o.d_model == 0) o.d_model = mlp ? 32 : 256;
+    if (o.context == 0) o.context = mlp ? 16 : 128;
+    if (o.micro_batch == 0) o.micro_batch = mlp ? 64 : 8;
+    const auto text = [](auto n) { return std::to_string(n); };
+
+    if (!mlp && o.d_model % o.heads != 0) {
+        throw UsageError("--d-model " + text(o.d_model) + " is not divisible by --heads " + text(o.heads) +
+                         "; every head takes an equal part of it");
+    }
+    if (mlp && (o.tied || o.recompute)) {
+        throw UsageError(std::string(o.tied ? "--tied" : "--recompute") + " is for --model transformer; leave it out");
+    }
+    if (o.global_batch > 0) {
+        const std::size_t unit = static_cast<std::size_t>(o.ranks) * o.micro_batch;
+        if (o.global_batch % unit != 0) {
+            throw UsageError("--global-batch " + text(o.global_batch) +
+                             " is not divisible by --ranks x --micro-batch = " + text(unit) +
+                             "; the nearest that is: " + text((o.global_batch + unit - 1) / unit * unit));
+        }
+        o.accumulate = o.global_batch / unit;
+    }
+    if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) {
+        throw UsageError(std::string(o.resume ? "--resume" : "--checkpoint-every") +
+                         " needs a directory; name it with --checkpoint");
+    }
+    if (o.independent && (!o.checkpoint.empty() || o.sample > 0)) {
+        throw UsageError("--independent runs are for timing only; leave out --checkpoint and --sample");
+    }
+    if (o.prompt.empty()) throw UsageError("--prompt is empty; give at least one byte to go on from");
+}
+
+}  // namespace
+
+void check_text(const Options& o, Reading reading, const Text& text) {
+    const std::size_t samples = Samples::count(text.training.size(), reading);
+    const std::string remedy =
+        "; give more text with --data, or lower --context, --micro-batch, --accumulate or --ranks";
+    const std::string size = "the text has " + std::to_string(text.training.size()) + " bytes for training and " +
+                             std::to_string(text.validation.size()) + " for validation";
+    if (samples == 0 || Samples::count(text.validation.size(), reading) == 0) {
+        throw UsageError(size + ", too few for --context " + std::to_string(o.context) + remedy);
+    }
+    if (samples < o.samples_per_step()) {
+        throw UsageError(size + ": " + std::to_string(samples) + " samples an epoch, fewer than the " +
+                         std::to_string(o.samples_per_step()) + " of one step" + remedy);
+    }
+}
+
+Options parse_options(int argc, char** argv) {
+    Options o;
+    CLI::App app{
+        "Trains a small language model over bytes, data-parallel: every rank computes gradients on its own part of "
+        "each\n"
+        "batch, gradsync averages them, every rank takes the same step. Without --data it reads the project's own "
+        "sources.\n"
+        "\n"
+        "  gradsync_train --ranks 2 --steps 200 --sample 400\n"
+        "  gradsync_train --model mlp --hidden 2048,2048,1024 --buckets flat --overlap none --json -\n"
+        "  gradsync_train --data corpus.txt --checkpoint run1 --checkpoint-every 100 --resume\n"};
+    app.name("gradsync_train")
+        ->option_defaults()
+        ->always_capture_default()
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    for (const char* type : {"UINT", "INT", "FLOAT"}) app.get_formatter()->label(type, "N");
+    app.get_formatter()->column_width(36);
+    // Limits are checked, but would only clutter the help page.
+    const auto within = [](auto least, auto most) { return CLI::Range(least, most).description(""); };
+    const auto count = within(std::uint64_t{1}, std::uint64_t{1'000'000'000});
+    const auto count_or_none = within(std::uint64_t{0}, std::uint64_t{1'000'000'000});
+    const auto size = within(std::uint64_t{1}, std::uint64_t{1'000'000});
+    const auto amount = within(0.0, 1e9);
+
+    std::string group = "Model";
+    app.add_option("--model", o.model, "mlp: the last bytes' embeddings through hidden layers; or transformer")
+        ->check(CLI::IsMember({"mlp", "transformer"}))
+        ->group(group);
+    app.add_option("--d-model", o.d_model, "width of the residual stream [256]; mlp: numbers a byte [32]")
+        ->check(size)
+        ->group(group)
+        ->default_str("");
+    app.add_option("--context", o.context, "bytes the model looks back on [128; mlp: 16]")
+        ->check(size)
+        ->group(group)
+        ->default_str("");
+    app.add_option("--blocks", o.blocks, "transformer blocks")->check(size)->group(group);
+    app.add_option("--heads", o.heads, "attention heads")->check(size)->group(group);
+    app.add_flag("--tied", o.tied, "output layer and embedding are one matrix")->group(group);
+    app.add_option("--hidden", o.hidden, "widths of the mlp's hidden layers")
+        ->check(size)
+        ->delimiter(',')
+        ->take_all()
+        ->group(group);
+    app.add_flag("--recompute", o.recompute,
+                 "keep the blocks' inputs only and repeat each block before its backward pass:\n"
+                 "same result, less memory, about a third more time")
+        ->group(group);
+
+    group = "Training";
+    app.add_option("--data", o.data, "text files; the last tenth of each is for validation")
+        ->take_all()
+        ->group(group)
+        ->default_str("");
+    app.add_option("--steps", o.steps, "optimizer steps, over all resumed runs together")->check(count)->group(group);
+    app.add_option("--micro-batch", o.micro_batch, "samples in one forward pass of one rank [8; mlp: 64]")
+        ->check(size)
+        ->group(group)
+        ->default_str("");
+    auto* accumulate = app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")
+                           ->check(size)
+                           ->group(group);
+    app.add_option("--global-batch", o.global_batch, "samples a step over all ranks, instead of --accumulate")
+        ->check(size)
+        ->excludes(accumulate)
+        ->group(group)
+        ->default_str("");
+    app.add_option("--lr", o.lr, "peak learning rate")->check(amount)->group(group);
+    app.add_option("--warmup", o.warmup, "steps to reach it; then half a cosine down to a tenth")
+        ->check(count_or_none)
+        ->group(group);
+    app.add_option("--weight-decay", o.weight_decay, "of AdamW, on matrices")->check(amount)->group(group);
+    app.add_option("--clip", o.clip, "largest norm of the averaged gradient; 0: any")->check(amount)->group(group);
+    app.add_option("--seed", o.seed, "of the first weights and of the order of samples")->group(group);
+    app.add_option("--validate-every", o.validate_every, "steps between validations; 0: at the end only")
+        ->check(count_or_none)
+        ->group(group);
+
+    group = "Synchronisation";
+    app.add_option("--backend", o.backend, "how ranks communicate; threads: they are threads of this process")
+        ->check(CLI::IsMember({"threads"}))
+        ->group(group);
+    app.add_option("--ranks", o.ranks, "how many train together")->check(within(1, 1024))->group(group);
+    app.add_option("--buckets", o.buckets,
+                   "gradients that travel together: per-parameter, flat (all), or capped (by size)")
+        ->check(CLI::IsMember({"per-parameter", "flat", "capped"}))
+        ->group(group);
+    app.add_option("--bucket-mib", o.bucket_mib, "cap of a bucket, MiB")->check(within(1e-6, 1e6))->group(group);
+    app.add_option("--first-bucket-mib", o.first_bucket_mib, "cap of the first bucket to leave, MiB")
+        ->check(within(1e-6, 1e6))
+        ->group(group);
+    app.add_option("--overlap", o.overlap,
+                   "none: all at the end of the backward pass; backward: a bucket leaves when it is full")
+        ->check(CLI::IsMember({"none", "backward"}))
+        ->group(group);
+    app.add_option("--gradients", o.gradients,
+                   "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
+        ->check(CLI::IsMember({"in-buckets", "borrowed"}))
+        ->group(group);
+    app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")
+        ->check(within(1e-3, 1e6))
+        ->group(group);
+    app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")
+        ->group(group);
+
+    group = "Output";
+    app.add_option("--checkpoint", o.checkpoint, "directory to keep the run in, written at the end")
+        ->group(group)
+        ->default_str("");
+    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: at the end only")
+        ->check(count_or_none)
+        ->group(group);
+    app.add_flag("--resume", o.resume, "go on from the checkpoint, to the same bits as if never interrupted")
+        ->group(group);
+    app.add_option("--stop-after", o.stop_after,
+                   "end at this step, to be resumed later; the schedule is that of --steps")
+        ->check(count)
+        ->group(group)
+        ->default_str("");
+    app.add_option("--sample", o.sample, "bytes to generate at the end")->check(count_or_none)->group(group);
+    app.add_option("--prompt", o.prompt, "what to go on from")->group(group)->default_str("");
+    app.add_option("--json", o.json,
+                   "file for the results as one JSON object; -: standard output, the rest goes to standard error")
+        ->group(group)
+        ->default_str("");
+
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        throw HelpWanted(app.help());
+    } catch (const CLI::ParseError& error) {
+        throw UsageError(std::string(error.what()) + "; see --help");
+    }
+    complete(o);
+    return o;
+}
+
+}  // namespace gradsync_train

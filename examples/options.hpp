@@ -1,0 +1,77 @@
+#pragma once
+// The command line.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "data.hpp"
+#include "mlp.hpp"
+#include "transformer.hpp"
+
+namespace gradsync_train {
+
+struct Options {
+    std::string model = "transformer";
+    std::size_t d_model = 0, context = 0, blocks = 4, heads = 4;  // 0: the model's own default
+    std::vector<std::size_t> hidden{512, 512};
+    bool tied = false, recompute = false;
+
+    std::vector<std::filesystem::path> data;
+    std::uint64_t seed = 1;
+    std::uint64_t steps = 200;
+    std::size_t micro_batch = 0, accumulate = 1, global_batch = 0;
+    double lr = 1e-3, weight_decay = 0.1, clip = 1.0;
+    std::uint64_t warmup = 20;
+    std::uint64_t validate_every = 0;
+
+    std::string backend = "threads";
+    int ranks = 2;
+    std::string buckets = "capped";
+    double bucket_mib = 25, first_bucket_mib = 1;
+    std::string overlap = "backward";
+    std::string gradients = "in-buckets";
+    double timeout = 60;
+    bool independent = false;
+
+    std::filesystem::path checkpoint;
+    std::uint64_t checkpoint_every = 0, stop_after = 0;
+    bool resume = false;
+
+    std::size_t sample = 0;
+    std::string prompt = "\n";
+    std::string json;
+
+    std::size_t samples_per_step() const { return static_cast<std::size_t>(ranks) * accumulate * micro_batch; }
+    std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }
+
+    void model_config(MlpConfig& c) const {
+        c = {.context = context, .embedding = d_model, .hidden = hidden, .sequences = micro_batch, .seed = seed};
+    }
+    void model_config(TransformerConfig& c) const {
+        c = {.width = d_model,
+             .blocks = blocks,
+             .heads = heads,
+             .context = context,
+             .sequences = micro_batch,
+             .tied = tied,
+             .recompute = recompute,
+             .seed = seed};
+    }
+};
+
+/// What `argv` asks for, complete and consistent. Throws UsageError, and HelpWanted (its text is the help page).
+Options parse_options(int argc, char** argv);
+
+struct HelpWanted : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// Throws UsageError if the text is too short for the flags.
+void check_text(const Options& o, Reading reading, const Text& text);
+
+}  // namespace gradsync_train

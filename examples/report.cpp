@@ -1,0 +1,125 @@
+#include "report.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "digest.hpp"
+
+namespace gradsync_train {
+
+namespace {
+
+/// The flags of a run, for its report.
+nlohmann::json flags(const Options& o) {
+    nlohmann::json config{{"model", o.model},     {"d_model", o.d_model},         {"context", o.context},
+                          {"seed", o.seed},       {"micro_batch", o.micro_batch}, {"accumulate", o.accumulate},
+                          {"lr", o.lr},           {"warmup", o.warmup},           {"weight_decay", o.weight_decay},
+                          {"clip", o.clip},       {"backend", o.backend},         {"buckets", o.buckets},
+                          {"overlap", o.overlap}, {"gradients", o.gradients},     {"independent", o.independent}};
+    if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
+    if (o.model == "mlp") config["hidden"] = o.hidden;
+    else config.update({{"blocks", o.blocks}, {"heads", o.heads}, {"tied", o.tied}, {"recompute", o.recompute}});
+    return config;
+}
+
+std::uint64_t peak_rss_bytes() {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+/// Nats a byte of a model that knows nothing but how often each byte occurs: a baseline to stay well below.
+double unigram_entropy(const std::vector<std::uint8_t>& bytes) {
+    std::array<double, 256> counts{};
+    for (std::uint8_t b : bytes) ++counts[b];
+    double sum = 0;
+    for (double c : counts) sum -= c > 0 ? c * std::log(c / static_cast<double>(bytes.size())) : 0;
+    return sum / static_cast<double>(bytes.size());
+}
+
+/// The results. Step times are the slowest rank's; losses and communication the ranks' mean.
+nlohmann::json results(const Options& o, const std::vector<RankSummary>& ranks, std::size_t tokens_per_sample) {
+    const auto& slowest = *std::max_element(ranks.begin(), ranks.end(),
+                                            [](const auto& a, const auto& b) { return a.median_ms < b.median_ms; });
+    const auto mean = [&](double RankSummary::*member) {
+        double sum = 0;
+        for (const auto& rank : ranks) sum += rank.*member;
+        return sum / static_cast<double>(ranks.size());
+    };
+    const auto samples = static_cast<double>(o.samples_per_step());
+    const double communication = mean(&RankSummary::communication_ms), exposed = mean(&RankSummary::exposed_ms);
+    const double samples_per_second = slowest.mean_ms > 0 ? samples * 1e3 / slowest.mean_ms : 0.0;
+    return {
+        {"parameters", ranks.front().parameters},
+        {"world_size", o.ranks},
+        {"global_batch", o.samples_per_step()},
+        {"steps", o.last_step()},
+        {"tokens_per_second", samples_per_second * static_cast<double>(tokens_per_sample)},
+        {"samples_per_second", samples_per_second},
+        {"step_ms", {{"median", slowest.median_ms}, {"min", slowest.min_ms}, {"max", slowest.max_ms}}},
+        {"comm_ms", communication},
+        {"exposed_comm_ms", exposed},
+        {"overlap_ratio", communication > 0 ? std::clamp(1 - exposed / communication, 0.0, 1.0) : 0.0},
+        {"peak_rss_bytes", peak_rss_bytes()},
+        {"train_loss", mean(&RankSummary::train_loss)},
+        {"validation_loss", mean(&RankSummary::validation_loss)},
+        {"params_digest", hexadecimal(ranks.front().digest)},
+        {"config", flags(o)},
+    };
+}
+
+void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, double unigram) {
+    const auto row = [&](const char* name, const std::string& value) {
+        std::fprintf(out, "  %-18s %s\n", name, value.c_str());
+    };
+    const auto number = [&](const char* name) { return r.at(name).get<double>(); };
+    const auto& step = r.at("step_ms");
+    std::fputc('\n', out);
+    row("model", o.model + ", " + rounded(number("parameters")) + " parameters");
+    row("ranks",
+        formatted("%d%s, %zu samples a step", o.ranks, o.independent ? " (independent)" : "", o.samples_per_step()));
+    row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
+    row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(),
+                          step.at("min").get<double>(), step.at("max").get<double>()));
+    row("throughput",
+        rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
+    row("communication",
+        formatted("%.2f ms a step, %.2f ms of it exposed", number("comm_ms"), number("exposed_comm_ms")));
+    row("peak memory", formatted("%.0f MiB", number("peak_rss_bytes") / (1024 * 1024)));
+    row("training loss", formatted("%.3f nats a byte", number("train_loss")));
+    row("validation loss",
+        formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));
+    row("parameters digest", r.at("params_digest").get<std::string>());
+    std::fflush(out);
+}
+
+void write_json(const std::string& file, const nlohmann::json& r) {
+    if (file == "-") {
+        std::cout << r.dump(2) << std::endl;
+        return;
+    }
+    std::ofstream out{file};
+    out << r.dump(2) << std::endl;
+    if (!out) throw std::runtime_error("cannot write " + file + ", named by --json");
+}
+
+}  // namespace
+
+void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, std::size_t tokens_per_sample,
+            const Text& text) {
+    const nlohmann::json r = results(o, ranks, tokens_per_sample);
+    print_table(out, o, r, unigram_entropy(text.training));
+    if (!o.json.empty()) write_json(o.json, r);
+}
+
+}  // namespace gradsync_train

@@ -1,0 +1,138 @@
+#pragma once
+// What the user sees: a line while training; at the end a table and, for programs, a JSON object.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "digest.hpp"
+#include "options.hpp"
+
+namespace gradsync_train {
+
+[[gnu::format(printf, 1, 2)]] inline std::string formatted(const char* format, ...) {
+    std::array<char, 256> line{};
+    std::va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(line.data(), line.size(), format, arguments);
+    va_end(arguments);
+    return line.data();
+}
+
+/// 1234567 -> "1.23 M"
+inline std::string rounded(double x) {
+    return x >= 1e9   ? formatted("%.2f G", x / 1e9)
+           : x >= 1e6 ? formatted("%.2f M", x / 1e6)
+           : x >= 1e4 ? formatted("%.1f k", x / 1e3)
+                      : formatted(x >= 100 ? "%.0f" : "%.3g", x);
+}
+
+/// One step of one rank.
+struct StepRecord {
+    double seconds, communication_seconds, exposed_seconds, loss;
+};
+
+/// One line, rewritten in place on a terminal; a line every twentieth of the run elsewhere.
+class ProgressLine {
+public:
+    ProgressLine(std::FILE* out, std::uint64_t first, std::uint64_t last, std::size_t samples_per_step,
+                 std::size_t tokens_per_sample)
+        : out_{out},
+          terminal_{::isatty(fileno(out)) == 1},
+          first_{first},
+          last_{last},
+          every_{std::max<std::uint64_t>(1, (last - first) / 20)},
+          samples_{static_cast<double>(samples_per_step)},
+          tokens_{static_cast<double>(tokens_per_sample)} {}
+
+    ~ProgressLine() {
+        if (terminal_ && shown_) std::fputc('\n', out_);
+    }
+    ProgressLine(const ProgressLine&) = delete;
+    ProgressLine& operator=(const ProgressLine&) = delete;
+
+    /// `step` counts from 1.
+    void update(std::uint64_t step, const StepRecord& record) {
+        const double keep = step == first_ + 1 ? 0.0 : 0.9;  // a running mean: single steps jitter
+        loss_ = keep * loss_ + (1.0 - keep) * record.loss;
+        seconds_ = keep * seconds_ + (1.0 - keep) * record.seconds;
+        exposed_ = keep * exposed_ + (1.0 - keep) * record.exposed_seconds;
+
+        const auto now = std::chrono::steady_clock::now();
+        const bool due = terminal_ ? now - printed_ > std::chrono::milliseconds(100) : (step - first_) % every_ == 0;
+        if (!due && step != last_) return;
+        printed_ = now;
+        const auto left = static_cast<long>(std::lround(seconds_ * static_cast<double>(last_ - step)));
+        const std::string bar =
+            terminal_ ? " [" + std::string(20 * step / last_, '#') + std::string(20 - 20 * step / last_, '.') + "]"
+                      : "";
+        const std::string line =
+            formatted("step %*llu/%llu%s  loss %.3f  %s samples/s  %s tokens/s  exposed %.2f ms  %ld:%02ld left",
+                      static_cast<int>(std::to_string(last_).size()), static_cast<unsigned long long>(step),
+                      static_cast<unsigned long long>(last_), bar.c_str(), loss_, rounded(samples_ / seconds_).c_str(),
+                      rounded(samples_ * tokens_ / seconds_).c_str(), exposed_ * 1e3, left / 60, left % 60);
+        std::fprintf(out_, terminal_ ? "\r%s\x1b[K" : "%s\n", line.c_str());
+        std::fflush(out_);
+        shown_ = true;
+    }
+
+    void note(const std::string& text) {
+        std::fprintf(out_, terminal_ && shown_ ? "\r%s\x1b[K\n" : "%s\n", text.c_str());
+        std::fflush(out_);
+    }
+
+private:
+    std::FILE* out_;
+    bool terminal_, shown_ = false;
+    std::uint64_t first_, last_, every_;
+    double samples_, tokens_;
+    double loss_ = 0, seconds_ = 0, exposed_ = 0;
+    std::chrono::steady_clock::time_point printed_{};
+};
+
+/// One rank's view of a run. Plain bytes: it travels through an all-gather.
+struct RankSummary {
+    double median_ms = 0, min_ms = 0, max_ms = 0, mean_ms = 0;  // of a step, after the warm-up
+    double communication_ms = 0, exposed_ms = 0;
+    double train_loss = 0, validation_loss = 0;
+    std::uint64_t digest = 0;
+    std::uint64_t parameters = 0;
+};
+
+/// Fills in what follows from the steps.
+inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& summary) {
+    if (all.empty()) return;
+    // In the first few steps memory and caches warm up.
+    const std::span steps = std::span(all).subspan(std::min<std::size_t>(5, all.size() / 5));
+    const auto mean = [](std::span<const StepRecord> records, double StepRecord::*member) {
+        double sum = 0;
+        for (const auto& record : records) sum += record.*member;
+        return sum / static_cast<double>(records.size());
+    };
+    std::vector<double> ms;
+    for (const auto& step : steps) ms.push_back(step.seconds * 1e3);
+    std::sort(ms.begin(), ms.end());
+    summary.median_ms = (ms[(ms.size() - 1) / 2] + ms[ms.size() / 2]) / 2;
+    summary.min_ms = ms.front();
+    summary.max_ms = ms.back();
+    summary.mean_ms = mean(steps, &StepRecord::seconds) * 1e3;
+    summary.communication_ms = mean(steps, &StepRecord::communication_seconds) * 1e3;
+    summary.exposed_ms = mean(steps, &StepRecord::exposed_seconds) * 1e3;
+    summary.train_loss =
+        mean(steps.last(std::min<std::size_t>(10, steps.size())), &StepRecord::loss);  // single batches jitter
+}
+
+/// Prints the table and writes the JSON object, if asked for. `ranks` are the summaries of all ranks.
+void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, std::size_t tokens_per_sample,
+            const Text& text);
+
+}  // namespace gradsync_train

@@ -1,0 +1,249 @@
+#pragma once
+// A decoder-only transformer over bytes: pre-norm blocks, causal attention, GELU, learned positions.
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "batch.hpp"
+#include "ops.hpp"
+#include "parameters.hpp"
+
+namespace gradsync_train {
+
+struct TransformerConfig {
+    std::size_t width = 256;
+    std::size_t blocks = 4;
+    std::size_t heads = 4;
+    std::size_t context = 128;
+    std::size_t sequences = 8;  // most sequences in one call
+    bool tied = false;          // the output layer is the embedding table
+    bool recompute = false;     // keep the blocks' inputs only; the backward pass repeats each block's forward pass
+    std::uint64_t seed = 0;
+
+    Reading reading() const { return {context, context, context}; }
+
+    /// Models with one description have the same parameters.
+    std::string description() const {
+        return "transformer context=" + std::to_string(context) + " d-model=" + std::to_string(width) +
+               " blocks=" + std::to_string(blocks) + " heads=" + std::to_string(heads) + (tied ? " tied" : "");
+    }
+};
+
+template <class Ops>
+class Transformer {
+public:
+    using Operations = Ops;
+    using Config = TransformerConfig;
+    static constexpr std::size_t classes = 256;
+
+    explicit Transformer(const Config& config) : config_{config}, parameters_{config.seed}, hidden_{4 * config.width} {
+        const std::size_t d = config.width;
+        // Each block adds twice to the residual stream: smaller steps keep its variance near one at any depth.
+        const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(config.blocks));
+        table_ = parameters_.add("embedding.weight", {classes, d}, 0.02, config.tied ? 2 : 1);
+        positions_ = parameters_.add("positions.weight", {config.context, d}, 0.02);
+        for (std::size_t i = 0; i < config.blocks; ++i) {
+            const std::string name = "blocks." + std::to_string(i);
+            Block b;
+            b.norm1 = add_norm(name + ".norm1");
+            b.qkv = add_linear(name + ".attention.qkv", d, 3 * d, 0.02);
+            b.projection = add_linear(name + ".attention.projection", d, d, residual);
+            b.norm2 = add_norm(name + ".norm2");
+            b.expand = add_linear(name + ".mlp.expand", d, hidden_, 0.02);
+            b.contract = add_linear(name + ".mlp.contract", hidden_, d, residual);
+            blocks_.push_back(b);
+        }
+        norm_ = add_norm("norm");
+        output_ = config.tied ? table_ : parameters_.add("output.weight", {classes, d}, 0.02);
+
+        const std::size_t tokens = config.sequences * config.context;
+        for (std::size_t i = 0; i <= config.blocks; ++i) stream_.emplace_back(tokens * d);
+        for (std::size_t i = 0; i < (config.recompute ? 1 : config.blocks); ++i) {
+            activations_.emplace_back(tokens, d, hidden_,
+                                      config.sequences * config.heads * config.context * config.context);
+        }
+        normalised_.resize(tokens * d);
+        mean_.resize(tokens);
+        inverse_.resize(tokens);
+        logits_.resize(tokens * classes);
+        dstream_.resize(tokens * d);
+        dbranch_.resize(tokens * d);
+        dwide_.resize(tokens * hidden_);
+        dscores_.resize(config.context * config.context);
+    }
+
+    const Config& config() const { return config_; }
+    Parameters<Ops>& parameters() { return parameters_; }
+
+    /// Mean loss in nats a byte; leaves what `backward` needs.
+    double forward(const Batch& batch) {
+        float* scores = logits(batch.sequences, batch.length, batch.inputs.data());
+        return Ops::cross_entropy(batch.sequences * batch.length, classes, batch.targets.data(), scores);
+    }
+
+    /// The scores of the byte after each prefix: [sequences, length, 256], for any length up to the context.
+    float* logits(std::size_t sequences, std::size_t length, const std::uint8_t* bytes) {
+        const std::size_t tokens = sequences * length, d = config_.width;
+        Ops::embed(tokens, length, d, bytes, parameters_.value(table_), parameters_.value(positions_),
+                   stream_[0].data());
+        for (std::size_t i = 0; i < blocks_.size(); ++i) block_forward(i, sequences, length);
+        Ops::layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(),
+                        inverse_.data());
+        Ops::linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), logits_.data());
+        return logits_.data();
+    }
+
+    void backward(const Batch& batch, GradientWriter<Ops>& gradients) {
+        const std::size_t tokens = batch.sequences * batch.length, d = config_.width;
+        Ops::linear_weight_gradient(tokens, d, classes, logits_.data(), normalised_.data(), gradients.target(output_));
+        gradients.done(output_);
+        Ops::linear_input_gradient(tokens, d, classes, logits_.data(), parameters_.value(output_), dbranch_.data());
+        Ops::fill(tokens * d, 0.0f, dstream_.data());
+        norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
+
+        for (std::size_t i = blocks_.size(); i-- > 0;) {
+            // The last block's activations are still there, recomputing or not.
+            if (config_.recompute && i + 1 < blocks_.size()) block_forward(i, batch.sequences, batch.length);
+            block_backward(i, batch.sequences, batch.length, gradients);
+        }
+
+        Ops::positions_backward(tokens, batch.length, d, dstream_.data(), gradients.target(positions_));
+        gradients.done(positions_);
+        if (!config_.tied) Ops::fill(classes * d, 0.0f, gradients.target(table_));
+        Ops::embed_backward_add(tokens, d, batch.inputs.data(), dstream_.data(), gradients.target(table_));
+        gradients.done(table_);
+    }
+
+private:
+    using Floats = typename Ops::Floats;
+
+    /// Two parameters that belong together: a weight (or gain) and its bias.
+    struct Layer {
+        std::size_t weight;
+        std::size_t bias;
+    };
+
+    struct Block {
+        Layer norm1, qkv, projection, norm2, expand, contract;
+    };
+
+    /// What one block's backward pass needs of its forward pass.
+    struct Activations {
+        Activations(std::size_t tokens, std::size_t width, std::size_t hidden, std::size_t attention_weights)
+            : normalised1(tokens * width),
+              mean1(tokens),
+              inverse1(tokens),
+              qkv(tokens * 3 * width),
+              weights(attention_weights),
+              attended(tokens * width),
+              middle(tokens * width),
+              normalised2(tokens * width),
+              mean2(tokens),
+              inverse2(tokens),
+              expanded(tokens * hidden),
+              activated(tokens * hidden) {}
+
+        Floats normalised1, mean1, inverse1, qkv, weights, attended;
+        Floats middle;  // the residual stream between attention and MLP
+        Floats normalised2, mean2, inverse2, expanded, activated;
+    };
+
+    Layer add_linear(const std::string& name, std::size_t in, std::size_t out, double deviation) {
+        const std::size_t weight = parameters_.add(name + ".weight", {out, in}, deviation);
+        return {weight, parameters_.add_constant(name + ".bias", {out}, 0.0f)};
+    }
+
+    Layer add_norm(const std::string& name) {
+        const std::size_t weight = parameters_.add_constant(name + ".weight", {config_.width}, 1.0f);
+        return {weight, parameters_.add_constant(name + ".bias", {config_.width}, 0.0f)};
+    }
+
+    const float* gain(Layer layer) const { return parameters_.value(layer.weight); }
+    const float* bias(Layer layer) const { return parameters_.value(layer.bias); }
+
+    AttentionShape shape(std::size_t sequences, std::size_t length) const {
+        return {sequences, length, config_.heads, config_.width / config_.heads};
+    }
+
+    Activations& activations(std::size_t block) { return activations_[config_.recompute ? 0 : block]; }
+
+    void block_forward(std::size_t i, std::size_t sequences, std::size_t length) {
+        const Block& b = blocks_[i];
+        Activations& a = activations(i);
+        const std::size_t tokens = sequences * length, d = config_.width;
+        const float* x = stream_[i].data();
+        float* y = stream_[i + 1].data();
+
+        Ops::layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(),
+                        a.inverse1.data());
+        Ops::linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), a.qkv.data());
+        Ops::add_bias(tokens, 3 * d, bias(b.qkv), a.qkv.data());
+        Ops::attention(shape(sequences, length), a.qkv.data(), a.weights.data(), a.attended.data());
+        Ops::linear(tokens, d, d, a.attended.data(), gain(b.projection), a.middle.data());
+        Ops::add_bias_residual(tokens, d, bias(b.projection), x, a.middle.data());
+
+        Ops::layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(),
+                        a.inverse2.data());
+        Ops::linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), a.expanded.data());
+        Ops::bias_gelu(tokens, hidden_, bias(b.expand), a.expanded.data(), a.activated.data());
+        Ops::linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), y);
+        Ops::add_bias_residual(tokens, d, bias(b.contract), a.middle.data(), y);
+    }
+
+    /// dstream_ holds the gradient of the block's output, and afterwards of its input.
+    void block_backward(std::size_t i, std::size_t sequences, std::size_t length, GradientWriter<Ops>& gradients) {
+        const Block& b = blocks_[i];
+        Activations& a = activations(i);
+        const std::size_t tokens = sequences * length, d = config_.width;
+
+        linear_backward(b.contract, tokens, hidden_, d, dstream_.data(), a.activated.data(), dwide_.data(), gradients);
+        Ops::bias_gelu_backward(tokens, hidden_, a.expanded.data(), dwide_.data(), gradients.target(b.expand.bias));
+        gradients.done(b.expand.bias);
+        weight_backward(b.expand, tokens, d, hidden_, dwide_.data(), a.normalised2.data(), dbranch_.data(), gradients);
+        norm_backward(b.norm2, tokens, a.middle.data(), a.mean2.data(), a.inverse2.data(), gradients);
+
+        linear_backward(b.projection, tokens, d, d, dstream_.data(), a.attended.data(), dbranch_.data(), gradients);
+        Ops::attention_backward(shape(sequences, length), a.qkv.data(), a.weights.data(), dbranch_.data(),
+                                dwide_.data(), dscores_.data());
+        linear_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
+        norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);
+    }
+
+    void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const float* dy, const float* x,
+                         float* dx, GradientWriter<Ops>& gradients) {
+        Ops::column_sum(n, out, dy, gradients.target(layer.bias));
+        gradients.done(layer.bias);
+        weight_backward(layer, n, in, out, dy, x, dx, gradients);
+    }
+
+    void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const float* dy, const float* x,
+                         float* dx, GradientWriter<Ops>& gradients) {
+        Ops::linear_weight_gradient(n, in, out, dy, x, gradients.target(layer.weight));
+        gradients.done(layer.weight);
+        Ops::linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
+    }
+
+    /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input.
+    void norm_backward(Layer layer, std::size_t tokens, const float* x, const float* mean, const float* inverse,
+                       GradientWriter<Ops>& gradients) {
+        Ops::layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(),
+                                     dstream_.data(), gradients.target(layer.weight), gradients.target(layer.bias));
+        gradients.done(layer.bias);
+        gradients.done(layer.weight);
+    }
+
+    Config config_;
+    Parameters<Ops> parameters_;
+    std::size_t hidden_;
+    std::size_t table_, positions_, output_;
+    std::vector<Block> blocks_;
+    Layer norm_;
+
+    std::vector<Floats> stream_;            // the residual stream before each block, and after the last
+    std::vector<Activations> activations_;  // one a block; a single one when recomputing
+    Floats normalised_, mean_, inverse_, logits_;
+    Floats dstream_, dbranch_, dwide_, dscores_;
+};
+
+}  // namespace gradsync_train

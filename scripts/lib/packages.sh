@@ -1,0 +1,53 @@
+# Sourced by the scripts: install_packages PACKAGE... installs with apt what is missing.
+#
+# COMMAND=PACKAGE stands for "the package, unless the command is there already, wherever it came from".
+
+install_packages() {
+    local item missing=()
+    for item in "$@"; do
+        case $item in
+            *=*) command -v "${item%%=*}" >/dev/null || missing+=("${item#*=}") ;;
+            *) package_installed "$item" || missing+=("$item") ;;
+        esac
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+
+    if ! command -v apt-get >/dev/null; then
+        echo "No apt-get here. If the build fails, install what these Debian packages hold: ${missing[*]}" >&2
+        return
+    fi
+    local as_root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! command -v sudo >/dev/null; then
+            echo "Missing packages: ${missing[*]}. Install them as root, or install sudo." >&2
+            return 1
+        fi
+        as_root=(sudo)
+    fi
+    echo "Installing with apt: ${missing[*]}"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends -qq \
+        "${missing[@]}" >/dev/null 2>&1 && return  # the package lists at hand are recent enough
+    retry "${as_root[@]}" apt-get update -qq
+    retry "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends -qq \
+        "${missing[@]}" >/dev/null
+}
+
+package_installed() {
+    [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# Three times, with a pause: mirrors and networks have bad moments.
+retry() {
+    local attempt
+    for attempt in 1 2 3; do
+        "$@" && return
+        [ "$attempt" -eq 3 ] || { echo "'$*' failed, trying again in 10 s" >&2; sleep 10; }
+    done
+    return 1
+}
+
+# What every preset needs; what the trainer needs; what the tests need: theirs, a second compiler, and the
+# interpreter of those that run the trainer.
+build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
+trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
+test_packages=(doctest-dev clang++=clang python3=python3)

@@ -1,0 +1,14 @@
+#pragma once
+
+/// What every backend promises (the concept `gradsync::Backend`), at 1 to 4 ranks, against a plain sequential oracle.
+/// A new backend needs one small file: a launcher (see backend/launcher.hpp), and a test case for each part:
+///
+///     TEST_CASE("MyBackend: results") { gradsync_test::check_results<MyLauncher>(); }
+///     TEST_CASE("MyBackend: collectives in flight") { gradsync_test::check_in_flight<MyLauncher>(); }
+///     TEST_CASE("MyBackend: groups") { gradsync_test::check_groups<MyLauncher>(); }
+///     TEST_CASE("MyBackend: failures") { gradsync_test::check_failures<MyLauncher>(); }
+
+#include "backend/failures.hpp"
+#include "backend/groups.hpp"
+#include "backend/in_flight.hpp"
+#include "backend/results.hpp"

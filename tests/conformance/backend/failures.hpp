@@ -1,0 +1,328 @@
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "exchange.hpp"
+#include "launcher.hpp"
+
+namespace gradsync_test {
+
+/// What a rank throws in these tests: a type that the library does not know.
+struct Boom : std::runtime_error {
+    using std::runtime_error::runtime_error;
+    int code = 42;
+};
+
+/// `f(backend, findings)` on worlds of 2 ranks and more. It catches what it expects; an error that it lets out is a finding.
+template <Launcher L, class F>
+void each_larger_world(std::chrono::nanoseconds limit, F&& f) {
+    for (const int size : sizes_up_to(L::largest, 2)) {
+        Findings findings;
+        const auto error = error_of([&] { L::run(size, limit, [&](typename L::Backend backend) { f(backend, findings); }); });
+        findings.check(!error, std::string("an error left the rank that should have caught it: ") + (error ? error->what() : ""));
+    }
+}
+
+/// After a failure every call that starts something throws, on every rank.
+template <Launcher L>
+void check_dead(typename L::Backend& backend, Findings& findings, const std::string& where) {
+    for (int operation = 0; operation < operation_count; ++operation) {
+        const Collective c{.operation = static_cast<Operation>(operation), .count = 8};
+        Exchange<typename L::Memory> part(c, backend.rank(), backend.size());
+        const auto error = error_of([&] { part.start(backend).wait(); });
+        findings.check(error != nullptr, where + "after the failure this works still: " + c.describe());
+    }
+    findings.check(error_of([&] { backend.duplicate(); }) != nullptr, where + "duplicate() works still after the failure");
+    findings.check(error_of([&] { backend.split(0, 0); }) != nullptr, where + "split() works still after the failure");
+    backend.progress();
+}
+
+/// Calls that cannot be meant are refused where they are made, and cost nothing: the next collective works.
+template <Launcher L>
+void check_invalid_arguments() {
+    using gradsync::DType;
+    using gradsync::ReduceOp;
+    each_world<L>([](typename L::Backend backend, Findings& findings) {
+        constexpr auto space = L::Backend::memory_space;
+        const int size = backend.size();
+        const std::string where = at(backend.rank(), size);
+        typename L::Memory memory(Bytes(8 * 64));
+        void* const data = memory.data();
+        const auto view = [&](std::size_t count, DType dtype) { return gradsync::BufferView{data, count, dtype, space}; };
+        const auto refused = [&](const char* what, auto call) {
+            const auto error = error_of([&] { call().wait(); });
+            findings.check(error && error->errc() == gradsync::Errc::invalid_argument,
+                           where + what + (error ? std::string(": ") + error->what() : " is not refused"));
+            if (error) findings.check(std::strlen(error->what()) > 20, where + what + ": no sentence: " + error->what());
+        };
+        refused("a mean of integers", [&] { return backend.all_reduce(view(4, DType::i32), ReduceOp::mean); });
+        refused("a mean of integers", [&] { return backend.reduce(view(4, DType::u8), ReduceOp::mean, 0); });
+        refused("a Contribution to a sum", [&] { return backend.all_reduce(view(4, DType::f32), ReduceOp::sum, {0.5, 1}); });
+        refused("a root that is no rank", [&] { return backend.broadcast(view(4, DType::f32), size); });
+        refused("a root that is no rank", [&] { return backend.broadcast(view(4, DType::f32), -1); });
+        refused("a root that is no rank", [&] { return backend.reduce(view(4, DType::f32), ReduceOp::sum, size); });
+        refused("a shard of the wrong size", [&] { return backend.all_gather(view(9, DType::f32), view(8, DType::f32)); });
+        refused("a shard of the wrong size",
+                [&] { return backend.reduce_scatter(view(8, DType::f32), view(9, DType::f32), ReduceOp::sum); });
+        refused("two dtypes in one call", [&] {
+            const auto shard = gradsync::shard_range(8, size, backend.rank()).size();
+            return backend.all_gather(view(shard, DType::i32), view(8, DType::f32));
+        });
+        refused("elements without memory",
+                [&] { return backend.all_reduce(gradsync::BufferView{nullptr, 4, DType::f32, space}, ReduceOp::sum); });
+        refused("the wrong memory space", [&] {
+            constexpr auto other = space == gradsync::MemorySpace::host ? gradsync::MemorySpace::device : gradsync::MemorySpace::host;
+            return backend.all_reduce(gradsync::BufferView{data, 4, DType::f32, other}, ReduceOp::sum);
+        });
+        findings.check(error_of([&] { backend.set_timeout(0s); }) != nullptr, where + "a time limit of 0 is not refused");
+
+        Exchange<typename L::Memory> part({.operation = Operation::all_reduce, .count = 5}, backend.rank(), size);
+        part.start(backend).wait();
+        const std::string wrong = part.verify(L::rank_order);
+        findings.check(wrong.empty(), where + "after refused calls: " + wrong);
+    });
+}
+
+/// Ranks that start different collectives all learn it at once, and what the difference is.
+template <Launcher L>
+void check_mismatches() {
+    using gradsync::DType;
+    using gradsync::ReduceOp;
+    const Collective common{.operation = Operation::all_reduce, .count = 1000};
+    struct Case {
+        Collective usual, odd;
+        std::vector<std::string> words;
+    };
+    std::vector<Case> cases;
+    const auto add = [&](auto change_usual, auto change_odd, std::vector<std::string> words) {
+        Case c{common, common, std::move(words)};
+        change_usual(c.usual);
+        change_usual(c.odd);
+        change_odd(c.odd);
+        cases.push_back(std::move(c));
+    };
+    const auto nothing = [](Collective&) {};
+    add(nothing, [](Collective& c) { c.count = 1001; }, {"all_reduce", "1000", "1001"});
+    add(nothing, [](Collective& c) { c.count = 0; }, {"all_reduce", "1000"});
+    add(nothing, [](Collective& c) { c.dtype = DType::bf16; }, {"f32", "bf16"});
+    add(nothing, [](Collective& c) { c.dtype = DType::i32; }, {"f32", "i32"});  // as many bytes
+    add(nothing, [](Collective& c) { c.op = ReduceOp::max; }, {"sum", "max"});
+    add(nothing, [](Collective& c) { c.operation = Operation::barrier; }, {"all_reduce", "barrier"});
+    add(nothing, [](Collective& c) { c.operation = Operation::reduce_scatter; }, {"all_reduce", "reduce_scatter"});
+    for (const Operation rooted : {Operation::broadcast, Operation::reduce, Operation::gather, Operation::scatter})
+        add([=](Collective& c) { c.operation = rooted; }, [](Collective& c) { c.root = 1; }, {"root 0", "root 1"});
+    for (const Operation operation : {Operation::broadcast, Operation::reduce, Operation::reduce_scatter, Operation::all_gather})
+        add([=](Collective& c) { c.operation = operation; }, [](Collective& c) { c.count = 3000; }, {"1000", "3000"});
+    // Ranks other than the root know only their shard: 1000 over n ranks, 3000 over n ranks.
+    for (const Operation operation : {Operation::gather, Operation::scatter})
+        add([=](Collective& c) { c.operation = operation; }, [](Collective& c) { c.count = 3000; },
+            {operation == Operation::gather ? "gather" : "scatter", "1000"});
+
+    for (const Case& c : cases)
+        each_larger_world<L>(ample, [&](typename L::Backend backend, Findings& findings) {
+            const int rank = backend.rank(), size = backend.size(), odd = size - 1;
+            const std::string where = at(rank, size) + c.usual.describe() + " against " + c.odd.describe() + ": ";
+            Exchange<typename L::Memory> part(rank == odd ? c.odd : c.usual, rank, size);
+            expect_error(findings, where, gradsync::Errc::collective_mismatch, -1, c.words, [&] { part.start(backend).wait(); });
+            check_dead<L>(backend, findings, where);
+        });
+}
+
+/// A rank that fails, leaves, stays away or drops what it started: all others learn it, and which rank it was.
+template <Launcher L>
+void check_failures() {
+    using Backend = typename L::Backend;
+    using Memory = typename L::Memory;
+    using Work = typename Backend::WorkType;
+    using gradsync::Errc;
+
+    SUBCASE("calls that cannot be meant") { check_invalid_arguments<L>(); }
+    SUBCASE("different collectives") { check_mismatches<L>(); }
+
+    const auto reduce_something = [](Backend& backend, std::size_t count = 5000) {
+        Exchange<Memory> part({.operation = Operation::all_reduce, .count = count}, backend.rank(), backend.size());
+        part.start(backend).wait();
+    };
+
+    SUBCASE("a rank that throws: its exception reaches the caller, and the others are released") {
+        for (const int size : sizes_up_to(L::largest))
+            for (int culprit = 0; culprit < size; ++culprit) {
+                Findings findings;
+                bool caught = false;
+                try {
+                    L::run(size, ample, [&](Backend backend) {
+                        reduce_something(backend);
+                        if (backend.rank() == culprit) throw Boom("the disk is full");
+                        const std::string where = at(backend.rank(), size);
+                        expect_error(findings, where, Errc::peer_failed, culprit,
+                                     {"rank " + std::to_string(culprit), "the disk is full"}, [&] { reduce_something(backend); });
+                        check_dead<L>(backend, findings, where);
+                    });
+                } catch (const Boom& boom) {
+                    caught = boom.code == 42 && std::string(boom.what()) == "the disk is full";
+                }
+                findings.check(caught == L::here(culprit), "the exception of rank " + std::to_string(culprit) + " was not rethrown");
+            }
+    }
+    SUBCASE("a rank that throws something that is no std::exception") {
+        for (const int size : sizes_up_to(L::largest, 2)) {
+            Findings findings;
+            int caught = 0;
+            try {
+                L::run(size, ample, [&](Backend backend) {
+                    if (backend.rank() == 0) throw 7;
+                    expect_error(findings, at(backend.rank(), size), Errc::peer_failed, 0, {"rank 0"}, [&] { reduce_something(backend); });
+                });
+            } catch (int value) {
+                caught = value;
+            }
+            findings.check(caught == (L::here(0) ? 7 : 0), "the exception was not rethrown");
+        }
+    }
+    SUBCASE("errors that ranks do not catch: the caller gets the cause, not an echo of it") {
+        for (const int size : sizes_up_to(L::largest, 2))
+            for (int culprit = 0; culprit < size; ++culprit) {
+                Findings findings;
+                std::string caught = "nothing";
+                try {
+                    L::run(size, ample, [&](Backend backend) {
+                        if (backend.rank() == culprit) throw Boom("cause");
+                        reduce_something(backend);
+                    });
+                } catch (const std::exception& error) {
+                    caught = error.what();
+                }
+                findings.check(!L::here(culprit) || caught == "cause", "the caller caught: " + caught);
+            }
+    }
+    SUBCASE("fail(): the same without an exception") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const int rank = backend.rank(), culprit = backend.size() - 1;
+            const std::string where = at(rank, backend.size());
+            if (rank == culprit) backend.fail("out of memory");
+            else
+                expect_error(findings, where, Errc::peer_failed, culprit, {"rank " + std::to_string(culprit), "out of memory"},
+                             [&] { reduce_something(backend); });
+            check_dead<L>(backend, findings, where);
+            backend.fail("twice");  // of no effect
+        });
+    }
+    SUBCASE("fail() ends what the communicator descends from, and what descends from it") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const int rank = backend.rank();
+            Backend twin = backend.duplicate();
+            Backend pair = backend.split(rank / 2, rank);
+            if (rank == 0) twin.fail("gone");
+            for (Backend* handle : {&backend, &twin})
+                expect_error(findings, at(rank, backend.size()), Errc::peer_failed, 0, {"gone"}, [&] { reduce_something(*handle); });
+            if (pair.size() == 2) expect_error(findings, at(rank, backend.size()), Errc::peer_failed, 0, {"gone"}, [&] { reduce_something(pair); });
+        });
+    }
+    SUBCASE("a rank that never calls: the others reach their time limit, and name it") {
+        each_larger_world<L>(scant, [&](Backend backend, Findings& findings) {
+            const int rank = backend.rank(), missing = backend.size() - 2;
+            const std::string where = at(rank, backend.size());
+            backend.set_timeout(ample);
+            backend.barrier().wait();  // so that nobody's limit runs while another rank is still being made
+            backend.set_timeout(scant);
+            if (rank == missing) {
+                std::this_thread::sleep_for(5 * scant);
+                check_dead<L>(backend, findings, where);
+                return;
+            }
+            expect_error(findings, where, Errc::timeout, missing, {"rank " + std::to_string(missing), "all_reduce"},
+                         [&] { reduce_something(backend); });
+            check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("ranks that never call are all named") {
+        if (L::largest >= 4) {
+            Findings findings;
+            L::run(4, ample, [&](Backend backend) {
+                backend.barrier().wait();
+                backend.set_timeout(scant);
+                if (backend.rank() == 1 || backend.rank() == 3) return std::this_thread::sleep_for(5 * scant);
+                expect_error(findings, at(backend.rank(), 4), Errc::timeout, -1, {"1", "3"}, [&] { reduce_something(backend); });
+            });
+        }
+    }
+    SUBCASE("a rank that returns early: the others are told, long before their limit") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const int leaver = backend.size() / 2;
+            reduce_something(backend);
+            if (backend.rank() == leaver) return;
+            const std::string where = at(backend.rank(), backend.size());
+            expect_error(findings, where, Errc::peer_left, leaver, {"rank " + std::to_string(leaver)}, [&] { reduce_something(backend); });
+            check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("a rank that leaves after its last collective leaves nobody waiting") {
+        for (int repeat = 0; repeat < 50; ++repeat)
+            each_larger_world<L>(ample, [&](Backend backend, Findings&) {
+                if (backend.rank() % 2) std::this_thread::yield();
+                reduce_something(backend, static_cast<std::size_t>(repeat) * 100);
+            });
+    }
+    SUBCASE("a Work that is dropped before it is complete") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const int rank = backend.rank();
+            const std::string where = at(rank, backend.size());
+            Backend signal = backend.duplicate();
+            if (rank == 0) {
+                Exchange<Memory> part({.operation = Operation::all_reduce, .count = 100}, 0, backend.size());
+                part.start(backend);  // dropped at once; nobody else has started it
+            } else {
+                const auto error = error_of([&] { signal.barrier().wait(); });  // rank 0 never starts this one
+                findings.check(error && (error->errc() == Errc::abandoned || error->errc() == Errc::peer_failed),
+                               where + (error ? error->what() : "no error"));
+                findings.check(error && error->context().peer == 0 && mentions(*error, "all_reduce"), where + (error ? error->what() : ""));
+            }
+            check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("a rank that unwinds with collectives under way: nobody touches its buffers afterwards") {
+        for (std::size_t repeat = 0; repeat < 40; ++repeat)
+            for (const int size : sizes_up_to(L::largest, 2)) {
+                Findings findings;
+                bool caught = false;
+                try {
+                    L::run(size, ample, [&](Backend backend) {
+                        const std::size_t count = 200'000;
+                        Memory memory(Bytes(count * 4, std::byte{1}));
+                        Bytes before;
+                        try {
+                            std::vector<Work> works;
+                            for (int i = 0; i < 8; ++i)
+                                works.push_back(backend.all_reduce({memory.data(), count, gradsync::DType::f32, Backend::memory_space},
+                                                                   gradsync::ReduceOp::max));
+                            if (backend.rank() == static_cast<int>(repeat) % size) {
+                                for (std::size_t i = 0; i < repeat * 3; ++i) works[i % 8].test();
+                                throw Boom("unwinding");
+                            }
+                            for (Work& work : works) work.wait();
+                            backend.barrier().wait();
+                        } catch (...) {
+                            // From here on the rank may free its buffers, or use them for something else.
+                            if constexpr (Backend::memory_space == gradsync::MemorySpace::host) {
+                                std::memset(memory.data(), 0x77, count * 4);
+                                std::this_thread::sleep_for(200us);
+                                findings.check(memory.read() == Bytes(count * 4, std::byte{0x77}), "a buffer was written after its rank had failed");
+                            }
+                            throw;
+                        }
+                    });
+                } catch (const Boom&) {
+                    caught = true;
+                }
+                findings.check(caught || !L::here(static_cast<int>(repeat) % size), "the exception was not rethrown");
+            }
+    }
+}
+
+}  // namespace gradsync_test

@@ -1,0 +1,26 @@
+#include <gradsync/backend/run_threads.hpp>
+
+#include "conformance/backend.hpp"
+
+namespace {
+
+struct Threads {
+    using Backend = gradsync::ThreadBackend;
+    using Memory = gradsync_test::HostMemory;
+    static constexpr int largest = 4;
+    static constexpr bool rank_order = true;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        gradsync::run_threads(size, f, gradsync::ThreadOptions{.timeout = limit});
+    }
+};
+
+}  // namespace
+
+TEST_CASE("ThreadBackend: results") { gradsync_test::check_results<Threads>(); }
+TEST_CASE("ThreadBackend: collectives in flight") { gradsync_test::check_in_flight<Threads>(); }
+TEST_CASE("ThreadBackend: groups") { gradsync_test::check_groups<Threads>(); }
+TEST_CASE("ThreadBackend: failures") { gradsync_test::check_failures<Threads>(); }

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gradsync/core/bucket_plan.hpp>
+
+/// What every bucket policy promises, on random parameters. A new policy needs one file:
+///
+///     TEST_CASE("MyBuckets is a bucket policy") {
+///         gradsync_test::check_bucket_policy(MyBuckets{...});
+///     }
+
+namespace gradsync_test {
+
+/// The largest number of bytes that bucket number `k` of a (dtype, space) may hold, where it holds more than one
+/// parameter. By default a policy has no such limit.
+using BucketCap = std::size_t (*)(std::size_t k);
+inline std::size_t no_cap(std::size_t) { return std::numeric_limits<std::size_t>::max(); }
+
+struct PlanningCase {
+    std::vector<gradsync::ParameterInfo> parameters;
+    std::vector<std::size_t> order;  ///< a permutation of some of them
+};
+
+/// Sizes from 0 to about 4 MiB over all scales; one kind or many; all parameters or some.
+inline PlanningCase random_planning_case(std::mt19937_64& random, std::size_t count) {
+    using namespace gradsync;
+    const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+    PlanningCase result;
+    const bool one_kind = below(3) == 0, all = below(2) == 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        ParameterInfo info;
+        info.count = below(std::size_t{1} << below(21));
+        if (!one_kind) {
+            info.dtype = static_cast<DType>(below(dtype_count));
+            info.space = below(4) == 0 ? MemorySpace::device : MemorySpace::host;
+        }
+        result.parameters.push_back(info);
+        if (all || below(4) != 0) result.order.push_back(i);
+    }
+    if (below(2) == 0) std::reverse(result.order.begin(), result.order.end());
+    else std::shuffle(result.order.begin(), result.order.end(), random);
+    return result;
+}
+
+/// Checks one plan. Says what is broken, and fails only once, so that a broken policy does not drown the reader.
+inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketPlan& plan, BucketCap cap) {
+    using namespace gradsync;
+    constexpr auto nowhere = std::numeric_limits<std::size_t>::max();
+    std::vector<std::size_t> place(c.parameters.size(), nowhere);
+    for (std::size_t at = 0; at < c.order.size(); ++at) place[c.order[at]] = at;
+    std::vector<bool> seen(c.parameters.size());
+    std::vector<std::size_t> opened(dtype_count * 2);
+    std::vector<std::pair<std::size_t, std::size_t>> by_opening;  // first place in order, bucket
+    std::size_t total = 0, last_launch = 0;
+    for (std::size_t b = 0; b < plan.size(); ++b) {
+        const std::string name = "bucket " + std::to_string(b);
+        const auto bucket = plan.bucket(b);
+        if (bucket.empty()) return name + " is empty";
+        std::size_t last = 0, previous = 0;
+        for (const std::size_t i : bucket) {
+            if (i >= c.parameters.size() || place[i] == nowhere)
+                return name + " holds parameter " + std::to_string(i) + ", which does not take part";
+            if (seen[i]) return "parameter " + std::to_string(i) + " stands in the plan twice";
+            seen[i] = true;
+            if (c.parameters[i].dtype != c.parameters[bucket[0]].dtype) return name + " mixes dtypes";
+            if (c.parameters[i].space != c.parameters[bucket[0]].space) return name + " mixes memory spaces";
+            if (i != bucket[0] && place[i] < previous) return name + " does not keep the order";
+            previous = place[i];
+            last = std::max(last, place[i]);
+        }
+        if (b != 0 && last < last_launch) return name + " is complete before its predecessor";
+        last_launch = last;
+        total += bucket.size();
+        by_opening.emplace_back(place[bucket[0]], b);
+    }
+    if (total != c.order.size()) return "only " + std::to_string(total) + " of " + std::to_string(c.order.size()) + " parameters are in the plan";
+
+    std::sort(by_opening.begin(), by_opening.end());
+    for (const auto& [first, b] : by_opening) {
+        const auto bucket = plan.bucket(b);
+        const ParameterInfo& kind = c.parameters[bucket[0]];
+        const std::size_t k = opened[static_cast<std::size_t>(kind.dtype) * 2 + static_cast<std::size_t>(kind.space)]++;
+        std::size_t bytes = 0;
+        for (const std::size_t i : bucket) bytes += c.parameters[i].bytes();
+        if (bucket.size() > 1 && bytes > cap(k))
+            return "bucket " + std::to_string(b) + " holds " + std::to_string(bytes) + " bytes, above its cap";
+    }
+    return {};
+}
+
+template <gradsync::BucketPolicy Policy>
+void check_bucket_policy(const Policy& policy, BucketCap cap = no_cap) {
+    std::mt19937_64 random(20240229);
+    for (const std::size_t count : {0u, 1u, 2u, 3u, 10u, 100u, 1000u})
+        for (int repeat = 0; repeat < 50; ++repeat) {
+            const PlanningCase c = random_planning_case(random, count);
+            const gradsync::BucketPlan plan = policy.plan(c.parameters, c.order);
+            REQUIRE(plan_violation(c, plan, cap) == "");
+            REQUIRE(policy.plan(c.parameters, c.order) == plan);  // a pure function: so do copies, on other ranks
+            REQUIRE(Policy(policy).plan(c.parameters, c.order) == plan);
+        }
+    CHECK(policy.plan({}, {}).empty());
+    CHECK(!std::string(policy.describe()).empty());
+    CHECK(std::string(policy.describe()) == std::string(Policy(policy).describe()));
+
+    SUBCASE("a hundred thousand parameters") {
+        const PlanningCase c = random_planning_case(random, 100'000);
+        CHECK(plan_violation(c, policy.plan(c.parameters, c.order), cap) == "");
+    }
+}
+
+}  // namespace gradsync_test

@@ -1,0 +1,24 @@
+#include <gradsync/bucket/size_capped.hpp>
+
+#include "conformance/bucket_policy.hpp"
+
+using gradsync::SizeCappedBuckets;
+
+TEST_CASE("SizeCappedBuckets is a bucket policy, with its defaults") {
+    gradsync_test::check_bucket_policy(SizeCappedBuckets{}, [](std::size_t k) {
+        return k == 0 ? std::size_t{1} << 20 : std::size_t{25} << 20;
+    });
+}
+
+TEST_CASE("SizeCappedBuckets is a bucket policy, with small caps") {
+    gradsync_test::check_bucket_policy(SizeCappedBuckets(4096, 512), [](std::size_t k) -> std::size_t {
+        return k == 0 ? 512 : 4096;
+    });
+    gradsync_test::check_bucket_policy(SizeCappedBuckets(1), [](std::size_t) -> std::size_t { return 1; });
+}
+
+TEST_CASE("SizeCappedBuckets is a bucket policy, with a list of caps") {
+    gradsync_test::check_bucket_policy(SizeCappedBuckets::with_caps({1000, 100'000, 10'000}), [](std::size_t k) -> std::size_t {
+        return k == 0 ? 1000 : k == 1 ? 100'000 : 10'000;
+    });
+}

@@ -1,0 +1,16 @@
+# Compiles each of UNITS alone with COMPILER, FLAGS and -Werror; names those that fail.
+# cmake -DCOMPILER=clang++ -DFLAGS=... -DUNITS=... -DINCLUDE=... -P check.cmake
+
+set(failed)
+foreach(unit IN LISTS UNITS)
+  execute_process(COMMAND ${COMPILER} -std=c++20 -fsyntax-only ${FLAGS} -Werror -I${INCLUDE} ${unit}
+                  RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    cmake_path(GET unit STEM stem)
+    list(APPEND failed ${stem})
+  endif()
+endforeach()
+if(failed)
+  list(JOIN failed "\n  " failed)
+  message(FATAL_ERROR "do not compile alone with ${COMPILER}:\n  ${failed}")
+endif()

@@ -1,0 +1,57 @@
+# Includes point only downwards: a header includes from its own folder and from lower layers, never from a sibling
+# folder or from above. cmake -DINCLUDE=.../include -P layers.cmake
+
+# From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own.
+set(layers
+    "core"
+    "kernel"
+    "shared_memory"
+    "backend|bucket|bootstrap|compress|interop|observe|overlap|plan"
+    "reducer"
+    "reducer.hpp"
+    "shard"
+    "gradsync.hpp")
+
+function(layer_of folder result)
+  set(height 0)
+  foreach(layer IN LISTS layers)
+    if(folder MATCHES "^(${layer})$")
+      set(${result} ${height} PARENT_SCOPE)
+      return()
+    endif()
+    math(EXPR height "${height} + 1")
+  endforeach()
+  message(FATAL_ERROR "include/gradsync/${folder} has no place in the layers: give it one in tests/headers/layers.cmake")
+endfunction()
+
+set(root ${INCLUDE}/gradsync)
+set(wrong)
+file(GLOB_RECURSE headers RELATIVE ${root} ${root}/*.hpp)
+if(NOT headers)
+  message(FATAL_ERROR "no headers in ${root}: give INCLUDE as an absolute path")
+endif()
+foreach(header IN LISTS headers)
+  string(REGEX REPLACE "/.*" "" folder ${header})
+  layer_of(${folder} layer)
+  cmake_path(GET header PARENT_PATH parent)
+  file(STRINGS ${root}/${header} includes REGEX "^ *# *include +(\"|<gradsync/)")
+  foreach(line IN LISTS includes)
+    if(line MATCHES "<gradsync/(.*)>")
+      set(included ${CMAKE_MATCH_1})
+    elseif(line MATCHES "\"(.*)\"")
+      cmake_path(SET included NORMALIZE "${parent}/${CMAKE_MATCH_1}")
+      if(parent STREQUAL "")
+        set(included ${CMAKE_MATCH_1})
+      endif()
+    endif()
+    string(REGEX REPLACE "/.*" "" included_folder ${included})
+    layer_of(${included_folder} included_layer)
+    if(NOT included_folder STREQUAL folder AND NOT included_layer LESS layer)
+      list(APPEND wrong "${header} includes ${included}")
+    endif()
+  endforeach()
+endforeach()
+if(wrong)
+  list(JOIN wrong "\n  " wrong)
+  message(FATAL_ERROR "includes that do not point downwards:\n  ${wrong}")
+endif()

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/core/error.hpp>
+
+/// Functions on several ranks, whose results and errors are looked at afterwards, on the thread of the test: nothing
+/// of doctest is called on the ranks.
+
+namespace gradsync_test {
+
+/// Limits of waits: those that are not meant to be reached, and those that are.
+inline constexpr gradsync::ThreadOptions patient{.timeout = std::chrono::seconds(30)};
+inline constexpr gradsync::ThreadOptions impatient{.timeout = std::chrono::milliseconds(200)};
+
+/// Collects what one rank finds wrong; the first finding is enough.
+class Finding {
+public:
+    void check(bool good, const std::string& what) {
+        if (!good && text_.empty()) text_ = what;
+    }
+    const std::string& text() const noexcept { return text_; }
+
+private:
+    std::string text_;
+};
+
+/// Runs `f(backend, finding)` on `size` ranks. Returns the first finding of any rank, or "".
+template <class F>
+std::string findings(int size, F&& f, gradsync::ThreadOptions options = patient) {
+    const auto texts = gradsync::run_threads(
+        size,
+        [&](gradsync::ThreadBackend backend) {
+            Finding finding;
+            const int rank = backend.rank();
+            f(std::move(backend), finding);
+            return finding.text().empty() ? std::string() : "rank " + std::to_string(rank) + ": " + finding.text();
+        },
+        options);
+    for (const std::string& text : texts)
+        if (!text.empty()) return text;
+    return {};
+}
+
+/// What a rank threw: a gradsync::Error, something else ("not a gradsync::Error: ..."), or nothing ("").
+struct Outcome {
+    std::optional<gradsync::Error> error;
+    std::string text;
+
+    bool is(gradsync::Errc code) const { return error && error->errc() == code; }
+    bool says(const std::string& words) const { return text.find(words) != std::string::npos; }
+};
+
+/// The outcome of calling `f` here.
+template <class F>
+Outcome outcome_of(F&& f) {
+    try {
+        f();
+        return {};
+    } catch (const gradsync::Error& e) {
+        return {e, e.what()};
+    } catch (const std::exception& e) {
+        return {std::nullopt, std::string("not a gradsync::Error: ") + e.what()};
+    }
+}
+
+/// Runs `f(backend)` on `size` ranks and returns what left it, rank by rank. As with run_threads, an exception ends
+/// the communicator.
+template <class F>
+std::vector<Outcome> outcomes(int size, F&& f, gradsync::ThreadOptions options = impatient) {
+    std::vector<Outcome> result(static_cast<std::size_t>(size));
+    try {
+        gradsync::run_threads(
+            size,
+            [&](gradsync::ThreadBackend backend) {
+                Outcome& mine = result[static_cast<std::size_t>(backend.rank())];
+                try {
+                    f(std::move(backend));
+                } catch (const gradsync::Error& e) {
+                    mine = {e, e.what()};
+                    throw;
+                } catch (const std::exception& e) {
+                    mine = {std::nullopt, std::string("not a gradsync::Error: ") + e.what()};
+                    throw;
+                }
+            },
+            options);
+    } catch (const std::exception&) {  // it is among the outcomes
+    }
+    return result;
+}
+
+inline bool all_equal(const std::vector<std::string>& texts) {
+    return std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts.front(); });
+}
+
+}  // namespace gradsync_test

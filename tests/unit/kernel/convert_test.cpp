@@ -1,0 +1,218 @@
+#include <gradsync/kernel/convert.hpp>
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "support/half_oracle.hpp"
+
+namespace gs = gradsync;
+using gradsync_test::HalfOracle;
+
+namespace {
+
+template <class T>
+auto bits_of(T value) {
+    if constexpr (sizeof(T) == 2) return value.bits();
+    else if constexpr (sizeof(T) == 4) return std::bit_cast<std::uint32_t>(value);
+    else return std::bit_cast<std::uint64_t>(value);
+}
+
+template <class T>
+bool is_nan(T value) {
+    if constexpr (sizeof(T) == 2) return is_nan(static_cast<float>(value));
+    else if constexpr (sizeof(T) == 4) return (bits_of(value) & 0x7fff'ffffu) > 0x7f80'0000u;
+    else return (bits_of(value) & 0x7fff'ffff'ffff'ffffu) > 0x7ff0'0000'0000'0000u;
+}
+
+/// What one element converts to: by the scalar types, and by the oracle where they have no such conversion.
+template <class To, class From>
+To convert_one(From from) {
+    if constexpr (std::is_same_v<To, From>) return from;
+    else if constexpr (std::is_same_v<From, double> && sizeof(To) == 2)
+        return To::from_bits((std::is_same_v<To, gs::Float16> ? HalfOracle::float16() : HalfOracle::bfloat16()).expected(from));
+    else if constexpr (sizeof(From) == 2 || sizeof(To) == 2) return static_cast<To>(static_cast<float>(from));
+    else return static_cast<To>(from);
+}
+
+/// Equal bits; where the processor itself converts (float and double), any NaN equals any other.
+template <class From, class To>
+bool agrees(To actual, To expected) {
+    if (bits_of(actual) == bits_of(expected)) return true;
+    return sizeof(From) >= 4 && sizeof(To) >= 4 && is_nan(actual) && is_nan(expected);
+}
+
+using Isa = gs::kernel::Isa;
+
+/// The conversion as compiled for one instruction set; false where this processor lacks it.
+template <class From, class To>
+bool convert_with(Isa isa, const From* from, To* to, std::size_t n) {
+    if (isa > gs::kernel::isa()) return false;
+#if GRADSYNC_X86_DISPATCH
+    if (isa == Isa::avx512) return gs::kernel::run_avx512<gs::kernel::detail::Convert>(from, to, n), true;
+    if (isa == Isa::avx2) return gs::kernel::run_avx2<gs::kernel::detail::Convert>(from, to, n), true;
+#endif
+    return gs::kernel::run_baseline<gs::kernel::detail::Convert>(from, to, n), true;
+}
+
+template <class From, class To>
+void check_all(const std::vector<From>& from) {
+    for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
+        std::vector<To> to(from.size());
+        if (!convert_with(isa, from.data(), to.data(), from.size())) continue;
+        int wrong = 0;
+        for (std::size_t i = 0; i < from.size(); ++i)
+            if (!agrees<From>(to[i], convert_one<To>(from[i])) && wrong++ == 0)
+                CHECK_MESSAGE(bits_of(to[i]) == bits_of(convert_one<To>(from[i])), "from bits ", bits_of(from[i]));
+        CHECK(wrong == 0);
+    }
+}
+
+template <class Half>
+std::vector<Half> all_halves() {
+    std::vector<Half> result;
+    for (std::uint32_t bits = 0; bits < 0x10000; ++bits) result.push_back(Half::from_bits(static_cast<std::uint16_t>(bits)));
+    return result;
+}
+
+template <class From>
+std::vector<From> hard_cases() {
+    if constexpr (sizeof(From) == 2) return all_halves<From>();
+    else {
+        auto cases = gradsync_test::rounding_cases<From>(HalfOracle::float16());
+        const auto more = gradsync_test::rounding_cases<From>(HalfOracle::bfloat16());
+        cases.insert(cases.end(), more.begin(), more.end());
+        return cases;
+    }
+}
+
+#if GRADSYNC_X86_DISPATCH
+/// Flush-to-zero and denormals-are-zero, as -ffast-math programs and some math libraries set them.
+struct FlushToZero {
+    unsigned saved = __builtin_ia32_stmxcsr();
+    FlushToZero() { __builtin_ia32_ldmxcsr(saved | 0x8040u); }
+    ~FlushToZero() { __builtin_ia32_ldmxcsr(saved); }
+};
+#endif
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("convert: all halves and all hard cases, on every instruction set", From, gs::BFloat16, gs::Float16, float, double) {
+    const auto cases = hard_cases<From>();
+    if constexpr (!std::is_same_v<From, gs::BFloat16>) check_all<From, gs::BFloat16>(cases);
+    if constexpr (!std::is_same_v<From, gs::Float16>) check_all<From, gs::Float16>(cases);
+    if constexpr (!std::is_same_v<From, float>) check_all<From, float>(cases);
+    if constexpr (!std::is_same_v<From, double>) check_all<From, double>(cases);
+}
+
+TEST_CASE("convert: from double is rounded once, not twice") {
+    // A tie in Float16, and a little more: by way of float it would look like the tie, and go down to even.
+    const double above_tie = 1.0 + 0x1p-11 + 0x1p-40;
+    gs::Float16 f16{};
+    gs::kernel::convert(&above_tie, &f16, 1);
+    CHECK(f16.bits() == 0x3c01u);
+    const double above_tie_too = 1.0 + 0x1p-8 + 0x1p-40;
+    gs::BFloat16 bf16{};
+    gs::kernel::convert(&above_tie_too, &bf16, 1);
+    CHECK(bf16.bits() == 0x3f81u);
+}
+
+#if GRADSYNC_X86_DISPATCH
+TEST_CASE_TEMPLATE("convert: denormals survive flush-to-zero", Half, gs::BFloat16, gs::Float16) {
+    const auto halves = all_halves<Half>();
+    std::vector<float> widened(halves.size());
+    std::vector<Half> back(halves.size());
+    const auto floats = gradsync_test::rounding_cases<float>(sizeof(Half) == 2 && std::is_same_v<Half, gs::Float16>
+                                                                 ? HalfOracle::float16()
+                                                                 : HalfOracle::bfloat16());
+    std::vector<Half> rounded(floats.size());
+    {
+        const FlushToZero guard;
+        gs::kernel::convert(halves.data(), widened.data(), halves.size());
+        gs::kernel::convert(widened.data(), back.data(), halves.size());
+        gs::kernel::convert(floats.data(), rounded.data(), floats.size());
+    }
+    int wrong = 0;
+    for (std::size_t i = 0; i < halves.size(); ++i)
+        if (bits_of(widened[i]) != bits_of(static_cast<float>(halves[i])) || back[i] != Half(static_cast<float>(halves[i]))) ++wrong;
+    for (std::size_t i = 0; i < floats.size(); ++i)
+        if (rounded[i] != Half(floats[i])) ++wrong;
+    CHECK(wrong == 0);
+}
+#endif
+
+TEST_CASE_TEMPLATE("convert: every length and misalignment, and nothing written beside", From, gs::BFloat16, gs::Float16, float, double) {
+    const auto run = [&]<class To>(To) {
+        std::vector<From> from(300);
+        for (std::size_t i = 0; i < from.size(); ++i) {
+            if constexpr (sizeof(From) == 2) from[i] = From(static_cast<float>(i) * 0.37f - 40.0f);
+            else from[i] = static_cast<From>(i) * static_cast<From>(0.37) - static_cast<From>(40);
+        }
+        int wrong = 0;
+        for (std::size_t length = 0; length <= 200; ++length)
+            for (std::size_t offset = 0; offset < 17; offset += length % 16 == 0 ? 1 : 5) {
+                std::vector<To> to(length + offset + 8);
+                std::memset(static_cast<void*>(to.data()), 0x5a, to.size() * sizeof(To));
+                const std::vector<To> before = to;
+                gs::kernel::convert(from.data() + offset, to.data() + offset, length);
+                for (std::size_t i = 0; i < to.size(); ++i) {
+                    const bool inside = i >= offset && i < offset + length;
+                    if (bits_of(to[i]) != bits_of(inside ? convert_one<To>(from[i]) : before[i])) ++wrong;
+                }
+            }
+        CHECK(wrong == 0);
+    };
+    run(gs::BFloat16{});
+    run(gs::Float16{});
+    run(float{});
+    run(double{});
+}
+
+TEST_CASE("convert: null pointers are fine where there is nothing to convert") {
+    gs::kernel::convert(static_cast<const float*>(nullptr), static_cast<float*>(nullptr), 0);
+    gs::kernel::convert(static_cast<const float*>(nullptr), static_cast<gs::BFloat16*>(nullptr), 0);
+    gs::kernel::convert(nullptr, gs::DType::f16, nullptr, gs::DType::f64, 0);
+}
+
+TEST_CASE("convert: erased types do what the typed form does") {
+    const auto each_type = [](auto use) {
+        use(gs::BFloat16{});
+        use(gs::Float16{});
+        use(float{});
+        use(double{});
+    };
+    each_type([&]<class From>(From) {
+        std::vector<From> from(77);
+        std::vector<float> source(77);
+        std::iota(source.begin(), source.end(), -30.0f);
+        gs::kernel::convert(source.data(), from.data(), 77);
+        each_type([&]<class To>(To) {
+            std::vector<To> erased(77), typed(77);
+            gs::kernel::convert(from.data(), gs::dtype_of<From>, erased.data(), gs::dtype_of<To>, 77);
+            gs::kernel::convert(from.data(), typed.data(), 77);
+            CHECK(std::memcmp(erased.data(), typed.data(), 77 * sizeof(To)) == 0);
+        });
+    });
+}
+
+TEST_CASE_TEMPLATE("load_block and store_block: to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t,
+                   std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
+    using A = gs::kernel::accumulator_t<T>;
+    static_assert(gs::dtype_of<A> == gs::accumulator_of(gs::dtype_of<T>));
+    std::vector<T> from(64), back(64);
+    for (std::size_t i = 0; i < 64; ++i) {
+        if constexpr (sizeof(T) == 2) from[i] = T(static_cast<float>(i) - 20.0f);
+        else from[i] = static_cast<T>(static_cast<int>(i) - 20);
+    }
+    std::vector<A> sums(64);
+    gs::kernel::load_block(from.data(), sums.data(), 64);
+    CHECK(sums[21] == A(1));
+    gs::kernel::store_block(sums.data(), back.data(), 64);
+    CHECK(from == back);
+    gs::kernel::load_block(from.data() + 10, sums.data(), 13);  // any length
+    CHECK(sums[11] == A(1));
+}

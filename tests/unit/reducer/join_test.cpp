@@ -1,0 +1,143 @@
+// ctest: PROCESSORS 2
+// Uneven inputs: ranks that have run out of data keep the others going, and stay in step.
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "support/averaging_oracle.hpp"
+#include "support/ranks.hpp"
+#include "support/tensor.hpp"
+#include "support/tiny_network.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+/// Rank r has `batches[r]` batches. The result of every step is compared with the mean over those that had one.
+template <class Buckets, class Overlap>
+std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, GradientStorage storage, Buckets buckets = {}) {
+    const int ranks = static_cast<int>(batches.size());
+    return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({10, 20, 0, 300});
+        const int rank = comm.rank();
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .divisor = divisor}, buckets);
+        int step = 0;
+        for (; sync.begin_step(step < batches[static_cast<std::size_t>(rank)]); ++step) {
+            if (step < batches[static_cast<std::size_t>(rank)]) {
+                backward(sync, model, rank, step);
+            } else {
+                for (std::size_t i = 0; i < model.size(); ++i)  // what is left in its gradients must not matter
+                    write(sync.gradient_view(i), constant_bytes(DType::f32, model[i].count(), std::numeric_limits<double>::quiet_NaN()));
+            }
+            sync.finish();
+            std::vector<Contribution> by;
+            for (const int n : batches) by.push_back(step < n ? Contribution{1, 1} : Contribution{0, divisor == JoinDivisor::all_ranks ? 1.0 : 0.0});
+            for (std::size_t i = 0; i < model.size(); ++i)
+                finding.check(holds(sync.gradient_view(i), combined(DType::f32, gradients_of_all(model[i], ranks, step, i), by)),
+                              "gradient " + std::to_string(i) + ", step " + std::to_string(step));
+        }
+        finding.check(step == *std::max_element(batches.begin(), batches.end()), "stopped after " + std::to_string(step) + " steps");
+        // The next epoch starts as usual, with begin_step or without.
+        backward(sync, model, rank, 50);
+        sync.finish();
+        finding.check(wrong_mean(sync, model, ranks, 50).empty(), wrong_mean(sync, model, ranks, 50));
+    });
+}
+
+}  // namespace
+
+TEST_CASE("PyTorch parity: uneven inputs, both divisors") {
+    const std::vector<std::vector<int>> uneven{{2}, {3, 1}, {1, 3}, {0, 2}, {2, 2}, {3, 0, 1}, {1, 2, 3}, {4, 0, 0, 1}, {0, 0, 0, 2}, {0, 0}};
+    for (const auto& batches : uneven)
+        for (const JoinDivisor divisor : {JoinDivisor::live_ranks, JoinDivisor::all_ranks})
+            for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
+                CHECK(check_uneven<Flat, OverlapBackward>(batches, divisor, storage) == "");
+                CHECK(check_uneven<PerParameter, NoOverlap>(batches, divisor, storage) == "");
+                CHECK(check_uneven<SizeCappedBuckets, OverlapBackwardThread>(batches, divisor, storage, SizeCappedBuckets(130)) == "");
+            }
+}
+
+TEST_CASE("PyTorch parity: uneven inputs equal local training on all inputs") {
+    // Rank r has r + 1 batches of its own; in each step a local trainer sees all batches that there are.
+    const auto data = samples(200);
+    constexpr std::size_t batch_size = 5;
+    const auto batch_of = [&](int rank, int step) {
+        return std::span(data).subspan(static_cast<std::size_t>(rank * 40 + step * 5), batch_size);
+    };
+    for (const int ranks : {2, 3, 4}) {
+        TinyNetwork local;
+        for (int step = 0; step < ranks; ++step) {
+            std::vector<Sample> joined;
+            for (int r = step; r < ranks; ++r) joined.insert(joined.end(), batch_of(r, step).begin(), batch_of(r, step).end());
+            local.backward(joined, [](std::size_t) {});
+            local.adam();
+        }
+        std::vector<std::vector<std::vector<float>>> weights = run_threads(ranks, [&](ThreadBackend comm) {
+            TinyNetwork model;
+            const int rank = comm.rank();
+            Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model.parameters(), {}, SizeCappedBuckets(60));
+            for (int step = 0; sync.begin_step(step <= rank); ++step) {
+                if (step <= rank) model.backward(batch_of(rank, step), [&](std::size_t i) { sync.mark_ready(i); });
+                sync.finish();
+                model.adam();
+            }
+            return model.values();
+        });
+        for (const auto& w : weights) CHECK(w == weights[0]);
+        CHECK(close(weights[0], local.values()));
+    }
+}
+
+TEST_CASE("uneven inputs with weights: local sums over different numbers of samples equal local training") {
+    const auto data = samples(60);
+    for (const int ranks : {1, 2, 3, 4}) {
+        TinyNetwork local;
+        std::vector<std::size_t> counts{7, 3, 11, 0};  // samples of each rank; the last one has none
+        counts.resize(static_cast<std::size_t>(ranks));
+        std::size_t total = 0;
+        for (const std::size_t n : counts) total += n;
+        for (int step = 0; step < 3; ++step) {
+            local.backward(std::span(data).first(total), [](std::size_t) {});
+            local.adam();
+        }
+        for (const bool sums : {true, false}) {
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                TinyNetwork model;
+                const auto rank = static_cast<std::size_t>(comm.rank());
+                std::size_t first = 0;
+                for (std::size_t r = 0; r < rank; ++r) first += counts[r];
+                const auto own = std::span(data).subspan(first, counts[rank]);
+                Reducer sync(comm, model.parameters(), {.averaging = sums ? Averaging::mean_over_count : Averaging::weighted_mean});
+                sync.set_weight(static_cast<double>(own.size()));
+                for (int step = 0; step < 3; ++step) {
+                    const bool any = sync.begin_step(!own.empty());
+                    finding.check(any, "nobody has a batch");
+                    if (!own.empty())
+                        model.backward(own, !sums, false, [&](std::size_t i) { return std::span(model.gradient(i)); },
+                                       [&](std::size_t i) { sync.mark_ready(i); });
+                    sync.finish();
+                    model.adam();
+                }
+                finding.check(close(model.values(), local.values()), "the weights differ from local training");
+            }) == "");
+        }
+    }
+}
+
+TEST_CASE("begin_step in the middle of a step is refused") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({10, 20});
+        Reducer<ThreadBackend, Flat, NoOverlap> sync(comm, model);
+        sync.mark_ready(1);
+        const Outcome outcome = outcome_of([&] { sync.begin_step(true); });
+        finding.check(outcome.is(Errc::invalid_argument) && outcome.says("finish()"), outcome.text);
+        sync.mark_ready(0);
+        sync.finish();
+    }) == "");
+}

@@ -1,0 +1,247 @@
+// ctest: PROCESSORS 2
+// Ranks that construct different Reducers: every rank throws the same text, and may go on.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "support/averaging_oracle.hpp"
+#include "support/ranks.hpp"
+#include "support/tensor.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+/// Constructs `make(backend, odd)` on every rank, `odd` on one of them, which is each in turn. Every rank must throw
+/// one text with these words, and must be able to use the communicator and to construct the right thing afterwards.
+void check_mismatch(const std::vector<std::string>& words, const std::string& parameter,
+                    const std::function<void(ThreadBackend, bool odd)>& make) {
+    for (const int ranks : {2, 3, 4})
+        for (int guilty = 0; guilty < ranks; ++guilty) {
+            std::vector<Outcome> result(static_cast<std::size_t>(ranks));
+            REQUIRE(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                const int rank = comm.rank();
+                result[static_cast<std::size_t>(rank)] = outcome_of([&] { make(comm, rank == guilty); });
+                std::int32_t one = 1;
+                comm.all_reduce(buffer(std::span(&one, 1)), ReduceOp::sum).wait();
+                finding.check(one == ranks, "the communicator is of no more use");
+                const Outcome again = outcome_of([&] { make(comm, false); });
+                finding.check(again.text.empty(), "the right parameters were refused: " + again.text);
+            }) == "");
+            for (int r = 0; r < ranks; ++r) {
+                const Outcome& outcome = result[static_cast<std::size_t>(r)];
+                INFO(outcome.text);
+                REQUIRE(outcome.is(Errc::parameter_mismatch));
+                CHECK(outcome.text == result[0].text);
+                for (const std::string& word : words) CHECK_MESSAGE(outcome.says(word), "missing: " << word);
+                CHECK(outcome.error->context().rank == r);
+                CHECK(outcome.error->context().peer == (guilty == 0 ? 1 : guilty));
+                if (!parameter.empty()) CHECK(outcome.error->context().parameter == parameter);
+            }
+        }
+}
+
+/// The odd rank's model is changed by `change`.
+void check_odd_model(const std::vector<std::string>& words, const std::string& parameter, const std::function<void(std::vector<Tensor>&)>& change) {
+    check_mismatch(words, parameter, [&](ThreadBackend comm, bool odd) {
+        auto model = tensors({10, 24, 30});
+        model[1] = Tensor("fc.weight", DType::f32, {4, 6});
+        if (odd) change(model);
+        Reducer sync(comm, model);
+    });
+}
+
+}  // namespace
+
+TEST_CASE("PyTorch parity: differing shape: every rank throws the same text, naming the parameter") {
+    check_odd_model({"parameter 1", "'fc.weight' f32 [4, 6]", "'fc.weight' f32 [6, 4]"}, "fc.weight",
+                    [](auto& model) { model[1] = Tensor("fc.weight", DType::f32, {6, 4}); });
+    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' f32 [24]"}, "fc.weight",
+                    [](auto& model) { model[1] = Tensor("fc.weight", DType::f32, {24}); });
+    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' f32 [4, 7]"}, "fc.weight",
+                    [](auto& model) { model[1] = Tensor("fc.weight", DType::f32, {4, 7}); });
+}
+TEST_CASE("PyTorch parity: differing dtype: every rank throws the same text, naming the parameter") {
+    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' bf16 [4, 6]"}, "fc.weight",
+                    [](auto& model) { model[1] = Tensor("fc.weight", DType::bf16, {4, 6}); });
+}
+TEST_CASE("PyTorch parity: differing count: every rank throws the same text, naming the first extra parameter") {
+    check_odd_model({"the number of parameters", "3 parameters, of which 'p2' f32 [30]", "2 parameters"}, "", [](auto& model) { model.pop_back(); });
+    check_odd_model({"3 parameters", "4 parameters, of which 'extra' f32 [5]"}, "", [](auto& model) { model.emplace_back("extra", DType::f32, std::vector<std::size_t>{5}); });
+    check_odd_model({"0 parameters"}, "", [](auto& model) { model.clear(); });
+}
+TEST_CASE("PyTorch parity: differing names and order") {
+    check_odd_model({"parameter 1", "'fc.weight'", "'fc.bias'"}, "", [](auto& model) { model[1].name = "fc.bias"; });
+    check_odd_model({"parameter 0", "'p0' f32 [10]", "'p2' f32 [30]"}, "", [](auto& model) { std::swap(model[0], model[2]); });
+}
+TEST_CASE("differing freezing and uses") {
+    check_odd_model({"'p2' f32 [30]", "'p2' f32 [30], frozen"}, "p2", [](auto& model) { model[2].requires_grad = false; });
+    check_odd_model({"'p2' f32 [30]", "'p2' f32 [30], used 2 times"}, "p2", [](auto& model) { model[2].uses = 2; });
+}
+TEST_CASE("the first difference is the one that is named") {
+    check_odd_model({"parameter 1", "'fc.weight'", "'other'"}, "", [](auto& model) {
+        model[1].name = "other";
+        model[2].name = "later";
+        model.pop_back();
+    });
+}
+TEST_CASE("names that differ late in a long text") {
+    const std::string prefix(3000, 'x');
+    check_mismatch({"xa' f32", "xb' f32"}, "", [&](ThreadBackend comm, bool odd) {
+        auto model = tensors({10});
+        model[0].name = prefix + (odd ? "b" : "a");
+        Reducer sync(comm, model);
+    });
+}
+
+TEST_CASE("a shape that is given and one that is not are the same in one dimension") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding&) {
+        std::vector<float> gradient(10);
+        std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}};
+        if (comm.rank() == 1) views[0].shape = {10};
+        Reducer sync(comm, views);
+    }) == "");
+}
+
+TEST_CASE("differing bucket policies, in type or numbers") {
+    const auto with = [](auto buckets) {
+        return [=](ThreadBackend comm, bool) {
+            auto model = tensors({10, 20, 30});
+            Reducer sync(comm, model, {}, buckets);
+        };
+    };
+    const auto or_else = [](auto usual, auto odd) {
+        return [=](ThreadBackend comm, bool is_odd) { is_odd ? odd(comm, true) : usual(comm, false); };
+    };
+    check_mismatch({"setting", "Flat", "PerParameter"}, "", or_else(with(Flat{}), with(PerParameter{})));
+    check_mismatch({"setting", "cap=40", "cap=80"}, "", or_else(with(SizeCappedBuckets(40)), with(SizeCappedBuckets(80))));
+    // The same plan, but not the same policy.
+    check_mismatch({"Flat", "SizeCappedBuckets"}, "", or_else(with(Flat{}), with(SizeCappedBuckets())));
+}
+
+TEST_CASE("differing overlap policies") {
+    check_mismatch({"setting", "NoOverlap", "OverlapBackward"}, "", [](ThreadBackend comm, bool odd) {
+        auto model = tensors({10, 20, 30});
+        if (odd) Reducer(comm, model, {}, Flat{}, NoOverlap{});
+        else Reducer(comm, model, {}, Flat{}, OverlapBackward{});
+    });
+}
+
+TEST_CASE("differing options") {
+    const std::vector<std::pair<ReducerOptions, std::string>> odd_options{
+        {{.gradients = GradientStorage::in_buckets}, "gradients=in_buckets"},
+        {{.averaging = Averaging::sum}, "averaging=sum"},
+        {{.averaging = Averaging::weighted_mean}, "averaging=weighted_mean"},
+        {{.accumulation = Accumulation::in_buckets}, "accumulation=in_buckets"},
+        {{.unused = UnusedParameters::agree}, "unused=agree"},
+        {{.divisor = JoinDivisor::all_ranks}, "divisor=all_ranks"},
+        {{.reduce_dtype = DType::bf16}, "reduce_dtype=bf16"}};
+    for (const auto& [options, words] : odd_options)
+        check_mismatch({"setting", words, "gradients=borrowed", "reduce_dtype=own"}, "", [&](ThreadBackend comm, bool odd) {
+            auto model = tensors({10, 20, 30});
+            Reducer sync(comm, model, odd ? options : ReducerOptions{});
+        });
+}
+
+namespace {
+
+/// Plans whatever the test says.
+struct AnyPlan {
+    std::vector<std::vector<std::size_t>> buckets;
+    BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t>) const {
+        BucketPlan result;
+        for (const auto& bucket : buckets) result.push_back(bucket);
+        return result;
+    }
+    std::string describe() const { return "AnyPlan"; }
+};
+static_assert(BucketPolicy<AnyPlan>);
+
+}  // namespace
+
+TEST_CASE("a policy that plans differently on different ranks") {
+    check_mismatch({"the bucket plan"}, "", [](ThreadBackend comm, bool odd) {
+        auto model = tensors({10, 20, 30});
+        if (odd) Reducer(comm, model, {}, AnyPlan{{{2, 1}, {0}}});
+        else Reducer(comm, model, {}, AnyPlan{{{2}, {1, 0}}});
+    });
+}
+
+TEST_CASE("PyTorch parity: a bucket of mixed dtypes is refused, as is every plan that is none") {
+    const auto refused = [](std::vector<std::vector<std::size_t>> buckets, const std::string& words) {
+        const Outcome outcome = outcome_of([&] {
+            run_threads(1, [&](ThreadBackend comm) {
+                auto model = tensors({10, 20, 30, 40});
+                model[1] = Tensor("half", DType::bf16, {20});
+                model[3].requires_grad = false;
+                Reducer sync(comm, model, {.gradients = GradientStorage::in_buckets}, AnyPlan{buckets});
+            });
+        });
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::invalid_argument));
+        CHECK(outcome.says(words));
+        CHECK(outcome.says("AnyPlan"));
+    };
+    refused({{2, 1}, {0}}, "'half' in bucket 0 of f32");
+    refused({{2, 0}}, "'half' in no bucket");
+    refused({{2, 0}, {1}, {2}}, "'p2' in bucket 2, but it was in one before");
+    refused({{2, 0}, {1}, {3}}, "'p3' in bucket 2, but it is frozen");
+    refused({{2, 0}, {1}, {4}}, "'4' in bucket 2, but there is no such parameter");
+    refused({{2, 0}, {}, {1}}, "bucket 1 empty");
+}
+
+TEST_CASE("parameters that cannot be synchronised are refused where they are") {
+    const auto refused = [](const ParameterView& view, ReducerOptions options = {}) {
+        const Outcome outcome = outcome_of([&] { run_threads(1, [&](ThreadBackend comm) { Reducer(comm, std::vector{view}, options); }); });
+        CHECK(outcome.is(Errc::invalid_argument));
+        if (outcome.error) CHECK(outcome.error->context().parameter == "w");
+        return outcome.text;
+    };
+    std::vector<float> ten(10), nine(9);
+    CHECK(refused({.name = "w", .gradient = buffer(ten), .shape = {3, 3}}).find("a shape of 9 elements, but a gradient of 10") != std::string::npos);
+    CHECK(refused({.name = "w", .value = buffer(nine), .gradient = buffer(ten)}).find("9 values, but a gradient of 10") != std::string::npos);
+    CHECK(refused({.name = "w", .gradient = buffer(ten), .uses = 0}).find("0 uses") != std::string::npos);
+    CHECK(refused({.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}).find("no gradient memory") != std::string::npos);
+    CHECK(refused({.name = "w", .gradient = {ten.data(), 10, DType::f32, MemorySpace::device}}).find("device memory") != std::string::npos);
+}
+
+TEST_CASE("gradients without memory of their own live in the buckets") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        const std::vector<ParameterView> views{{.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}};
+        Reducer sync(comm, views, {.gradients = GradientStorage::in_buckets});
+        for (float& x : sync.gradient<float>(0)) x = static_cast<float>(comm.rank());
+        sync.mark_ready(0);
+        sync.finish();
+        for (const float x : sync.gradient<float>(0)) finding.check(x == 0.5f, "not the mean");
+    }) == "");
+}
+
+TEST_CASE("a hundred thousand parameters") {
+    const auto seconds = run_threads(2, [](ThreadBackend comm) {
+        std::vector<float> memory(200'000);
+        std::vector<ParameterView> views;
+        for (std::size_t i = 0; i < 100'000; ++i)
+            views.push_back({.name = "layer." + std::to_string(i), .gradient = buffer(std::span(memory).subspan(2 * i, 2))});
+        comm.barrier().wait();
+        const auto begin = std::chrono::steady_clock::now();
+        Reducer sync(comm, views);
+        const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        for (std::size_t i = views.size(); i-- > 0;) sync.mark_ready(i);
+        sync.finish();
+        return took;
+    });
+    MESSAGE("construction on 2 ranks took ", 1e3 * seconds[0], " ms");
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {  // ... and the last one differs
+        std::vector<float> memory(200'000);
+        std::vector<ParameterView> views;
+        for (std::size_t i = 0; i < 100'000; ++i)
+            views.push_back({.name = "layer." + std::to_string(i), .gradient = buffer(std::span(memory).subspan(2 * i, i + 1 == 100'000 && comm.rank() == 1 ? 1 : 2))});
+        const Outcome outcome = outcome_of([&] { Reducer sync(comm, views); });
+        finding.check(outcome.is(Errc::parameter_mismatch) && outcome.says("'layer.99999' f32 [1]"), outcome.text);
+    }) == "");
+}
