@@ -16,6 +16,8 @@ public:
     virtual ~Contestant() = default;
     /// False for a rank that has nothing to do in it; such a rank sleeps meanwhile.
     virtual bool takes_part([[maybe_unused]] int rank) const { return true; }
+    /// True if every rank must stay on a core of its own, whatever the options say.
+    virtual bool needs_own_cores() const { return false; }
     /// Returns when all ranks that take part have called it.
     virtual void meet(int rank) = 0;
     /// Does it `times` times; returns the seconds that count, this rank's.
@@ -35,7 +37,7 @@ struct ContestOptions {
     double seconds = 1;          ///< for all contestants together, roughly
     int least_rounds = 15;
     int most_rounds = 1001;
-    bool pin = true;             ///< keep every rank on one core
+    bool pin = true;             ///< keep every rank on one core: rank r on core r, modulo the number of cores
 };
 
 /// Samples of each contestant: seconds for doing it once, the slowest rank's.
@@ -61,6 +63,8 @@ inline ContestResult run_contest(int ranks, std::span<Contestant* const> contest
         double& seconds = durations[static_cast<std::size_t>(rank)].seconds;
         seconds = 0;
         if (contestant.takes_part(rank)) {
+            if (options.pin || contestant.needs_own_cores()) pin_to_core(rank % cores());
+            else unpin();
             contestant.meet(rank);
             seconds = contestant.run(rank, batches[which]);
         }
@@ -71,7 +75,6 @@ inline ContestResult run_contest(int ranks, std::span<Contestant* const> contest
     };
 
     const auto run_rank = [&](int rank) {
-        if (options.pin) pin_to_core(rank % cores());
         // Warm-up; it also finds the sizes of the batches.
         double round_seconds = 0;
         for (std::size_t c = 0; c < contestants.size(); ++c) {

@@ -50,6 +50,7 @@ public:
     }
 
     bool takes_part(int rank) const override { return rank < threads_; }
+    bool needs_own_cores() const override { return true; }
     void meet(int rank) override { barrier_.wait(rank); }
     double run(int rank, int times) override {
         return time([&] {

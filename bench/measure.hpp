@@ -37,6 +37,16 @@ inline void pin_to_core([[maybe_unused]] int core) {
 #endif
 }
 
+/// Lets it run on any core again.
+inline void unpin() {
+#if defined(__linux__)
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core = 0; core < cores(); ++core) CPU_SET(static_cast<std::size_t>(core), &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#endif
+}
+
 /// What is reported of a series of samples, in the samples' unit.
 struct Summary {
     double median = 0;

@@ -39,7 +39,6 @@ struct CpuOps {
     static void initialise() { openblas_set_num_threads(1); }
 
     // ---- elementwise
-    // ----------------------------------------------------------------------------------------------------------
 
     static void fill(Size n, float value, float* out) { std::fill_n(out, n, value); }
 
@@ -64,7 +63,6 @@ struct CpuOps {
     }
 
     // ---- linear layers: weight[out, in]
-    // ---------------------------------------------------------------------------------------
 
     /// y[n, out] = x[n, in] weight^T; the bias is left to the next operation, which passes over y anyway.
     static void linear(Size n, Size in, Size out, const float* x, const float* weight, float* y) {
@@ -134,7 +132,6 @@ struct CpuOps {
     }
 
     // ---- layer norm
-    // -----------------------------------------------------------------------------------------------------------
 
     /// y = gain * (x - mean) / deviation + bias, row by row; mean[rows] and inverse[rows] (1 / deviation) serve the
     /// backward pass.
@@ -185,14 +182,11 @@ struct CpuOps {
     }
 
     // ---- causal attention
-    // -----------------------------------------------------------------------------------------------------
 
-    // Query i sees the keys 0 .. i, so the weights are a lower triangle. Products go tile by tile and skip the tiles
-    // above the diagonal: a tile of queries takes the keys up to its end, a tile of keys the queries from its
-    // beginning.
+    // Query i sees the keys 0 .. i, so the weights are a lower triangle. Products go tile by tile and skip those above
+    // the diagonal: a tile of queries takes the keys up to its end, a tile of keys the queries from its beginning.
 
-    /// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]; keeps the weights[sequence, head, query,
-    /// key].
+    /// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]; keeps weights[sequence, head, query, key].
     static void attention(const AttentionShape& s, const float* qkv, float* weights, float* out) {
         const Size width = s.width(), length = s.length, row = 3 * width;
         for_each_head(s, [&](Size token, Size head) {
@@ -243,7 +237,6 @@ struct CpuOps {
     }
 
     // ---- the two ends: bytes in, loss out
-    // -------------------------------------------------------------------------------------
 
     /// out[tokens, width] = table[token] (+ positions[place in its sequence], unless null)
     static void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table,

@@ -43,8 +43,7 @@ std::string generate(Model& model, const std::string& prompt, std::size_t count,
     return std::string(text.begin() + static_cast<std::ptrdiff_t>(padding), text.end());
 }
 
-/// The text with everything that is not printable UTF-8 replaced: a young model writes bytes that a terminal would
-/// obey.
+/// The text with all that is not printable UTF-8 replaced: a young model writes bytes that a terminal would obey.
 inline std::string printable(const std::string& text) {
     std::string out;
     for (std::size_t i = 0; i < text.size();) {

@@ -24,8 +24,7 @@ namespace gradsync_train {
 
 namespace gs = gradsync;
 
-/// Which part of every batch is this rank's. (Not always the communicator's rank: independent runs are alone in
-/// theirs.)
+/// Which part of every batch is this rank's. (Independent ranks are alone in their communicator, but not here.)
 struct Shard {
     int rank;
     int size;
@@ -90,9 +89,9 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
     std::vector<typename Ops::Floats> own_gradients;
     std::vector<gs::ParameterView> views;
     for (auto& p : parameters) {
-        gs::BufferView gradient = gs::buffer(p.value);  // of the same kind, but
-        gradient.data =
-            borrowed ? own_gradients.emplace_back(p.value.size()).data() : nullptr;  // null: it will live in a bucket
+        gs::BufferView gradient = gs::buffer(p.value);
+        gradient.data = nullptr;  // of the value's size and type, but to live in a bucket; or else
+        if (borrowed) gradient = gs::buffer(own_gradients.emplace_back(p.value.size()));
         views.push_back(
             {.name = p.name, .value = gs::buffer(p.value), .gradient = gradient, .shape = p.shape, .uses = p.uses});
     }
@@ -124,8 +123,7 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
         // (2) Each rank weighs as much as it has micro-batches; all but the last are not communicated.
         sync.set_weight(static_cast<double>(o.accumulate));
         for (std::size_t a = 0; a < o.accumulate; ++a) {
-            // Rank after rank and, within one, micro-batch after micro-batch: the order in which gradients are summed,
-            // too.
+            // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
             const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
             training.fill(progress.samples + micro_batch * o.micro_batch, batch);
             loss += model.forward(batch);
@@ -134,8 +132,7 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
                 writer.begin(a == 0, {});
                 model.backward(batch, writer);
             } else {
-                // (3) Each gradient is announced the moment it is final; its bucket may travel while the rest is
-                // computed.
+                // (3) A gradient is announced the moment it is final; its bucket may leave while others are computed.
                 writer.begin(a == 0, [&sync](std::size_t i) { sync.mark_ready(i); });
                 model.backward(batch, writer);
             }

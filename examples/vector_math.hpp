@@ -1,6 +1,5 @@
 #pragma once
-// Branch-free exp and GELU for float: plain arithmetic, so that a loop over them vectorises without a vector maths
-// library.
+// Branch-free exp and GELU for float: plain arithmetic, so that loops over them vectorise without a maths library.
 
 #include <bit>
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <string>
@@ -203,7 +204,8 @@ public:
     }
 
     /// As `finish()`, but never blocks: false while gradients are not marked or collectives not complete; true when
-    /// it has done all that `finish()` does. To be called again until then. Collective, as a whole.
+    /// it has done all that `finish()` does. To be called again until then. Collective, as a whole. With
+    /// UnusedParameters::agree the first call ends the backward: what is not marked by then counts as unused.
     bool try_finish() {
         check_usable("try_finish");
         if (has_batch_ && options_.unused == UnusedParameters::error && !all_ready()) return false;
@@ -250,10 +252,14 @@ public:
 
     /// What to multiply gradients by so that their norm is at most `max_norm`: for optimizers that take a factor and
     /// save the pass. 1 where nothing is to be done; not finite where the norm is not.
-    static double clip_factor(double norm, double max_norm) noexcept { return norm <= max_norm ? 1 : max_norm / norm; }
+    static double clip_factor(double norm, double max_norm) noexcept {
+        if (norm <= max_norm) return 1;
+        return std::isfinite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();
+    }
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. Collective.
     double clip_gradients_by_norm(double max_norm) {
+        check_limit(max_norm, "clip_gradients_by_norm");
         const double norm = gradient_norm();
         if (const double factor = clip_factor(norm, max_norm); factor != 1)
             for_gradients([&](BufferView gradient) { kernel::scale(gradient, factor); });
@@ -262,6 +268,8 @@ public:
 
     /// Clamps every element to [-limit, limit]. Local.
     void clip_gradients_by_value(double limit) {
+        check_usable("clip_gradients_by_value");
+        check_limit(limit, "clip_gradients_by_value");
         for_gradients([&](BufferView gradient) { kernel::clamp(gradient, limit); });
     }
 
@@ -668,6 +676,10 @@ private:
     void check_between_steps(const char* operation) const {
         if (!readiness_.untouched())
             throw_here(Errc::invalid_argument, operation, "gradients of this step are marked ready already; call finish() first");
+    }
+
+    void check_limit(double limit, const char* operation) const {
+        if (!(limit >= 0)) throw_here(Errc::invalid_argument, operation, "a limit must be 0 or more, not " + std::to_string(limit));
     }
 
     void check_usable(const char* operation) const {

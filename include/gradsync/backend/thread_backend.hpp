@@ -199,16 +199,16 @@ private:
     }
 
     shared_memory::Call movement(shared_memory::Operation operation, ConstBufferView in, BufferView out, int root) const {
-        const auto check = [&](bool ok, const std::string& what) {
-            if (!ok)
-                throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
-                            {.operation = std::string(name_of(operation)), .rank = world_rank()});
+        // No text is made unless it is thrown: this is on the path of every collective.
+        const auto refuse = [&](const std::string& what) {
+            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
+                        {.operation = std::string(name_of(operation)), .rank = world_rank()});
         };
-        check(in.dtype == out.dtype, "in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " +
-                                         std::string(name_of(out.dtype)));
-        check(in.space == MemorySpace::host && out.space == MemorySpace::host,
-              "this backend reads host memory only; stage device buffers through the host");
-        check((in.data || in.count == 0) && (out.data || out.count == 0), "a buffer of more than 0 elements has no memory");
+        if (in.dtype != out.dtype)
+            refuse("in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
+        if (in.space != MemorySpace::host || out.space != MemorySpace::host)
+            refuse("this backend reads host memory only; stage device buffers through the host");
+        if ((!in.data && in.count != 0) || (!out.data && out.count != 0)) refuse("a buffer of more than 0 elements has no memory");
         shared_memory::Call call;
         call.operation = operation;
         call.in = in.data;

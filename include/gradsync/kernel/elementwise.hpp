@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
@@ -48,21 +49,18 @@ struct Clamp {  // a NaN stays
 };
 
 struct Add {
-    template <class To, class From>
-    GRADSYNC_ALWAYS_INLINE static void run(To* to, const From* from, std::size_t count) {
-        using A = accumulator_t<To>;
-        alignas(64) A sum[elementwise_block];
-        alignas(64) accumulator_t<From> next[elementwise_block];
+    template <class T>
+    GRADSYNC_ALWAYS_INLINE static void run(T* to, const accumulator_t<T>* from, std::size_t count) {
+        alignas(64) accumulator_t<T> sum[elementwise_block];
         std::size_t first = 0;
         for (; first + elementwise_block <= count; first += elementwise_block)
-            step(to + first, from + first, sum, next, elementwise_block);
-        if (first < count) step(to + first, from + first, sum, next, count - first);
+            step(to + first, from + first, sum, elementwise_block);
+        if (first < count) step(to + first, from + first, sum, count - first);
     }
-    template <class To, class From, class A, class B>
-    GRADSYNC_ALWAYS_INLINE static void step(To* to, const From* from, A* __restrict sum, B* __restrict next, std::size_t n) {
+    template <class T, class A>
+    GRADSYNC_ALWAYS_INLINE static void step(T* to, const A* __restrict from, A* __restrict sum, std::size_t n) {
         load_block(to, sum, n);
-        load_block(from, next, n);
-        for (std::size_t i = 0; i < n; ++i) sum[i] += static_cast<A>(next[i]);
+        for (std::size_t i = 0; i < n; ++i) sum[i] += from[i];
         store_block(sum, to, n);
     }
 };
@@ -104,10 +102,18 @@ void with_elements(const View& view, Use use) {
 
 }  // namespace detail
 
-/// to[i] += from[i]; the two are of the same count and do not overlap.
+/// to[i] += from[i], in the accumulator's type of `to`; the two are of the same count and do not overlap.
 inline void add(BufferView to, ConstBufferView from) {
-    detail::with_elements(to, [&](auto* t) {
-        detail::with_elements(from, [&](auto* f) { dispatch<detail::Add>(t, f, to.count); });
+    detail::with_elements(to, [&]<class T>(T* t) {
+        using A = accumulator_t<T>;
+        if (from.dtype == dtype_of<A>) return dispatch<detail::Add>(t, static_cast<const A*>(from.data), to.count);
+        constexpr std::size_t block = 1024;  // converted where it stays in the cache
+        alignas(64) A converted[block];
+        for (std::size_t first = 0; first < to.count; first += block) {
+            const std::size_t n = std::min(block, to.count - first);
+            convert(from.subview(first, n).data, from.dtype, converted, dtype_of<A>, n);
+            dispatch<detail::Add>(t + first, static_cast<const A*>(converted), n);
+        }
     });
 }
 

@@ -69,6 +69,19 @@ private:
     int count_ = 0;
 };
 
+/// Thread sanitizer makes the suite some thirty times slower: it runs fewer of the long cases then.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool slow_build = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool slow_build = true;
+#else
+inline constexpr bool slow_build = false;
+#endif
+#else
+inline constexpr bool slow_build = false;
+#endif
+
 /// The limit of waits that are not meant to reach it, and of those that are.
 inline constexpr auto ample = 60s;
 inline constexpr auto scant = 300ms;

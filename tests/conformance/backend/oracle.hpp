@@ -61,14 +61,25 @@ T random_element(Random& random) {
     }
 }
 
+/// `count` random elements, the same for the same seed. They are cut from a pool, whose length is a prime so that its
+/// period meets no block or shard size; making every element anew takes most of the suite's time.
 inline Bytes random_elements(gradsync::DType dtype, std::size_t count, std::uint64_t seed) {
-    Bytes bytes(count * gradsync::size_of(dtype));
-    Random random{seed};
-    with_element_type(dtype, [&]<class T>(T) {
-        T* elements = reinterpret_cast<T*>(bytes.data());
-        for (std::size_t i = 0; i < count; ++i) elements[i] = random_element<T>(random);
+    return with_element_type(dtype, [&]<class T>(T) {
+        static const std::vector<T> pool = [] {
+            std::vector<T> elements(16381);
+            Random random{1};
+            for (T& element : elements) element = random_element<T>(random);
+            return elements;
+        }();
+        Bytes bytes(count * sizeof(T));
+        std::size_t from = Random{seed}.below(pool.size());
+        for (std::size_t done = 0; done < count; from = 0) {
+            const std::size_t n = std::min(count - done, pool.size() - from);
+            std::memcpy(bytes.data() + done * sizeof(T), pool.data() + from, n * sizeof(T));
+            done += n;
+        }
+        return bytes;
     });
-    return bytes;
 }
 
 /// One operation on two accumulators. Integers wrap around.

@@ -1,0 +1,155 @@
+// ctest: PROCESSORS 2
+// In the steady state a step allocates nothing: operator new counts, while all ranks are in their steps.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "support/ranks.hpp"
+#include "support/tensor.hpp"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<int> allocations{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+    if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+    if (alignment <= __STDCPP_DEFAULT_NEW_ALIGNMENT__) {
+        if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+    } else if (void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) {
+        return memory;
+    }
+    throw std::bad_alloc();
+}
+
+}  // namespace
+
+// The other forms, of arrays and nothrow, call these. Not inlined, or GCC sees a free() of what operator new returned.
+void* operator new(std::size_t bytes) { return counted(bytes, 1); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+/// Allocations in ten steps of all ranks, after ten others. `step(sync, model, number)` is one of them.
+template <class Buckets, class Overlap, class Step>
+int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) {
+    // Ranks meet at a spin barrier of the test's own, so that nothing but steps runs while it counts.
+    std::atomic<int> arrived{0};
+    const auto meet = [&](int target) {
+        ++arrived;
+        while (arrived < target * ranks) std::this_thread::yield();
+    };
+    int counted_here = -1;
+    run_threads(
+        ranks,
+        [&](ThreadBackend comm) {
+            auto model = tensors({1000, 20, 3000, 5, 0, 700}, dtype);
+            Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options);
+            for (int k = 0; k < 10; ++k) step(sync, model, k);
+            meet(1);
+            if (comm.rank() == 0) {
+                allocations = 0;
+                counting = true;
+            }
+            meet(2);
+            for (int k = 10; k < 20; ++k) step(sync, model, k);
+            meet(3);
+            if (comm.rank() == 0) {
+                counting = false;
+                counted_here = allocations;
+            }
+            meet(4);
+        },
+        patient);
+    return counted_here;
+}
+
+template <class Buckets, class Overlap>
+void check_policies(ReducerOptions options, DType dtype = DType::f32) {
+    for (const int ranks : {1, 2, 3, 4}) {
+        CAPTURE(ranks);
+        CAPTURE(describe(options));
+        CHECK(allocations_of<Buckets, Overlap>(ranks, options, dtype, [&](auto& sync, auto& model, int) {
+            for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+            sync.finish();
+        }) == 0);
+    }
+}
+
+template <class Buckets, class Overlap>
+void check_options() {
+    check_policies<Buckets, Overlap>({});
+    check_policies<Buckets, Overlap>({.gradients = GradientStorage::in_buckets});
+    check_policies<Buckets, Overlap>({.unused = UnusedParameters::agree});
+    check_policies<Buckets, Overlap>({.reduce_dtype = DType::f32}, DType::bf16);
+    check_policies<Buckets, Overlap>({.averaging = Averaging::weighted_mean});
+}
+
+}  // namespace
+
+TEST_CASE("the counter counts") {
+    counting = true;
+    allocations = 0;
+    std::vector<std::string> some(3, std::string(100, 'x'));
+    counting = false;
+    CHECK(allocations >= 4);
+}
+
+TEST_CASE("a steady step allocates nothing: PerParameter") {
+    check_options<PerParameter, OverlapBackward>();
+    check_options<PerParameter, NoOverlap>();
+    check_options<PerParameter, OverlapBackwardThread>();
+}
+TEST_CASE("a steady step allocates nothing: Flat and SizeCappedBuckets") {
+    check_options<Flat, OverlapBackward>();
+    check_options<SizeCappedBuckets, OverlapBackward>();
+    check_options<SizeCappedBuckets, OverlapBackwardThread>();
+}
+
+TEST_CASE("a steady step allocates nothing: micro-batches, join, norm and clipping") {
+    for (const int ranks : {1, 2, 3}) {
+        const auto everything = [&](auto& sync, auto& model, int k) {
+            const bool has_batch = sync.backend().rank() != k % 3;
+            if (!sync.begin_step(has_batch)) return;
+            if (has_batch) {
+                {
+                    const auto guard = sync.no_sync();
+                    for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+                }
+                for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+            }
+            while (!sync.try_finish()) std::this_thread::yield();
+            sync.clip_gradients_by_norm(0.1);
+            sync.clip_gradients_by_value(0.1);
+        };
+        CAPTURE(ranks);
+        CHECK(allocations_of<SizeCappedBuckets, OverlapBackward>(ranks, {}, DType::f32, everything) == 0);
+        CHECK(allocations_of<SizeCappedBuckets, OverlapBackward>(ranks, {.accumulation = Accumulation::in_buckets}, DType::bf16, everything) == 0);
+    }
+}
+
+TEST_CASE("a steady step allocates nothing: unused parameters whose gradients live in the buckets") {
+    for (const int ranks : {1, 2, 3}) {
+        const auto some = [](auto& sync, auto& model, int k) {
+            for (std::size_t i = model.size(); i-- > 0;)
+                if (static_cast<int>(i) != k % 3) sync.mark_ready(i);
+            sync.finish();
+        };
+        CAPTURE(ranks);
+        CHECK(allocations_of<Flat, OverlapBackward>(ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, DType::f32, some) == 0);
+    }
+}

@@ -1,0 +1,313 @@
+// ctest: PROCESSORS 2
+// What goes wrong on one rank is a typed error on every rank, within the time limit.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "support/averaging_oracle.hpp"
+#include "support/ranks.hpp"
+#include "support/tensor.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+const std::vector<std::size_t> sizes{1000, 20, 3000, 5};
+
+/// Trains for ever, unless something throws. `at_step(sync, model, rank)` comes before step 2.
+template <class Buckets, class Overlap, class AtStep>
+std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step) {
+    return outcomes(ranks, [&](ThreadBackend comm) {
+        const int rank = comm.rank();
+        // On the heap, gone as soon as the rank unwinds: a late reader is caught by the address sanitizer.
+        const auto model = std::make_unique<std::vector<Tensor>>(tensors(sizes));
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, *model, {.gradients = storage});
+        for (int step = 0; step < 50; ++step) {
+            if (step == 2) at_step(sync, *model, rank);
+            backward(sync, *model, rank, step);
+            sync.finish();
+        }
+    });
+}
+
+template <class AtStep, class Check>
+void check_everywhere(AtStep&& at_step, Check&& check) {
+    for (const int ranks : {1, 2, 3, 4})
+        for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
+            for (int guilty = 0; guilty < ranks; ++guilty) {
+                const auto here = [&](auto& sync, const auto& model, int rank) {
+                    if (rank == guilty) at_step(sync, model);
+                };
+                for (const auto& result : {train<PerParameter, OverlapBackward>(ranks, storage, here), train<Flat, NoOverlap>(ranks, storage, here),
+                                           train<PerParameter, OverlapBackwardThread>(ranks, storage, here)})
+                    for (int r = 0; r < ranks; ++r) {
+                        CAPTURE(ranks);
+                        CAPTURE(guilty);
+                        CAPTURE(r);
+                        const Outcome& outcome = result[static_cast<std::size_t>(r)];
+                        INFO(outcome.text);
+                        check(outcome, r == guilty);
+                        if (r != guilty) {
+                            REQUIRE(outcome.error);
+                            CHECK(outcome.error->context().peer == guilty);
+                            CHECK(outcome.error->context().rank == r);
+                        }
+                    }
+            }
+}
+
+}  // namespace
+
+TEST_CASE("a rank that throws in the middle of its backward") {
+    check_everywhere(
+        [](auto& sync, const auto& model) {
+            write(sync.gradient_view(3), Bytes(model[3].gradient.size()));
+            sync.mark_ready(3);
+            sync.mark_ready(2);
+            throw std::runtime_error("out of cheese");
+        },
+        [](const Outcome& outcome, bool guilty) {
+            if (guilty) CHECK(outcome.says("not a gradsync::Error: out of cheese"));
+            // Its collectives were dropped, or its function left: whatever came first.
+            else CHECK((outcome.is(Errc::peer_failed) || outcome.is(Errc::abandoned) || outcome.is(Errc::peer_left)));
+        });
+}
+
+TEST_CASE("a gradient that is marked twice") {
+    check_everywhere(
+        [](auto& sync, const auto&) {
+            sync.mark_ready(1);
+            sync.mark_ready(1);
+        },
+        [](const Outcome& outcome, bool guilty) {
+            CHECK(outcome.is(guilty ? Errc::gradient_marked_twice : Errc::peer_failed));
+            CHECK(outcome.says("'p1'"));
+            CHECK(outcome.says("more than once before finish()"));
+        });
+}
+
+TEST_CASE("a gradient that is never marked") {
+    check_everywhere(
+        [](auto& sync, const auto&) {
+            for (const std::size_t i : {3u, 2u, 0u}) sync.mark_ready(i);
+            sync.finish();
+        },
+        [](const Outcome& outcome, bool guilty) {
+            CHECK(outcome.is(guilty ? Errc::gradient_not_ready : Errc::peer_failed));
+            CHECK(outcome.says("'p1'"));
+            CHECK(outcome.says("marked 0 of 1 times"));
+        });
+}
+
+TEST_CASE("finish twice, with nothing marked in between") {
+    check_everywhere([](auto& sync, const auto&) { sync.finish(); },
+                     [](const Outcome& outcome, bool guilty) {
+                         CHECK(outcome.is(guilty ? Errc::gradient_not_ready : Errc::peer_failed));
+                         CHECK(outcome.says("4 of 4 gradients"));
+                     });
+}
+
+TEST_CASE("a mark of a frozen parameter, or of one that there is not") {
+    for (const int ranks : {1, 2, 3}) {
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto model = tensors({10, 20});
+            model[0].name = "embedding";
+            model[0].requires_grad = false;
+            Reducer sync(comm, model);
+            const Outcome beyond = outcome_of([&] { sync.mark_ready(2); });
+            if (!beyond.is(Errc::invalid_argument) || !beyond.says("no parameter 2 among 2")) throw std::logic_error(beyond.text);
+            if (comm.rank() == ranks - 1) sync.mark_ready(0);
+            sync.mark_ready(1);
+            sync.finish();
+        });
+        for (int r = 0; r < ranks; ++r) {
+            const Outcome& outcome = result[static_cast<std::size_t>(r)];
+            INFO(outcome.text);
+            CHECK(outcome.is(r == ranks - 1 ? Errc::invalid_argument : Errc::peer_failed));
+            CHECK(outcome.says("'embedding' is frozen"));
+        }
+    }
+}
+
+TEST_CASE("a rank that never calls finish: the others reach the time limit, which names it") {
+    for (const int ranks : {2, 3, 4})
+        for (const bool marks : {true, false}) {
+            std::atomic<int> waiting{ranks - 1};
+            const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+                auto model = tensors(sizes);
+                const int rank = comm.rank();
+                Reducer<ThreadBackend, Flat> sync(comm, model);
+                backward(sync, model, rank, 0);
+                sync.finish();
+                if (rank == 1) {
+                    if (marks) sync.mark_ready(0);
+                    while (waiting != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                    return;
+                }
+                struct Leave {
+                    std::atomic<int>& count;
+                    ~Leave() { --count; }
+                } leave{waiting};
+                backward(sync, model, rank, 1);
+                sync.finish();
+            });
+            for (int r = 0; r < ranks; ++r) {
+                const Outcome& outcome = result[static_cast<std::size_t>(r)];
+                INFO(outcome.text);
+                if (r == 1) {
+                    CHECK(outcome.text.empty());
+                    continue;
+                }
+                CHECK(outcome.is(Errc::timeout));
+                CHECK(outcome.says("rank 1 did not start it"));
+                CHECK(outcome.error->context().peer == 1);
+            }
+        }
+}
+
+TEST_CASE("a rank that leaves without finish") {
+    for (const int ranks : {2, 3, 4}) {
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto model = tensors(sizes);
+            const int rank = comm.rank();
+            Reducer<ThreadBackend, Flat> sync(comm, model);
+            if (rank == 0) return;
+            backward(sync, model, rank, 1);
+            sync.finish();
+        });
+        for (int r = 1; r < ranks; ++r) {
+            const Outcome& outcome = result[static_cast<std::size_t>(r)];
+            INFO(outcome.text);
+            CHECK(outcome.is(Errc::peer_left));
+            CHECK(outcome.error->context().peer == 0);
+        }
+    }
+}
+
+TEST_CASE("a Reducer that goes with buckets in flight") {
+    for (const int ranks : {2, 3, 4}) {
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            const int rank = comm.rank();
+            auto model = std::make_unique<std::vector<Tensor>>(tensors(sizes));
+            {
+                Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, *model);
+                sync.mark_ready(3);
+                sync.mark_ready(2);
+                if (rank != 0) {
+                    sync.mark_ready(1);
+                    sync.mark_ready(0);
+                    sync.finish();
+                }
+            }
+            model.reset();
+            comm.barrier().wait();
+        });
+        for (int r = 0; r < ranks; ++r) {
+            const Outcome& outcome = result[static_cast<std::size_t>(r)];
+            INFO(outcome.text);
+            // Rank 0's dropped buckets may have been complete, and then the others wait for what it never started.
+            CHECK((outcome.is(Errc::abandoned) || outcome.is(Errc::collective_mismatch)));
+        }
+    }
+}
+
+TEST_CASE("another Reducer's collectives: a plan that the other ranks do not have") {
+    // Both are sound, but the ranks use them in different order.
+    for (const int ranks : {2, 3}) {
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto one = tensors({10, 20}), other = tensors({33, 40}, DType::bf16);
+            const int rank = comm.rank();
+            Reducer<ThreadBackend, Flat> first(comm, one), second(comm, other);
+            for (int k = 0; k < 2; ++k) {
+                const bool now_first = (k == 0) == (rank != 1);
+                Reducer<ThreadBackend, Flat>& sync = now_first ? first : second;
+                backward(sync, now_first ? one : other, rank, 0);
+                sync.finish();
+            }
+        });
+        for (const Outcome& outcome : result) {
+            INFO(outcome.text);
+            CHECK(outcome.is(Errc::collective_mismatch));
+            CHECK(outcome.says("all_reduce(mean, f32"));
+            CHECK(outcome.says("all_reduce(mean, bf16"));
+        }
+    }
+}
+
+TEST_CASE("after a failure every call says so") {
+    for (const int ranks : {1, 2, 3}) {
+        std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto model = tensors({10, 20});
+            const int rank = comm.rank();
+            Reducer<ThreadBackend, PerParameter> sync(comm, model, {.averaging = Averaging::weighted_mean});
+            const Outcome first = outcome_of([&] {
+                sync.mark_ready(1);
+                if (rank != 0) sync.mark_ready(0);
+                sync.finish();
+            });
+            const auto refuses = [&](const char* what, auto call) {
+                const Outcome outcome = outcome_of(call);
+                if (!outcome.is(Errc::invalid_argument) || !outcome.says("failed earlier and cannot go on") || !outcome.says("'p0'"))
+                    wrong[static_cast<std::size_t>(rank)] += std::string(what) + ": " + outcome.text + "\n";
+            };
+            if (!first.error || !first.says("'p0'")) wrong[static_cast<std::size_t>(rank)] = first.text;
+            refuses("mark_ready", [&] { sync.mark_ready(0); });
+            refuses("finish", [&] { sync.finish(); });
+            refuses("try_finish", [&] { sync.try_finish(); });
+            refuses("begin_step", [&] { sync.begin_step(); });
+            refuses("no_sync", [&] { (void)sync.no_sync(); });
+            refuses("set_weight", [&] { sync.set_weight(2); });
+            refuses("broadcast_parameters", [&] { sync.broadcast_parameters(); });
+            refuses("gradient_norm", [&] { sync.gradient_norm(); });
+            refuses("clip_gradients_by_norm", [&] { sync.clip_gradients_by_norm(1); });
+            refuses("clip_gradients_by_value", [&] { sync.clip_gradients_by_value(1); });
+            refuses("rebuild_buckets", [&] { sync.rebuild_buckets(); });
+            if (sync.statistics().steps != 0) wrong[static_cast<std::size_t>(rank)] += "a failed step was counted";
+        });
+        for (const std::string& text : wrong) CHECK(text == "");
+        (void)result;
+    }
+}
+
+TEST_CASE("a failure within mark_ready counts as one") {
+    // The last mark of rank 1 starts a bucket after rank 0 has failed.
+    std::atomic<bool> failed{false};
+    std::string text;
+    outcomes(2, [&](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+        if (comm.rank() == 0) {
+            comm.fail("no more power");
+            failed = true;
+            return;
+        }
+        while (!failed) std::this_thread::yield();
+        const Outcome first = outcome_of([&] { sync.mark_ready(1); });
+        const Outcome second = outcome_of([&] { sync.mark_ready(0); });
+        if (!first.is(Errc::peer_failed) || !first.says("no more power")) text += "first: " + first.text;
+        if (!second.is(Errc::invalid_argument) || !second.says("failed earlier")) text += "second: " + second.text;
+    });
+    CHECK(text == "");
+}
+
+TEST_CASE("a communicator that failed before: every collective call throws") {
+    const auto result = outcomes(2, [](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        Reducer sync(comm, model);
+        if (comm.rank() == 0) comm.fail("no more power");
+        sync.begin_step();
+    });
+    for (const Outcome& outcome : result) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::peer_failed));
+    }
+}

@@ -1,0 +1,108 @@
+// ctest: PROCESSORS 2
+// The dtype on the wire, of the accumulation and of the gradient.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "support/averaging_oracle.hpp"
+#include "support/ranks.hpp"
+#include "support/tensor.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+Bytes converted(const Bytes& from, DType from_type, DType to_type) {
+    const std::size_t count = from.size() / size_of(from_type);
+    Bytes to(count * size_of(to_type));
+    kernel::convert(from.data(), from_type, to.data(), to_type, count);
+    return to;
+}
+
+const std::vector<DType> floating{DType::f16, DType::bf16, DType::f32, DType::f64};
+
+}  // namespace
+
+TEST_CASE("reduce_dtype: gradients are added up and travel in another type") {
+    for (const DType own : floating)
+        for (const DType wire : floating)
+            for (const int ranks : {1, 2, 3}) {
+                CAPTURE(name_of(own));
+                CAPTURE(name_of(wire));
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                    auto model = tensors({50, 3, 0, 700}, own);
+                    const int rank = comm.rank();
+                    Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.reduce_dtype = wire}, SizeCappedBuckets(500));
+                    for (int step = 0; step < 2; ++step) {
+                        backward(sync, model, rank, step);
+                        sync.finish();
+                        for (std::size_t i = 0; i < model.size(); ++i) {
+                            std::vector<Bytes> sent;
+                            for (const Bytes& gradient : gradients_of_all(model[i], ranks, step, i)) sent.push_back(converted(gradient, own, wire));
+                            finding.check(model[i].gradient == converted(mean_of(wire, sent), wire, own), "gradient " + std::to_string(i));
+                        }
+                        if (ranks > 1)
+                            finding.check(sync.statistics().last.bytes >= 753 * size_of(wire) && sync.statistics().last.bytes < 753 * size_of(wire) + 256,
+                                          "not the bytes of the wire's type");
+                    }
+                }) == "");
+            }
+}
+
+TEST_CASE("reduce_dtype brings parameters of several dtypes into one bucket, and leaves integers alone") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        std::vector<Tensor> model;
+        for (const DType dtype : {DType::f32, DType::bf16, DType::i32, DType::f64})
+            model.emplace_back("p" + std::to_string(model.size()), dtype, std::vector<std::size_t>{9});
+        const int rank = comm.rank();
+        Reducer<ThreadBackend, Flat> sync(comm, model, {.averaging = Averaging::sum, .reduce_dtype = DType::f32});
+        finding.check(sync.plan().size() == 2, "not one bucket for f32, one for i32");
+        backward(sync, model, rank, 0);
+        sync.finish();
+        finding.check(model[2].gradient == sum_of(DType::i32, gradients_of_all(model[2], 2, 0, 2)), "integers");
+        finding.check(model[0].gradient == sum_of(DType::f32, gradients_of_all(model[0], 2, 0, 0)), "f32");
+    }) == "");
+}
+
+TEST_CASE("low precision is summed in f32 and rounded once") {
+    // 256 + 1 + 1 is 258 in f32, but 256 in steps of bf16.
+    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({5}, DType::bf16);
+        Reducer sync(comm, model, {.averaging = Averaging::sum});
+        write(sync.gradient_view(0), constant_bytes(DType::bf16, 5, comm.rank() == 0 ? 256 : 1));
+        sync.mark_ready(0);
+        sync.finish();
+        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, 258), "rounded on the way");
+    }) == "");
+    // The same over micro-batches.
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({5}, DType::bf16);
+        Reducer sync(comm, model, {.averaging = Averaging::mean, .accumulation = Accumulation::in_buckets});
+        for (int m = 0; m < 4; ++m) {
+            write(sync.gradient_view(0), constant_bytes(DType::bf16, 5, m == 0 ? 256 : 1));
+            if (m == 3) {
+                sync.mark_ready(0);
+                break;
+            }
+            const auto guard = sync.no_sync();
+            sync.mark_ready(0);
+        }
+        sync.finish();
+        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, 260), "rounded on the way");  // 259 rounds to even
+    }) == "");
+}
+
+TEST_CASE("f16: the sum may exceed the type's range as long as the mean does not") {
+    CHECK(findings(4, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({5}, DType::f16);
+        Reducer sync(comm, model);
+        write(sync.gradient_view(0), constant_bytes(DType::f16, 5, 60000));
+        sync.mark_ready(0);
+        sync.finish();
+        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, 60000), "overflow");
+    }) == "");
+}
