@@ -13,22 +13,24 @@
 #include <utility>
 #include <vector>
 
-#include "core/clock.hpp"
 #include "bucket/size_capped.hpp"
 #include "core/backend.hpp"
 #include "core/bucket_plan.hpp"
+#include "core/clock.hpp"
 #include "core/error.hpp"
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
-#include "kernel/convert.hpp"
 #include "kernel/elementwise.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
-#include "reducer/bucket_storage.hpp"
+#include "reducer/failure_latch.hpp"
 #include "reducer/flight.hpp"
+#include "reducer/gradient_buckets.hpp"
 #include "reducer/gradient_norm.hpp"
 #include "reducer/options.hpp"
+#include "reducer/parameters.hpp"
 #include "reducer/readiness.hpp"
+#include "reducer/spin_lock.hpp"
 #include "reducer/verification.hpp"
 
 namespace gradsync::inline v0 {
@@ -71,20 +73,14 @@ public:
     Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {})
         : backend_(std::move(backend)),
           options_(options),
-          bucket_policy_(std::move(buckets)),
-          parameters_(view_all(parameters)),
-          infos_(check_and_describe()),
-          order_(default_order()),
-          plan_(make_plan(order_)),
-          storage_(make_storage()),
-          readiness_(uses(), plan_),
-          flight_(plan_.size()),
-          norm_(trainable_counts()),
-          deposited_(parameters_.size()),
+          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets)),
+          readiness_(detail::uses_of(gradients_.parameters()), gradients_.plan()),
+          flight_(gradients_.plan().size()),
+          norm_(detail::norm_counts(gradients_.parameters())),
           overlap_(std::move(overlap)) {
-        detail::verify<B>(backend_, parameters_, plan_,
-                          bucket_policy_.describe() + " " + overlap_.describe() + " " + describe(options_));
-        statistics_.buckets.resize(plan_.size());
+        detail::verify<B>(backend_, gradients_.parameters(), gradients_.plan(),
+                          gradients_.describe_policy() + " " + overlap_.describe() + " " + describe(options_));
+        statistics_.buckets.resize(gradients_.plan().size());
         overlap_.attach(background_);
     }
     Reducer(const Reducer&) = delete;
@@ -97,7 +93,7 @@ public:
     /// Gives every rank the root's weights, of frozen parameters too. Collective.
     void broadcast_parameters(int root = 0) {
         std::vector<BufferView> values;
-        for (const ParameterView& p : parameters_) {
+        for (const ParameterView& p : gradients_.parameters()) {
             if (p.value.data == nullptr && p.gradient.count != 0)
                 throw_here(Errc::invalid_argument, "broadcast_parameters",
                            "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
@@ -126,7 +122,7 @@ public:
         check_usable("begin_step");
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
-        guarded([&] { backend_.all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
+        failure_.guard([&] { backend_.all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
         has_batch_ = has_batch || live == 0;  // with no batch anywhere there is no such step
         return live > 0;
     }
@@ -176,16 +172,16 @@ public:
         }
         readiness_.used()[i] = 1;
         if (no_sync_depth_.load(std::memory_order_relaxed) != 0) {
-            if (options_.accumulation == Accumulation::in_buckets) deposit(i);
+            if (options_.accumulation == Accumulation::in_buckets) gradients_.deposit(i);
             return readiness_.rearm(i);
         }
-        if (deposits(i)) {
+        if (gradients_.is_copied(i)) {
             const auto begin = Clock::now();
-            deposit(i);
+            gradients_.deposit(i);
             add_exposed(Clock::now() - begin);
         }
         if (recording_) readiness_.record(i);
-        guarded([&] {
+        failure_.guard([&] {
             if (readiness_.fill(i)) overlap_.bucket_full(hook_);
             overlap_.gradient_ready(hook_);
         });
@@ -196,7 +192,7 @@ public:
     void finish() {
         check_usable("finish");
         const auto begin = Clock::now();
-        guarded([&] {
+        failure_.guard([&] {
             close_step();
             std::lock_guard polling(polling_);
             complete_step(begin);
@@ -211,7 +207,7 @@ public:
         if (has_batch_ && options_.unused == UnusedParameters::error && !all_ready()) return false;
         const auto begin = Clock::now();
         bool complete = false;
-        guarded([&] {
+        failure_.guard([&] {
             close_step();
             std::lock_guard polling(polling_);
             flight_.poll();
@@ -228,8 +224,7 @@ public:
     /// `rebuild_buckets` returns true.
     BufferView gradient_view(std::size_t i) const {
         check_index(i, "gradient_view");
-        const ParameterView& p = parameters_[i];
-        return options_.gradients == GradientStorage::in_buckets && p.requires_grad ? storage_.parameter(i) : p.gradient;
+        return gradients_.gradient(i);
     }
 
     /// The same with its type; T must be the gradient's.
@@ -237,9 +232,9 @@ public:
     std::span<T> gradient(std::size_t i) const {
         const BufferView view = gradient_view(i);
         if (view.dtype != dtype_of<T>)
-            throw Error(Errc::invalid_argument, "gradient '" + parameters_[i].name + "' holds " + std::string(name_of(view.dtype)) +
+            throw Error(Errc::invalid_argument, "gradient '" + gradients_.parameter(i).name + "' holds " + std::string(name_of(view.dtype)) +
                                                     ", not " + std::string(name_of(dtype_of<T>)),
-                        {.operation = "gradient", .rank = backend_.rank(), .parameter = parameters_[i].name});
+                        {.operation = "gradient", .rank = backend_.rank(), .parameter = gradients_.parameter(i).name});
         return {static_cast<T*>(view.data), view.count};
     }
 
@@ -247,7 +242,7 @@ public:
     /// reads only its share. Collective, after `finish()`.
     double gradient_norm() {
         check_usable("gradient_norm");
-        return guarded([&] { return norm_.compute(backend_, [&](std::size_t i) { return gradient_view(i); }); });
+        return failure_.guard([&] { return norm_.compute(backend_, [&](std::size_t i) { return gradient_view(i); }); });
     }
 
     /// What to multiply gradients by so that their norm is at most `max_norm`: for optimizers that take a factor and
@@ -281,32 +276,23 @@ public:
     bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
-        std::vector<std::uint64_t> agreed(order_.begin(), order_.end());
+        std::vector<std::uint64_t> agreed(gradients_.order().begin(), gradients_.order().end());
         if (backend_.rank() == 0) {
             // Those that were not marked keep their place behind the others.
-            std::vector<bool> seen(parameters_.size());
+            std::vector<bool> seen(size());
             std::size_t n = 0;
             for (std::size_t i : readiness_.recorded()) {
                 agreed[n++] = i;
                 seen[i] = true;
             }
-            for (std::size_t i : order_)
+            for (std::size_t i : gradients_.order())
                 if (!seen[i]) agreed[n++] = i;
         }
-        guarded([&] { backend_.broadcast(buffer(agreed), 0).wait(); });
-        order_.assign(agreed.begin(), agreed.end());
-        BucketPlan plan = make_plan(order_);
-        if (plan == plan_) return false;
-
-        std::swap(plan, plan_);
-        detail::BucketStorage<B> storage = make_storage();
-        for (std::size_t i : order_)
-            // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
-            if (options_.gradients == GradientStorage::in_buckets || deposited_[i]) copy(storage_.parameter(i), storage.parameter(i));
-        storage_ = std::move(storage);
-        readiness_.set_plan(plan_);
-        flight_.resize(plan_.size());
-        statistics_.buckets.assign(plan_.size(), {});
+        failure_.guard([&] { backend_.broadcast(buffer(agreed), 0).wait(); });
+        if (!gradients_.reorder(backend_, agreed)) return false;
+        readiness_.set_plan(plan());
+        flight_.resize(plan().size());
+        statistics_.buckets.assign(plan().size(), {});
         return true;
     }
 
@@ -319,20 +305,22 @@ public:
     /// Gradient i of borrowed ones lives elsewhere from now on: same count, same type. Between steps.
     void rebind_gradient(std::size_t i, BufferView gradient) {
         check_index(i, "rebind_gradient");
-        BufferView& own = parameters_[i].gradient;
+        const BufferView own = gradients_.parameter(i).gradient;
         if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
             gradient.space != own.space || gradient.data == nullptr)
-            throw_here(Errc::invalid_argument, "rebind_gradient", "the new memory of '" + parameters_[i].name +
-                                                  "' must be a borrowed gradient of the same count, type and space", parameters_[i].name);
-        if (parameters_[i].requires_grad && is_direct(readiness_.bucket_of(i))) storage_.rebind(readiness_.bucket_of(i), i, gradient);
-        own = gradient;
+            throw_here(Errc::invalid_argument, "rebind_gradient",
+                       "the new memory of '" + name(i) + "' must be a borrowed gradient of the same count, type and space", name(i));
+        gradients_.rebind(i, readiness_.bucket_of(i), gradient);
     }
 
     const Statistics& statistics() const noexcept { return statistics_; }
-    const BucketPlan& plan() const noexcept { return plan_; }
+    const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
-    std::size_t size() const noexcept { return parameters_.size(); }  ///< parameters, frozen ones too
-    const ParameterView& parameter(std::size_t i) const { return parameters_.at(i); }
+    std::size_t size() const noexcept { return gradients_.parameters().size(); }  ///< parameters, frozen ones too
+    const ParameterView& parameter(std::size_t i) const {
+        check_index(i, "parameter");
+        return gradients_.parameter(i);
+    }
 
 private:
     /// The engine as the overlap policy sees it. What happens in hooks counts as exposed, what a thread of the
@@ -345,134 +333,7 @@ private:
         void poll() { reducer.poll(in_hook); }
     };
 
-    // ---------------------------------------------------------------------------------------------------- set-up
-
-    template <class Range>
-    static std::vector<ParameterView> view_all(Range&& parameters) {
-        using T = std::remove_cv_t<detail::range_element_t<std::remove_reference_t<Range>>>;
-        static_assert(Parameter<T>,
-                      "gradsync: specialise gradsync::parameter_traits for this type, with a static function gradient(T&) "
-                      "that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
-        std::vector<ParameterView> views;
-        if constexpr (Parameter<T>) {
-            using Traits = parameter_traits<std::remove_pointer_t<T>>;
-            if constexpr (requires { Traits::space; })
-                static_assert(Traits::space == B::memory_space,
-                              "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
-                              "the host: parameter_traits<T>::space is not the backend's memory_space");
-            for (auto&& p : parameters) {
-                views.push_back(parameter_view(p));
-                if (views.back().name.empty()) views.back().name = std::to_string(views.size() - 1);
-            }
-        }
-        return views;
-    }
-
-    std::vector<ParameterInfo> check_and_describe() {
-        const auto refuse = [&](const ParameterView& p, const std::string& what) {
-            throw_here(Errc::invalid_argument, "Reducer", "parameter '" + p.name + "' " + what, p.name);
-        };
-        const bool borrowed = options_.gradients == GradientStorage::borrowed;
-        if (!borrowed && (options_.accumulation == Accumulation::in_buckets || options_.reduce_dtype))
-            throw_here(Errc::invalid_argument, "Reducer",
-                       "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are added up there by the trainer");
-        if (options_.reduce_dtype && !is_floating(*options_.reduce_dtype))
-            throw_here(Errc::invalid_argument, "Reducer", "reduce_dtype must be a floating type, not " + std::string(name_of(*options_.reduce_dtype)));
-        std::vector<ParameterInfo> infos;
-        infos.reserve(parameters_.size());
-        for (const ParameterView& p : parameters_) {
-            const BufferView& g = p.gradient;
-            std::size_t volume = 1;
-            for (std::size_t extent : p.shape) volume *= extent;
-            if (!p.shape.empty() && volume != g.count) refuse(p, "has a shape of " + std::to_string(volume) + " elements, but a gradient of " + std::to_string(g.count));
-            if (p.value.data && p.value.count != g.count) refuse(p, "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count));
-            if (p.uses == 0) refuse(p, "has 0 uses; freeze it with requires_grad = false");
-            infos.push_back({g.count, g.dtype, B::memory_space});
-            if (!p.requires_grad) continue;
-            if (borrowed && g.data == nullptr && g.count != 0)
-                refuse(p, "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)");
-            if (g.space != B::memory_space)
-                refuse(p, "lies in " + std::string(name_of(g.space)) + " memory, but the backend works on " + std::string(name_of(B::memory_space)) + " memory");
-            if (!is_floating(g.dtype)) {
-                if (options_.averaging != Averaging::sum) refuse(p, "has a gradient of " + std::string(name_of(g.dtype)) + ", which can be summed only (Averaging::sum)");
-                if (options_.accumulation == Accumulation::in_buckets) refuse(p, "has a gradient of " + std::string(name_of(g.dtype)) + ", which buckets do not add up (Accumulation::in_gradients)");
-            } else if (options_.reduce_dtype) {
-                infos.back().dtype = *options_.reduce_dtype;
-            } else if (options_.accumulation == Accumulation::in_buckets) {
-                infos.back().dtype = accumulator_of(g.dtype);
-            }
-        }
-        return infos;
-    }
-
-    /// The reverse of the registration, without frozen parameters.
-    std::vector<std::size_t> default_order() const {
-        std::vector<std::size_t> order;
-        order.reserve(parameters_.size());
-        for (std::size_t i = parameters_.size(); i-- > 0;)
-            if (parameters_[i].requires_grad) order.push_back(i);
-        return order;
-    }
-
-    BucketPlan make_plan(std::span<const std::size_t> order) const {
-        // One rank has nothing to send: with a bucket each, borrowed gradients are not even copied.
-        if (backend_.size() == 1 && options_.gradients == GradientStorage::borrowed) {
-            BucketPlan plan;
-            for (const std::size_t& i : order) plan.push_back({&i, 1});
-            return plan;
-        }
-        BucketPlan plan = bucket_policy_.plan(infos_, order);
-        detail::check_plan(plan, infos_, parameters_, bucket_policy_.describe(), backend_.rank());
-        return plan;
-    }
-
-    /// Is bucket b the gradient of its only parameter, in the trainer's own memory?
-    bool is_direct(std::size_t b) const {
-        const std::size_t i = plan_.bucket(b).front();
-        return plan_.bucket(b).size() == 1 && options_.gradients == GradientStorage::borrowed &&
-               options_.unused == UnusedParameters::error && options_.accumulation == Accumulation::in_gradients &&
-               infos_[i].dtype == parameters_[i].gradient.dtype;
-    }
-
-    detail::BucketStorage<B> make_storage() {
-        std::vector<BufferView> gradients;
-        for (const ParameterView& p : parameters_) gradients.push_back(p.gradient);
-        std::vector<bool> own_memory;
-        for (std::size_t b = 0; b < plan_.size(); ++b) own_memory.push_back(!is_direct(b));
-        return {backend_, plan_, infos_, gradients, own_memory};
-    }
-
-    std::vector<std::uint32_t> uses() const {
-        std::vector<std::uint32_t> uses;
-        for (const ParameterView& p : parameters_) uses.push_back(p.requires_grad ? p.uses : 0);
-        return uses;
-    }
-
-    std::vector<std::size_t> trainable_counts() const {
-        std::vector<std::size_t> counts;
-        for (const ParameterView& p : parameters_) counts.push_back(p.requires_grad && is_floating(p.gradient.dtype) ? p.gradient.count : 0);
-        return counts;
-    }
-
     // ---------------------------------------------------------------------------------------------------- a step
-
-    /// Does gradient i have to be copied into its bucket?
-    bool deposits(std::size_t i) const noexcept {
-        return options_.gradients == GradientStorage::borrowed && storage_.parameter(i).data != parameters_[i].gradient.data;
-    }
-
-    /// Copies gradient i into its bucket, or adds it to what micro-batches left there.
-    void deposit(std::size_t i) {
-        const BufferView from = parameters_[i].gradient, to = storage_.parameter(i);
-        if (deposited_[i]) kernel::add(to, from);
-        else copy(from, to);
-        deposited_[i] = options_.accumulation == Accumulation::in_buckets;
-    }
-
-    static void copy(ConstBufferView from, BufferView to) {
-        if (from.dtype != to.dtype) kernel::convert(from.data, from.dtype, to.data, to.dtype, to.count);
-        else if (from.bytes() != 0) std::memcpy(to.data, from.data, from.bytes());
-    }
 
     /// What this rank brings to this step's means.
     Contribution contribution() const noexcept {
@@ -488,7 +349,7 @@ private:
     }
 
     typename B::WorkType start(std::size_t b) {
-        const BufferView bucket = storage_.bucket(b);
+        const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) std::memset(bucket.data, 0, bucket.bytes());
             if (backend_.size() == 1) return {};
@@ -521,7 +382,7 @@ private:
     }
 
     bool all_ready() const noexcept {
-        for (std::size_t b = flight_.started(); b < plan_.size(); ++b)
+        for (std::size_t b = flight_.started(); b < flight_.size(); ++b)
             if (!readiness_.full(b)) return false;
         return true;
     }
@@ -542,48 +403,27 @@ private:
     /// Without a batch: what this rank's gradients hold does not matter, but may have to be put back.
     void settle_all() {
         if (options_.unused == UnusedParameters::agree)
-            for (std::size_t i : order_) keep(i);
+            for (std::size_t i : gradients_.order()) gradients_.keep(i);
         readiness_.fill_all();
-    }
-
-    /// Keeps gradient i, which lives in its bucket, for the case that no rank used it.
-    void keep(std::size_t i) {
-        if (options_.gradients != GradientStorage::in_buckets) return;
-        const BufferView slot = storage_.parameter(i);
-        const auto* bytes = static_cast<const std::byte*>(slot.data);
-        kept_.push_back(i);
-        kept_bytes_.insert(kept_bytes_.end(), bytes, bytes + slot.bytes());
-    }
-
-    /// Puts back what nobody used.
-    void restore_kept() {
-        const std::byte* bytes = kept_bytes_.data();
-        for (std::size_t i : kept_) {
-            const BufferView slot = storage_.parameter(i);
-            if (!readiness_.used()[i] && slot.bytes() != 0) std::memcpy(slot.data, bytes, slot.bytes());
-            bytes += slot.bytes();
-        }
-        kept_.clear();
-        kept_bytes_.clear();
     }
 
     void settle_unready() {
         std::vector<std::size_t> missing;
-        for (std::size_t i : order_) {
+        for (std::size_t i : gradients_.order()) {
             const std::uint32_t remaining = readiness_.remaining(i);
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
             if (readiness_.used()[i] && !partly_marked) {  // its gradient is that of earlier micro-batches
-                if (deposits(i) && !deposited_[i]) deposit(i);
+                if (gradients_.is_copied(i) && !gradients_.holds_sum(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
                 missing.push_back(i);
                 continue;
             } else if (partly_marked) {
                 readiness_.used()[i] = 1;
-                if (deposits(i)) deposit(i);
+                if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else {
-                keep(i);
-                if (const BufferView slot = storage_.parameter(i); slot.bytes() != 0) std::memset(slot.data, 0, slot.bytes());
+                gradients_.keep(i);
+                gradients_.clear(i);
             }
             readiness_.settle(i);
         }
@@ -595,34 +435,28 @@ private:
         const bool agree = options_.unused == UnusedParameters::agree;
         for (std::size_t b = 0; b < flight_.size(); ++b) {
             if (b == flight_.completed()) flight_.wait(b);
-            if (!agree) hand_out(b);
+            if (!agree) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
         if (agree) {
             used_map_work_.wait();
-            for (std::size_t b = 0; b < flight_.size(); ++b) hand_out(b);
-            restore_kept();
+            for (std::size_t b = 0; b < flight_.size(); ++b)
+                gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
+            gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
         }
         add_exposed(Clock::now() - begin);
         record_statistics();
         readiness_.reset();
         flight_.reset();
-        std::fill(deposited_.begin(), deposited_.end(), false);
+        gradients_.forget_sums();
         recording_ = false;
         has_batch_ = true;
         closed_ = false;
     }
 
-    /// Copies bucket b's results to the trainer's gradients.
-    void hand_out(std::size_t b) {
-        const bool agree = options_.unused == UnusedParameters::agree;
-        for (std::size_t i : plan_.bucket(b))
-            if (deposits(i) && (!agree || readiness_.used()[i])) copy(storage_.parameter(i), parameters_[i].gradient);
-    }
-
     template <class Use>
     void for_gradients(Use&& use) {
-        for (std::size_t i : order_)
-            if (is_floating(parameters_[i].gradient.dtype)) use(gradient_view(i));
+        for (std::size_t i : gradients_.order())
+            if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);
     }
 
     // ----------------------------------------------------------------------------------------------- observation
@@ -635,8 +469,8 @@ private:
         last.exposed_seconds = Flight::seconds(Clock::duration(exposed_.exchange(0, std::memory_order_relaxed)));
         if (backend_.size() > 1) {
             for (std::size_t b = 0; b < flight_.size(); ++b) {
-                statistics_.buckets[b] = {storage_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
-                last.bytes += storage_.bucket(b).bytes();
+                statistics_.buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
+                last.bytes += gradients_.bucket(b).bytes();
             }
             last.collectives = flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
             last.communication_seconds = Flight::seconds(flight_.covered());
@@ -654,22 +488,16 @@ private:
 
     /// The same where gradients are lost by it: no rank may go on.
     [[noreturn]] void fail(Errc code, const char* operation, const std::string& what, std::string parameter, std::ptrdiff_t bucket) {
-        remember_failure(what);
+        failure_.remember(what);
         backend_.fail(what);
         throw_here(code, operation, what, std::move(parameter), bucket);
     }
 
-    /// The first one counts.
-    void remember_failure(const std::string& what) {
-        std::lock_guard lock(failing_);
-        if (failed_.load(std::memory_order_relaxed)) return;
-        failure_ = what;
-        failed_.store(true, std::memory_order_release);
-    }
+    const std::string& name(std::size_t i) const noexcept { return gradients_.parameter(i).name; }
 
     void check_index(std::size_t i, const char* operation) const {
-        if (i >= parameters_.size())
-            throw_here(Errc::invalid_argument, operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(parameters_.size()));
+        if (i >= size())
+            throw_here(Errc::invalid_argument, operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(size()));
     }
 
     /// No gradient was marked since the last `finish()`, but under `no_sync()`.
@@ -683,23 +511,12 @@ private:
     }
 
     void check_usable(const char* operation) const {
-        if (failed_.load(std::memory_order_acquire))
-            throw_here(Errc::invalid_argument, operation, "this Reducer failed earlier and cannot go on: " + failure_);
-    }
-
-    /// Runs what ends the step's consistency if it throws; remembers that it did.
-    template <class F>
-    decltype(auto) guarded(F&& f) {
-        try {
-            return f();
-        } catch (const std::exception& e) {
-            remember_failure(e.what());
-            throw;
-        }
+        if (failure_.failed())
+            throw_here(Errc::invalid_argument, operation, "this Reducer failed earlier and cannot go on: " + failure_.what());
     }
 
     [[noreturn]] void refuse_mark(std::size_t i) {
-        const ParameterView& p = parameters_[i];
+        const ParameterView& p = gradients_.parameter(i);
         const auto bucket = static_cast<std::ptrdiff_t>(readiness_.bucket_of(i));
         if (!p.requires_grad)
             fail(Errc::invalid_argument, "mark_ready", "parameter '" + p.name + "' is frozen (requires_grad = false) and takes no marks", p.name, -1);
@@ -716,35 +533,27 @@ private:
         for (std::size_t k = 0; k < std::min(named, missing.size()); ++k) {
             const std::size_t i = missing[k];
             const std::uint32_t marks = readiness_.uses(i) - readiness_.remaining(i);
-            names += (k ? ", '" : "'") + parameters_[i].name + "' (bucket " + std::to_string(readiness_.bucket_of(i)) + ", marked " +
+            names += (k ? ", '" : "'") + name(i) + "' (bucket " + std::to_string(readiness_.bucket_of(i)) + ", marked " +
                      std::to_string(marks) + " of " + std::to_string(readiness_.uses(i)) + " times)";
         }
         if (missing.size() > named) names += ", ...";
         fail(Errc::gradient_not_ready, "finish",
-             std::to_string(missing.size()) + " of " + std::to_string(order_.size()) + " gradients are not ready: " + names +
+             std::to_string(missing.size()) + " of " + std::to_string(gradients_.order().size()) + " gradients are not ready: " + names +
                  "; mark every trainable parameter before finish(), freeze it, or choose UnusedParameters::agree",
-             parameters_[missing.front()].name, static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
+             name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
     }
 
     using Flight = detail::Flight<typename B::WorkType>;
 
     B backend_;
     ReducerOptions options_;
-    Buckets bucket_policy_;
-    std::vector<ParameterView> parameters_;
-    std::vector<ParameterInfo> infos_;
-    std::vector<std::size_t> order_;  ///< trainable parameters, as their gradients are expected to become ready
-    BucketPlan plan_;
-    detail::BucketStorage<B> storage_;
+    detail::GradientBuckets<B, Buckets> gradients_;
     detail::Readiness readiness_;
     Flight flight_;
     detail::GradientNorm norm_;
     typename B::WorkType used_map_work_;
     Statistics statistics_;
 
-    std::vector<char> deposited_;  ///< the bucket holds gradients of earlier micro-batches, to be added to
-    std::vector<std::size_t> kept_;      ///< gradients to put back if nobody used them
-    std::vector<std::byte> kept_bytes_;  ///< what they held, one after the other
     std::atomic<int> no_sync_depth_{0};
     double weight_ = 1;
     bool has_batch_ = true;
@@ -753,10 +562,8 @@ private:
 
     detail::SpinLock launching_;
     detail::SpinLock polling_;
-    detail::SpinLock failing_;
     std::atomic<Clock::rep> exposed_{0};
-    std::atomic<bool> failed_{false};
-    std::string failure_;
+    detail::FailureLatch failure_;
 
     Engine<true> hook_{*this};
     Engine<false> background_{*this};

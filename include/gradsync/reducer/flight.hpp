@@ -3,28 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "../core/clock.hpp"
 #include "../core/backend.hpp"
+#include "../core/clock.hpp"
 #include "../observe/statistics.hpp"
 
 namespace gradsync::inline v0::detail {
-
-/// A lock for sections of well under a microsecond.
-class SpinLock {
-public:
-    void lock() noexcept {
-        while (!try_lock()) std::this_thread::yield();
-    }
-    bool try_lock() noexcept { return !locked_.exchange(true, std::memory_order_acquire); }
-    void unlock() noexcept { locked_.store(false, std::memory_order_release); }
-
-private:
-    std::atomic<bool> locked_{false};
-};
 
 /// The collectives of one step's buckets: started in order, seen to complete in order, with their times.
 /// `start` is for one thread at a time; so are `poll` and `wait`; the two may be different threads.

@@ -19,9 +19,9 @@ enum class Operation { all_reduce, reduce, reduce_scatter, all_gather, broadcast
 inline constexpr int operation_count = 8;
 
 /// What the ranks bring to a mean: all alike; local means with weights; local sums with counts; rank 1 (or 0, if it
-/// is alone) without data, its buffer full of NaN; that rank without data, but counted; nobody has data.
-enum class Shares { even, weighted, counted, absent, absent_but_counted, nobody };
-inline constexpr int shares_count = 6;
+/// is alone) without data, its buffer full of NaN; that rank without data, but counted; nobody has data; nothing counts.
+enum class Shares { even, weighted, counted, absent, absent_but_counted, nobody, weightless };
+inline constexpr int shares_count = 7;
 
 /// One collective, as all ranks know it.
 struct Collective {
@@ -54,6 +54,7 @@ struct Collective {
             case Shares::absent: return without ? gradsync::Contribution{0, 0} : gradsync::Contribution{};
             case Shares::absent_but_counted: return without ? gradsync::Contribution{0, 1} : gradsync::Contribution{};
             case Shares::nobody: return {0, 0};
+            case Shares::weightless: return {1, 0};
         }
         return {};
     }

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string>
+
+#include "spin_lock.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// Remembers the first failure, for all calls that come after it. For any thread.
+class FailureLatch {
+public:
+    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+    /// The first failure's text; only after `failed()`.
+    const std::string& what() const noexcept { return what_; }
+
+    /// The first one counts.
+    void remember(const std::string& what) {
+        std::lock_guard lock(lock_);
+        if (failed()) return;
+        what_ = what;
+        failed_.store(true, std::memory_order_release);
+    }
+
+    /// Runs what leaves nothing to go on with if it throws.
+    template <class F>
+    decltype(auto) guard(F&& f) {
+        try {
+            return f();
+        } catch (const std::exception& e) {
+            remember(e.what());
+            throw;
+        }
+    }
+
+private:
+    SpinLock lock_;
+    std::atomic<bool> failed_{false};
+    std::string what_;
+};
+
+}  // namespace gradsync::inline v0::detail

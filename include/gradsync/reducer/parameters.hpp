@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
+#include "../core/error.hpp"
+#include "../core/parameter.hpp"
+#include "options.hpp"
+
+/// From the trainer's parameters, of whatever type, to views and infos: the edge where types end.
+
+namespace gradsync::inline v0::detail {
+
+/// Views of a range of parameters. Those without a name are named after their index; a gradient that is not there at
+/// all is to be like the value, without memory.
+template <MemorySpace space, class Range>
+std::vector<ParameterView> view_parameters(Range&& parameters) {
+    using T = std::remove_cv_t<range_element_t<std::remove_reference_t<Range>>>;
+    static_assert(Parameter<T>,
+                  "gradsync: specialise gradsync::parameter_traits for this type, with a static function gradient(T&) "
+                  "that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
+    std::vector<ParameterView> views;
+    if constexpr (Parameter<T>) {
+        using Traits = parameter_traits<std::remove_pointer_t<T>>;
+        if constexpr (requires { Traits::space; })
+            static_assert(Traits::space == space,
+                          "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
+                          "the host: parameter_traits<T>::space is not the backend's memory_space");
+        for (auto&& p : parameters) {
+            views.push_back(parameter_view(p));
+            if (ParameterView& v = views.back(); v.gradient == BufferView{}) {
+                v.gradient = v.value;
+                v.gradient.data = nullptr;
+            }
+            if (views.back().name.empty()) views.back().name = std::to_string(views.size() - 1);
+        }
+    }
+    return views;
+}
+
+/// What the bucket policy is to know: each parameter with the dtype that its bucket will have. Throws Error, naming
+/// the parameter, where a gradient cannot be synchronised as the options want it.
+inline std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options,
+                                               MemorySpace space, int rank) {
+    const auto refuse = [&](const std::string& what, const std::string& parameter = {}) {
+        throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": " + what,
+                    {.operation = "Reducer", .rank = rank, .parameter = parameter});
+    };
+    const auto text = [](auto value) { return std::string(name_of(value)); };
+    const bool borrowed = options.gradients == GradientStorage::borrowed;
+    const bool adds_up = options.accumulation == Accumulation::in_buckets;
+    if (!borrowed && (adds_up || options.reduce_dtype))
+        refuse("Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
+               "added up there by the trainer");
+    if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
+        refuse("reduce_dtype must be a floating type, not " + text(*options.reduce_dtype));
+
+    std::vector<ParameterInfo> infos;
+    infos.reserve(parameters.size());
+    for (const ParameterView& p : parameters) {
+        const BufferView& g = p.gradient;
+        const auto check = [&](bool ok, auto&& what) {
+            if (!ok) refuse("parameter '" + p.name + "' " + what(), p.name);
+        };
+        std::size_t volume = 1;
+        for (std::size_t extent : p.shape) volume *= extent;
+        check(p.shape.empty() || volume == g.count, [&] {
+            return "has a shape of " + std::to_string(volume) + " elements, but a gradient of " + std::to_string(g.count);
+        });
+        check(!p.value.data || p.value.count == g.count, [&] {
+            return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count);
+        });
+        check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
+        infos.push_back({g.count, g.dtype, space});
+        if (!p.requires_grad) continue;
+
+        check(!borrowed || g.data != nullptr || g.count == 0, [] {
+            return "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)";
+        });
+        check(g.space == space, [&] { return "lies in " + text(g.space) + " memory, but the backend works on " + text(space) + " memory"; });
+        if (!is_floating(g.dtype)) {
+            check(options.averaging == Averaging::sum,
+                  [&] { return "has a gradient of " + text(g.dtype) + ", which can be summed only (Averaging::sum)"; });
+            check(!adds_up, [&] { return "has a gradient of " + text(g.dtype) + ", which buckets do not add up (Accumulation::in_gradients)"; });
+        } else if (options.reduce_dtype) {
+            infos.back().dtype = *options.reduce_dtype;
+        } else if (adds_up) {
+            infos.back().dtype = accumulator_of(g.dtype);
+        }
+    }
+    return infos;
+}
+
+/// The trainable parameters in the order in which their gradients are expected: the reverse of their registration.
+inline std::vector<std::size_t> default_order(const std::vector<ParameterView>& parameters) {
+    std::vector<std::size_t> order;
+    order.reserve(parameters.size());
+    for (std::size_t i = parameters.size(); i-- > 0;)
+        if (parameters[i].requires_grad) order.push_back(i);
+    return order;
+}
+
+/// Marks until each gradient is ready; 0 for frozen parameters.
+inline std::vector<std::uint32_t> uses_of(const std::vector<ParameterView>& parameters) {
+    std::vector<std::uint32_t> uses;
+    uses.reserve(parameters.size());
+    for (const ParameterView& p : parameters) uses.push_back(p.requires_grad ? p.uses : 0);
+    return uses;
+}
+
+/// Elements of each gradient that has a norm; 0 for frozen parameters and integers.
+inline std::vector<std::size_t> norm_counts(const std::vector<ParameterView>& parameters) {
+    std::vector<std::size_t> counts;
+    counts.reserve(parameters.size());
+    for (const ParameterView& p : parameters)
+        counts.push_back(p.requires_grad && is_floating(p.gradient.dtype) ? p.gradient.count : 0);
+    return counts;
+}
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,7 @@
+#include <gradsync/overlap/overlap_backward.hpp>
+
+#include "conformance/overlap_policy.hpp"
+
+TEST_CASE("OverlapBackward is an overlap policy") {
+    gradsync_test::check_overlap_policy<gradsync::OverlapBackward>();
+}

@@ -1,0 +1,94 @@
+#include <gradsync/backend/run_threads.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gradsync/core/buffer_view.hpp>
+
+namespace gs = gradsync;
+
+// What ThreadBackend promises beyond the concept; the rest is in tests/conformance/backend_thread_test.cpp.
+
+TEST_CASE("run_threads returns the ranks' results, by rank") {
+    const std::vector<std::string> names = gs::run_threads(3, [](gs::ThreadBackend comm) {
+        return std::to_string(comm.rank()) + " of " + std::to_string(comm.size());
+    });
+    CHECK(names == std::vector<std::string>{"0 of 3", "1 of 3", "2 of 3"});
+}
+
+TEST_CASE("run_threads: no ranks, no world") {
+    for (const int size : {0, -1}) {
+        try {
+            gs::run_threads(size, [](gs::ThreadBackend) {});
+            FAIL("not refused");
+        } catch (const gs::Error& error) {
+            CHECK(error.errc() == gs::Errc::invalid_argument);
+        }
+    }
+}
+
+TEST_CASE("run_threads: the caller's time limit is the ranks'") {
+    const auto limits = gs::run_threads(2, [](gs::ThreadBackend comm) { return comm.timeout(); }, {.timeout = std::chrono::seconds(7)});
+    CHECK(limits == std::vector<std::chrono::nanoseconds>(2, std::chrono::seconds(7)));
+}
+
+TEST_CASE("ThreadBackend::make: for threads that the user runs") {
+    std::vector<gs::ThreadBackend> handles = gs::ThreadBackend::make(2);
+    std::vector<float> one{1, 2, 3}, two{10, 20, 30};
+    std::thread other([comm = std::move(handles[1]), &two]() mutable { comm.all_reduce(gs::buffer(two), gs::ReduceOp::sum).wait(); });
+    handles[0].all_reduce(gs::buffer(one), gs::ReduceOp::sum).wait();
+    other.join();
+    CHECK(one == std::vector<float>{11, 22, 33});
+    CHECK(two == one);
+}
+
+TEST_CASE("ThreadBackend: a handle may be used from several threads of its rank") {
+    // One thread starts and waits, another makes progress, a third uses a communicator of its own.
+    std::atomic<int> wrong{0};
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        gs::ThreadBackend twin = comm.duplicate();
+        std::atomic<bool> done{false};
+        std::thread polling([&, copy = comm]() mutable {
+            while (!done.load()) {
+                copy.progress();
+                std::this_thread::yield();
+            }
+        });
+        const auto sums = [&wrong](gs::ThreadBackend& on, int rounds) {
+            std::vector<float> values(3000);
+            for (int i = 0; i < rounds; ++i) {
+                values.assign(values.size(), 1.0f);
+                on.all_reduce(gs::buffer(values), gs::ReduceOp::sum).wait();
+                for (const float value : values) wrong += value != 2.0f;
+            }
+        };
+        std::thread summing([&] { sums(twin, 200); });
+        sums(comm, 200);
+        summing.join();
+        done = true;
+        polling.join();
+    });
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("ThreadBackend: works waited for on another thread than the one that started them") {
+    std::atomic<int> wrong{0};
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        std::vector<std::vector<float>> values(50, std::vector<float>(500, 1.0f));
+        std::vector<gs::ThreadWork> works;
+        for (auto& v : values) works.push_back(comm.all_reduce(gs::buffer(v), gs::ReduceOp::sum));
+        std::thread waiting([&] {
+            for (std::size_t i = 0; i < works.size(); i += 2) works[i].wait();
+        });
+        for (std::size_t i = 1; i < works.size(); i += 2) works[i].wait();
+        waiting.join();
+        for (const auto& v : values)
+            for (const float value : v) wrong += value != 2.0f;
+    });
+    CHECK(wrong == 0);
+}
