@@ -140,13 +140,17 @@ SharedContests shared_contests;
 
 template <class Run>
 void add(const std::string& who, const Case& c, Run run) {
-    benchmark::RegisterBenchmark((who + "/" + c.name()).c_str(), [=](benchmark::State& state) {
-        try {
-            run(state);
-        } catch (const std::exception& e) {
-            state.SkipWithError(e.what());
-        }
-    })->UseManualTime()->Iterations(1)->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark((who + "/" + c.name()).c_str(),
+                                 [=](benchmark::State& state) {
+                                     try {
+                                         run(state);
+                                     } catch (const std::exception& e) {
+                                         state.SkipWithError(e.what());
+                                     }
+                                 })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(benchmark::kMicrosecond);
 }
 
 void add_threads(const Case& c) {

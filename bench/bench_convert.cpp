@@ -52,18 +52,23 @@ private:
 };
 
 void add(DType from, DType to, std::size_t count) {
-    const std::string name = "convert/" + std::string(name_of(from)) + "/" + std::string(name_of(to)) + "/elements:" + std::to_string(count);
-    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-        const std::size_t bytes = count * (size_of(from) + size_of(to));
-        Conversion conversion(from, to, count);
-        Copy copy(bytes / 2);
-        Contestant* contestants[] = {&conversion, &copy};
-        const ContestResult samples = run_contest(1, contestants, {.seconds = 0.3});
-        const Summary own = summarise(samples[0]);
-        report(state, own, 0);
-        state.counters["bandwidth"] = static_cast<double>(bytes) / own.median;
-        state.counters["memcpy_ratio"] = summarise(samples[1]).median / own.median;
-    })->UseManualTime()->Iterations(1)->Unit(benchmark::kMicrosecond);
+    const std::string name =
+        "convert/" + std::string(name_of(from)) + "/" + std::string(name_of(to)) + "/elements:" + std::to_string(count);
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [=](benchmark::State& state) {
+                                     const std::size_t bytes = count * (size_of(from) + size_of(to));
+                                     Conversion conversion(from, to, count);
+                                     Copy copy(bytes / 2);
+                                     Contestant* contestants[] = {&conversion, &copy};
+                                     const ContestResult samples = run_contest(1, contestants, {.seconds = 0.3});
+                                     const Summary own = summarise(samples[0]);
+                                     report(state, own, 0);
+                                     state.counters["bandwidth"] = static_cast<double>(bytes) / own.median;
+                                     state.counters["memcpy_ratio"] = summarise(samples[1]).median / own.median;
+                                 })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(benchmark::kMicrosecond);
 }
 
 }  // namespace
@@ -72,6 +77,7 @@ int main(int argc, char** argv) {
     constexpr DType pairs[][2] = {{DType::f32, DType::bf16}, {DType::bf16, DType::f32}, {DType::f32, DType::f16},
                                   {DType::f16, DType::f32},  {DType::f64, DType::bf16}, {DType::f16, DType::bf16}};
     for (const auto& [from, to] : pairs)
-        for (std::size_t count : {std::size_t{4} << 10, std::size_t{128} << 10, std::size_t{16} << 20}) add(from, to, count);
+        for (std::size_t count : {std::size_t{4} << 10, std::size_t{128} << 10, std::size_t{16} << 20})
+            add(from, to, count);
     return run_benchmarks(argc, argv);
 }

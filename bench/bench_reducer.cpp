@@ -5,10 +5,13 @@
 // reducer/mark_ready/OVERLAP/STORAGE/ranks:N/parameters:P   one mark, on average over the marks of a step (time), with
 //                                                           buckets of 100 gradients; finish() is not counted
 // reducer/step/BUCKETS/STORAGE/ranks:N/parameters:P/bytes:B every gradient marked, and finish(). all_reduce_ratio: the
-//                                                           time of one bare all_reduce of as many bytes over this one's
+//                                                           time of one bare all_reduce of as many bytes over this
+//                                                           one's
 // reducer/construct/ranks:N/parameters:P                    construction, verification included
-// reducer/overlap/OVERLAP/compute:WHERE/...                 a step with compute between the marks, on the ranks' cores or
-//                                                           on a device. compute_ratio: the compute's time over the step's
+// reducer/overlap/OVERLAP/compute:WHERE/...                 a step with compute between the marks, on the ranks' cores
+// or
+//                                                           on a device. compute_ratio: the compute's time over the
+//                                                           step's
 //
 // Times are medians; what a ratio compares is measured in turns.
 
@@ -42,13 +45,17 @@ std::string name_of(gs::GradientStorage storage) {
 }
 
 void add(const std::string& name, benchmark::TimeUnit unit, std::function<void(benchmark::State&)> run) {
-    benchmark::RegisterBenchmark(("reducer/" + name).c_str(), [=](benchmark::State& state) {
-        try {
-            run(state);
-        } catch (const std::exception& e) {
-            state.SkipWithError(e.what());
-        }
-    })->UseManualTime()->Iterations(1)->Unit(unit);
+    benchmark::RegisterBenchmark(("reducer/" + name).c_str(),
+                                 [=](benchmark::State& state) {
+                                     try {
+                                         run(state);
+                                     } catch (const std::exception& e) {
+                                         state.SkipWithError(e.what());
+                                     }
+                                 })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(unit);
 }
 
 /// Reports the first contestant's time, and the second's over it as `ratio`.
@@ -89,9 +96,11 @@ void add_step(const std::string& buckets, const Workload& w) {
 }
 
 void add_construct(int ranks, std::size_t parameters) {
-    add("construct/ranks:" + std::to_string(ranks) + "/parameters:" + std::to_string(parameters), benchmark::kMillisecond,
-        [=](benchmark::State& state) {
-            const Workload w{.ranks = ranks, .parameters = parameters, .bytes = parameters * 64,
+    add("construct/ranks:" + std::to_string(ranks) + "/parameters:" + std::to_string(parameters),
+        benchmark::kMillisecond, [=](benchmark::State& state) {
+            const Workload w{.ranks = ranks,
+                             .parameters = parameters,
+                             .bytes = parameters * 64,
                              .storage = gs::GradientStorage::borrowed};
             std::vector<Gradients> gradients;
             for (int r = 0; r < ranks; ++r) gradients.emplace_back(w);
@@ -153,9 +162,15 @@ void add_all() {
             add_mark_ready<gs::OverlapBackward>("OverlapBackward", w);
             add_mark_ready<gs::OverlapBackwardThread>("OverlapBackwardThread", w);
         }
-    for (auto [parameters, bytes] : {std::pair{std::size_t{50}, mib}, {std::size_t{100}, 25 * mib}, {std::size_t{1000}, 25 * mib}, {std::size_t{300}, 100 * mib}})
+    for (auto [parameters, bytes] : {std::pair{std::size_t{50}, mib},
+                                     {std::size_t{100}, 25 * mib},
+                                     {std::size_t{1000}, 25 * mib},
+                                     {std::size_t{300}, 100 * mib}})
         for (auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed}) {
-            const Workload w{.ranks = 2, .parameters = parameters, .bytes = bytes / parameters / 64 * 64 * parameters, .storage = storage};
+            const Workload w{.ranks = 2,
+                             .parameters = parameters,
+                             .bytes = bytes / parameters / 64 * 64 * parameters,
+                             .storage = storage};
             add_step<gs::PerParameter>("PerParameter", w);
             add_step<gs::Flat>("Flat", w);
             add_step<gs::SizeCappedBuckets>("SizeCappedBuckets", w);

@@ -46,7 +46,8 @@ public:
         const auto expected = pattern(dtype, static_cast<float>(ranks * (ranks + 1) / 2));
         for (const auto& buffer : memory_)
             for_each_piece(buffer.data(), [&](std::byte* piece, std::size_t size) {
-                if (std::memcmp(piece, expected.data(), size) != 0) throw std::runtime_error(who + ": the sum is wrong");
+                if (std::memcmp(piece, expected.data(), size) != 0)
+                    throw std::runtime_error(who + ": the sum is wrong");
             });
         for (int r = 0; r < ranks; ++r) fill(r, dtype, 0);
     }
@@ -63,7 +64,8 @@ private:
     template <class Use>
     void for_each_piece(void* data, Use&& use) const {
         constexpr std::size_t piece = 2048;  // no larger than the smallest pattern
-        for (std::size_t at = 0; at < bytes_; at += piece) use(static_cast<std::byte*>(data) + at, std::min(piece, bytes_ - at));
+        for (std::size_t at = 0; at < bytes_; at += piece)
+            use(static_cast<std::byte*>(data) + at, std::min(piece, bytes_ - at));
     }
 
     void fill(int rank, gradsync::DType dtype, float value) {

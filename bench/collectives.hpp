@@ -35,7 +35,8 @@ public:
 
     double run(int rank, int times) override {
         gradsync::ThreadBackend& comm = ranks_[static_cast<std::size_t>(rank)];
-        const gradsync::BufferView whole{buffers_[static_cast<std::size_t>(rank)], count_, dtype_, gradsync::MemorySpace::host};
+        const gradsync::BufferView whole{buffers_[static_cast<std::size_t>(rank)], count_, dtype_,
+                                         gradsync::MemorySpace::host};
         const auto [first, last] = gradsync::shard_range(count_, comm.size(), rank);
         const gradsync::BufferView shard = whole.subview(first, last - first);
         constexpr auto sum = gradsync::ReduceOp::sum;

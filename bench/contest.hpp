@@ -34,10 +34,10 @@ protected:
 };
 
 struct ContestOptions {
-    double seconds = 1;          ///< for all contestants together, roughly
+    double seconds = 1;  ///< for all contestants together, roughly
     int least_rounds = 15;
     int most_rounds = 1001;
-    bool pin = true;             ///< keep every rank on one core: rank r on core r, modulo the number of cores
+    bool pin = true;  ///< keep every rank on one core: rank r on core r, modulo the number of cores
 };
 
 /// Samples of each contestant: seconds for doing it once, the slowest rank's.
@@ -86,7 +86,8 @@ inline ContestResult run_contest(int ranks, std::span<Contestant* const> contest
             round_seconds += once * batches[c];
         }
         if (rank == 0)
-            rounds = std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds);
+            rounds = std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds,
+                                options.most_rounds);
         everybody.arrive_and_wait();
         for (int round = 0; round < rounds; ++round)
             for (std::size_t c = 0; c < contestants.size(); ++c) {

@@ -30,7 +30,8 @@ public:
         std::vector<std::thread> threads;
         for (std::size_t r = 0; r < contexts_.size(); ++r)
             threads.emplace_back([&, r] {
-                auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(r), static_cast<int>(contexts_.size()));
+                auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(r),
+                                                                           static_cast<int>(contexts_.size()));
                 context->setTimeout(std::chrono::seconds(60));
                 auto device = gloo::transport::tcp::CreateDevice(attributes);
                 context->connectFullMesh(store, device);

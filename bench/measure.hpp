@@ -102,7 +102,8 @@ inline double handoff_latency() {
         std::thread answering([&] {
             pin_to_core(1);
             for (int i = 1; i <= round_trips; ++i) {
-                while (ping.value.load(std::memory_order_acquire) != i) {}
+                while (ping.value.load(std::memory_order_acquire) != i) {
+                }
                 pong.value.store(i, std::memory_order_release);
             }
         });
@@ -112,7 +113,8 @@ inline double handoff_latency() {
             for (int i = 1; i <= round_trips; ++i) {
                 if (i == 2) begin = now();  // the other thread is there
                 ping.value.store(i, std::memory_order_release);
-                while (pong.value.load(std::memory_order_acquire) != i) {}
+                while (pong.value.load(std::memory_order_acquire) != i) {
+                }
             }
             seconds = now() - begin;
         });

@@ -54,7 +54,8 @@ public:
         views_.resize(workload.parameters);
         for (std::size_t i = 0; i < workload.parameters; ++i) {
             views_[i].name = "parameter " + std::to_string(i);
-            views_[i].gradient = {memory_.empty() ? nullptr : memory_.data() + i * n, n, gs::DType::f32, gs::MemorySpace::host};
+            views_[i].gradient = {memory_.empty() ? nullptr : memory_.data() + i * n, n, gs::DType::f32,
+                                  gs::MemorySpace::host};
         }
     }
     const std::vector<gs::ParameterView>& views() const { return views_; }

@@ -37,9 +37,13 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` |
 /// | `barrier()` | complete when every rank has started it |
 ///
+/// Min and max: a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. A backend
+/// that cannot sum in rank order says so.
+///
 /// `progress()` advances what is under way and never blocks; `progress_time()` is how long this rank has worked in
 /// it and in `Work::test()` so far. `fail(what)` makes every rank's outstanding and
-/// later calls throw an error that names this rank, and returns once no other rank touches this rank's buffers.
+/// later calls throw an error that names this rank, and returns once no other rank touches this rank's buffers. A failure
+/// ends all communicators of one origin; errors name ranks by their number in the first of them.
 /// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstdint>
 
 namespace gradsync::inline v0 {
@@ -13,6 +14,9 @@ namespace gradsync::inline v0 {
 class Float16 {
 public:
     Float16() = default;
+    /// Not from double, which would be rounded twice: cast to float where that is meant, or use kernel::convert.
+    template <std::same_as<double> T>
+    explicit Float16(T) = delete;
     constexpr explicit Float16(float value) noexcept : bits_(round(std::bit_cast<std::uint32_t>(value))) {}
 
     constexpr explicit operator float() const noexcept { return std::bit_cast<float>(widen(bits_)); }

@@ -5,7 +5,8 @@
 /// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written over
 /// plain loops or the compiler's vector types. `dispatch<Kernel>(args...)` runs the copy compiled for the widest
 /// instruction set of this processor. Everything that `run` calls on elements must be always-inline too: a
-/// function that is not inlined keeps the baseline's instructions.
+/// function that is not inlined keeps the baseline's instructions. AVX-512 brings fused multiply-add, which compilers use
+/// for `a + b * c` in one expression: keep products and sums of floats in separate loops, or the bits differ by processor.
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define GRADSYNC_X86_DISPATCH 1

@@ -45,8 +45,14 @@ inline std::string describe(const Call& call) {
     text += '(';
     if (call.operation <= Operation::reduce_scatter) (text += name_of(call.op)) += ", ";
     text += name_of(call.dtype);
-    const bool whole_is_out = call.operation == Operation::all_gather || call.operation == Operation::gather;
-    text += ", " + std::to_string(whole_is_out ? call.out_count : call.in_count) + " elements";
+    // Gather and scatter: this rank's shard and, at the root, the whole.
+    const bool gathers = call.operation == Operation::gather;
+    if (gathers || call.operation == Operation::scatter) {
+        const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
+        text += ", " + std::to_string(shard) + (whole != 0 ? " of " + std::to_string(whole) : "") + " elements";
+    } else {
+        text += ", " + std::to_string(std::max(call.in_count, call.out_count)) + " elements";
+    }
     const bool rooted = call.operation == Operation::reduce || call.operation == Operation::broadcast ||
                         call.operation == Operation::gather || call.operation == Operation::scatter;
     if (rooted) text += ", root " + std::to_string(call.root);

@@ -42,6 +42,7 @@ public:
     /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
     /// `Board::slots` collectives are in flight. Throws Error if the world has failed.
     std::uint64_t start(const Call& call) {
+        if (board_->world().failed()) throw_failure(call.operation);
         lock();
         while (next_.load(std::memory_order_relaxed) - least_retired() >= Board::slots) {
             unlock();
@@ -58,7 +59,6 @@ public:
         next_.store(n + 1, std::memory_order_release);
         unlock();
         board_->world().bell.ring();
-        if (board_->world().failed()) throw_failure(n);
         return n;
     }
 
@@ -73,7 +73,7 @@ public:
         if (board_->done(n)) return true;
         work(false);
         if (board_->done(n)) return true;
-        if (board_->world().failed()) throw_failure(n);
+        if (board_->world().failed()) throw_failure(board_->cell(n, rank_).call.operation);
         return false;
     }
 
@@ -103,12 +103,12 @@ public:
     std::size_t next_split() noexcept { return splits_++; }
 
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
-    [[noreturn]] void throw_failure(std::uint64_t n) {
+    [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
         const Failure& failure = board_->world().failure();
         const int self = board_->world_rank(rank_);
         ErrorContext context;
-        context.operation = name_of(board_->cell(n, rank_).call.operation);
+        context.operation = name_of(operation);
         context.rank = self;
         context.peer = failure.culprit;
         throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message, std::move(context));
@@ -223,7 +223,7 @@ private:
         for (;;) {
             work(true);
             if (complete()) return;
-            if (world.failed()) throw_failure(n);
+            if (world.failed()) throw_failure(board_->cell(n, rank_).call.operation);
             if (backoff.patient()) {
                 const auto now = std::chrono::steady_clock::now();
                 if (deadline == std::chrono::steady_clock::time_point{}) deadline = now + timeout();
