@@ -64,6 +64,7 @@ class Reducer {
                   "Reducer<Backend, BucketPolicy, OverlapPolicy>");
 
     using Clock = std::chrono::steady_clock;
+    static constexpr std::size_t worth_timing = 16384;  ///< bytes; copying fewer takes no longer than reading the clock twice
 
 public:
     /// `parameters`: a range of anything that is a `Parameter`, in the order in which the forward uses them; their
@@ -176,13 +177,19 @@ public:
             return readiness_.rearm(i);
         }
         if (gradients_.is_copied(i)) {
-            const auto begin = Clock::now();
-            gradients_.deposit(i);
-            add_exposed(Clock::now() - begin);
+            if (gradients_.parameter(i).gradient.bytes() < worth_timing) {
+                gradients_.deposit(i);
+            } else {
+                const auto begin = Clock::now();
+                gradients_.deposit(i);
+                add_exposed(Clock::now() - begin);
+            }
         }
         if (recording_) readiness_.record(i);
+        const bool full = readiness_.fill(i);
+        if (backend_.size() == 1) return;  // nothing travels; what is to be scaled is scaled in finish()
         failure_.guard([&] {
-            if (readiness_.fill(i)) overlap_.bucket_full(hook_);
+            if (full) overlap_.bucket_full(hook_);
             overlap_.gradient_ready(hook_);
         });
     }

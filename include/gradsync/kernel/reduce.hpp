@@ -89,7 +89,10 @@ struct BlockedReduce {
                 for (std::size_t j = 0; j < n; ++j) sum[j] *= factor;
             }
         }
-        for (void* output : r.outputs) store_block(sum, static_cast<T*>(output) + first, n);
+        if (r.outputs.empty()) return;
+        T* const result = static_cast<T*>(r.outputs[0]) + first;
+        store_block(sum, result, n);  // rounded once, copied from the cache
+        for (void* output : r.outputs.subspan(1)) std::memcpy(static_cast<T*>(output) + first, result, n * sizeof(T));
     }
 
     GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
@@ -174,6 +177,8 @@ void reduce(const Reduction& r) {
 /// Runs a reduction on the calling thread. Without inputs the outputs become zero.
 inline void reduce(const Reduction& r) {
     if (r.count == 0) return;
+    const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
+    if (one_to_itself && r.scales.empty() && r.factor == 1) return;
     if (r.inputs.empty()) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;

@@ -29,8 +29,7 @@ public:
           world_ranks_(std::move(world_ranks)),
           presences_(world_ranks_.size()),
           cells_(slots * world_ranks_.size()),
-          tickets_(slots * world_ranks_.size()),
-          heads_(slots) {}
+          shares_(slots * world_ranks_.size()) {}
 
     int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
     World& world() const noexcept { return *world_; }
@@ -43,15 +42,12 @@ public:
         Call call;
     };
 
-    /// The next chunk of one rank's share.
-    struct alignas(64) Ticket {
-        std::atomic<std::uint32_t> next{0};
-    };
-
-    /// What the ranks of one collective share.
-    struct alignas(64) Head {
+    /// One rank's share of one collective. Its owner works on it alone unless it is late: what only workers touch
+    /// lies apart from what everybody waits for, and a share that nobody else takes from never leaves its owner's cache.
+    struct Share {
+        alignas(64) std::atomic<std::uint32_t> next{0};  ///< chunk to be taken next
         std::atomic<std::uint32_t> chunks_done{0};
-        std::atomic<std::uint64_t> done{0};  ///< number of the collective + 1, once it is complete
+        alignas(64) std::atomic<std::uint64_t> done{0};  ///< number of the collective + 1, once the share is complete
     };
 
     /// What the others want to know of a rank.
@@ -62,8 +58,7 @@ public:
     };
 
     Cell& cell(std::uint64_t n, int rank) noexcept { return cells_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
-    Ticket& ticket(std::uint64_t n, int rank) noexcept { return tickets_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
-    Head& head(std::uint64_t n) noexcept { return heads_[n % slots]; }
+    Share& share(std::uint64_t n, int rank) noexcept { return shares_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
     Presence& presence(int rank) noexcept { return presences_[static_cast<std::size_t>(rank)]; }
 
     /// Has this rank started collective n? (While the slot is still n's.)
@@ -76,10 +71,14 @@ public:
         return true;
     }
     /// Is collective n complete on all ranks? Stays true when the slot is used again.
-    bool done(std::uint64_t n) noexcept { return head(n).done.load(std::memory_order_acquire) > n; }
+    bool done(std::uint64_t n) noexcept {
+        for (int r = 0; r < size(); ++r)
+            if (share(n, r).done.load(std::memory_order_acquire) <= n) return false;
+        return true;
+    }
 
-    void set_done(std::uint64_t n) noexcept {
-        head(n).done.store(n + 1, std::memory_order_release);
+    void set_share_done(std::uint64_t n, int rank) noexcept {
+        share(n, rank).done.store(n + 1, std::memory_order_release);
         world_->bell.ring();
     }
 
@@ -88,8 +87,7 @@ private:
     std::vector<int> world_ranks_;
     std::vector<Presence> presences_;
     std::vector<Cell> cells_;
-    std::vector<Ticket> tickets_;
-    std::vector<Head> heads_;
+    std::vector<Share> shares_;
 };
 
 static_assert(sizeof(Board::Cell) == 64, "a call and its flag travel in one cache line");

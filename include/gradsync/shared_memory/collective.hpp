@@ -140,7 +140,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t least_chunk_bytes = 4096;
+    static constexpr std::size_t least_chunk_bytes = 32 * 1024;
     static constexpr std::size_t most_chunk_bytes = 256 * 1024;
 
     int size_;
@@ -153,6 +153,12 @@ private:
 /// time.
 class ChunkWorker {
 public:
+    explicit ChunkWorker(std::size_t ranks) {
+        inputs_.reserve(ranks);
+        outputs_.reserve(ranks);
+        scales_.reserve(ranks);
+    }
+
     /// Works on `range`, a part of the share of `owner`.
     void run(std::span<const Call* const> calls, int owner, ElementRange range) {
         const Call& call = *calls[0];

@@ -22,7 +22,7 @@ namespace gradsync::inline v0::shared_memory {
 class Seat {
 public:
     Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout)
-        : board_(std::move(board)), rank_(rank), timeout_(timeout), calls_(static_cast<std::size_t>(board_->size())) {}
+        : board_(std::move(board)), rank_(rank), timeout_(timeout), calls_(static_cast<std::size_t>(board_->size())), worker_(calls_.size()) {}
     Seat(const Seat&) = delete;
     Seat& operator=(const Seat&) = delete;
 
@@ -53,8 +53,9 @@ public:
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
         Board::Cell& cell = board_->cell(n, rank_);
         cell.call = call;
-        board_->ticket(n, rank_).next.store(0, std::memory_order_relaxed);
-        if (rank_ == 0) board_->head(n).chunks_done.store(0, std::memory_order_relaxed);
+        Board::Share& share = board_->share(n, rank_);
+        share.next.store(0, std::memory_order_relaxed);
+        share.chunks_done.store(0, std::memory_order_relaxed);
         cell.arrived.store(n + 1, std::memory_order_release);
         next_.store(n + 1, std::memory_order_release);
         unlock();
@@ -63,7 +64,7 @@ public:
     }
 
     /// Works on this rank's share of what every rank has started. Never blocks.
-    void progress() noexcept { work(false); }
+    void progress() noexcept { work(Mode::poll); }
 
     /// The time that this rank has spent at work outside of waits.
     std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
@@ -71,7 +72,7 @@ public:
     /// The same; true if collective n is complete.
     bool test(std::uint64_t n) {
         if (board_->done(n)) return true;
-        work(false);
+        work(Mode::poll);
         if (board_->done(n)) return true;
         if (board_->world().failed()) throw_failure(board_->cell(n, rank_).call.operation);
         return false;
@@ -81,7 +82,7 @@ public:
     void wait(std::uint64_t n) {
         if (!board_->done(n)) wait_for([&] { return board_->done(n); }, n);
         // The others reuse a slot only once every rank has retired it: do not let them wait for that.
-        if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(false);
+        if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
     }
 
     /// Collective n will not be waited for, and its buffers may be about to go.
@@ -131,22 +132,29 @@ private:
         return least;
     }
 
-    /// All work on chunks happens here. `idle`: the caller has nothing better to do, so take the others' chunks too.
-    void work(bool idle) noexcept {
+    enum class Mode {
+        poll,  ///< a call that does not wait: this rank's shares, and the time counts as progress_time()
+        wait,  ///< this rank's shares
+        help,  ///< those of late ranks too
+    };
+
+    /// All work on chunks happens here. Where there is nothing to do it only reads.
+    void work(Mode mode) noexcept {
         const std::uint64_t next = next_.load(std::memory_order_acquire);
-        if (oldest_.load(std::memory_order_relaxed) == next) return;
+        const std::uint64_t oldest = oldest_.load(std::memory_order_relaxed);
+        if (oldest == next || !(has_work(next, mode) || board_->done(oldest))) return;
         if (working_.exchange(true, std::memory_order_acquire)) return;  // another thread of this rank is at it
-        if (has_work(next, idle)) {
+        if (has_work(next, mode)) {
             std::atomic<int>& busy = board_->presence(rank_).busy;
             // Pairs with quiesce(): either it sees us busy, or we see that the world has failed.
             busy.store(1, std::memory_order_seq_cst);
-            if (idle) {
-                work_own_shares(next);
-                work_other_shares();
-            } else {
+            if (mode == Mode::poll) {
                 const auto begin = std::chrono::steady_clock::now();
                 work_own_shares(next);
                 progress_time_.store(progress_time() + (std::chrono::steady_clock::now() - begin), std::memory_order_relaxed);
+            } else {
+                work_own_shares(next);
+                if (mode == Mode::help) work_other_shares();
             }
             busy.store(0, std::memory_order_release);
         }
@@ -154,31 +162,39 @@ private:
         working_.store(false, std::memory_order_release);
     }
 
-    bool has_work(std::uint64_t next, bool idle) noexcept {
+    bool has_work(std::uint64_t next, Mode mode) noexcept {
         const std::uint64_t own = own_.load(std::memory_order_relaxed);
-        return (own < next && board_->all_arrived(own)) || (idle && others_ < own);
+        return (own < next && board_->all_arrived(own)) || (mode == Mode::help && others_.load(std::memory_order_relaxed) < own);
     }
 
     void work_own_shares(std::uint64_t next) noexcept {
+        const World& world = board_->world();
         std::uint64_t n = own_.load(std::memory_order_relaxed);
-        for (; n < next && board_->all_arrived(n) && !board_->world().failed(); ++n) {
+        for (; n < next && board_->all_arrived(n) && !world.failed(); ++n) {
             collect_calls(n);
             if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
             const Chunks chunks(calls_);
-            if (chunks.total() == 0) board_->set_done(n);
-            else work_share(n, chunks, rank_);
+            if (!world.cores_are_shared) {
+                work_share(n, chunks, rank_);
+            } else {
+                // Shares belong to cores then: whichever rank runs on a core finds in its cache what the last one left.
+                for (int r = current_core(rank_) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
+                // Ranks that only ever poll may all run on one core: somebody must answer for each share.
+                work_share(n, chunks, rank_);
+            }
             own_.store(n + 1, std::memory_order_relaxed);
         }
     }
 
     void work_other_shares() noexcept {
-        for (const std::uint64_t end = own_.load(std::memory_order_relaxed); others_ < end; ++others_) {
-            if (board_->done(others_)) continue;
-            collect_calls(others_);
+        std::uint64_t n = others_.load(std::memory_order_relaxed);
+        for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end; others_.store(++n, std::memory_order_relaxed)) {
+            if (board_->done(n)) continue;
+            collect_calls(n);
             const Chunks chunks(calls_);
-            for (int k = 1; k < board_->size(); ++k) {
+            for (int k = 1; k <= board_->size(); ++k) {
                 if (board_->world().failed()) return;
-                work_share(others_, chunks, (rank_ + k) % board_->size());
+                work_share(n, chunks, (rank_ + k) % board_->size());
             }
         }
     }
@@ -189,18 +205,23 @@ private:
 
     /// Takes chunks of `owner`'s share until none is left.
     void work_share(std::uint64_t n, const Chunks& chunks, int owner) noexcept {
-        std::atomic<std::uint32_t>& next = board_->ticket(n, owner).next;
+        Board::Share& share = board_->share(n, owner);
         const std::uint32_t end = chunks.chunks_in(owner);
+        if (end == 0) {
+            if (share.done.load(std::memory_order_relaxed) <= n) board_->set_share_done(n, owner);
+            return;
+        }
         std::uint32_t worked = 0;
-        while (next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
-            const std::uint32_t c = next.fetch_add(1, std::memory_order_relaxed);
+        while (share.next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
+            const std::uint32_t c = share.next.fetch_add(1, std::memory_order_relaxed);
             if (c >= end) break;
             worker_.run(calls_, owner, chunks.chunk(owner, c));
             ++worked;
         }
         if (worked == 0) return;
-        const std::uint32_t before = board_->head(n).chunks_done.fetch_add(worked, std::memory_order_acq_rel);
-        if (before + worked == chunks.total()) board_->set_done(n);
+        // Who has worked on all of it need not ask whether others are done with theirs.
+        if (worked == end || share.chunks_done.fetch_add(worked, std::memory_order_acq_rel) + worked == end)
+            board_->set_share_done(n, owner);
     }
 
     void retire() noexcept {
@@ -209,7 +230,7 @@ private:
         const std::uint64_t before = n;
         while (n < end && board_->done(n)) ++n;
         if (n == before) return;
-        if (others_ < n) others_ = n;
+        if (others_.load(std::memory_order_relaxed) < n) others_.store(n, std::memory_order_relaxed);
         oldest_.store(n, std::memory_order_relaxed);
         board_->presence(rank_).retired.store(n, std::memory_order_release);
     }
@@ -220,10 +241,17 @@ private:
         World& world = board_->world();
         Backoff backoff(world.cores_are_shared);
         std::chrono::steady_clock::time_point deadline{};
+        // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
+        // Where it may be waiting for this very core, it is late.
+        int rounds_alone = world.cores_are_shared ? 0 : 300;
         for (;;) {
-            work(true);
+            work(rounds_alone > 0 ? Mode::wait : Mode::help);
             if (complete()) return;
             if (world.failed()) throw_failure(board_->cell(n, rank_).call.operation);
+            if (rounds_alone > 0) {
+                --rounds_alone;
+                continue;  // without a pause, which lasts as long as a handoff between cores
+            }
             if (backoff.patient()) {
                 const auto now = std::chrono::steady_clock::now();
                 if (deadline == std::chrono::steady_clock::time_point{}) deadline = now + timeout();
@@ -308,7 +336,7 @@ private:
     // Working: by the thread that holds working_. own_ and oldest_ are read by others too.
     alignas(64) std::atomic<bool> working_{false};
     std::atomic<std::uint64_t> own_{0};     ///< this rank's share of all collectives below is worked on
-    std::uint64_t others_ = 0;              ///< no rank's share of any collective below has chunks left
+    std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
     std::vector<const Call*> calls_;

@@ -7,6 +7,10 @@
 
 #include "../core/clock.hpp"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace gradsync::inline v0::shared_memory {
 
 inline void pause_briefly() noexcept {
@@ -14,6 +18,16 @@ inline void pause_briefly() noexcept {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     asm volatile("yield");
+#endif
+}
+
+/// The core that the calling thread runs on just now, or `otherwise` where the system does not say.
+inline int current_core([[maybe_unused]] int otherwise) noexcept {
+#if defined(__linux__)
+    const int core = ::sched_getcpu();
+    return core < 0 ? otherwise : core;
+#else
+    return otherwise;
 #endif
 }
 
@@ -51,7 +65,7 @@ private:
 /// millisecond the core is worth more to others than the microseconds are to us.
 class Backoff {
 public:
-    explicit Backoff(bool cores_are_shared) noexcept : spins_left_(cores_are_shared ? 20 : 2000) {}
+    explicit Backoff(bool cores_are_shared) noexcept : spins_left_(cores_are_shared ? 20 : 50) {}
 
     /// One round. `awake` says whether to skip a nap.
     template <class Predicate>

@@ -30,7 +30,7 @@ struct Failure {
 class World {
 public:
     explicit World(int size) noexcept
-        : cores_are_shared(static_cast<unsigned>(size) > std::thread::hardware_concurrency()) {}
+        : cores(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))), cores_are_shared(size > cores) {}
 
     /// Records the failure if it is the first, and wakes everybody. True if it was the first.
     bool fail(Failure failure) noexcept {
@@ -69,7 +69,8 @@ public:
         return board;
     }
 
-    const bool cores_are_shared;
+    const int cores;
+    const bool cores_are_shared;  ///< there are more ranks than cores
     Bell bell;
 
 private:

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -26,7 +27,6 @@ struct Unsupported {};
 
 template <>
 struct gradsync::parameter_traits<Full> {
-    static constexpr MemorySpace space = MemorySpace::host;
     static std::vector<float>& gradient(Full& t) { return t.gradient; }
     static std::span<float> value(Full& t) { return t.weights; }
     static std::string name(Full&) { return "fc.weight"; }

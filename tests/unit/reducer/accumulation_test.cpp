@@ -2,6 +2,7 @@
 // Micro-batches: no_sync(), and who adds up what in which precision.
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <span>
 #include <stdexcept>
 #include <string>

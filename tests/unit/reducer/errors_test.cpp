@@ -2,7 +2,9 @@
 // What goes wrong on one rank is a typed error on every rank, within the time limit.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <stdexcept>
 #include <string>

@@ -2,6 +2,8 @@
 // finish() and try_finish().
 #include <doctest/doctest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>

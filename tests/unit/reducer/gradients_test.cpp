@@ -2,6 +2,7 @@
 // Every layout, overlap, storage and type, at 1 to 4 ranks: bit for bit the sum in rank order, times 1/n.
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -2,6 +2,8 @@
 // Uneven inputs: ranks that have run out of data keep the others going, and stay in step.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <span>
 #include <string>

@@ -2,6 +2,7 @@
 // The dtype on the wire, of the accumulation and of the gradient.
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <string>
 #include <vector>
 

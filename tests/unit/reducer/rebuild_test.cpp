@@ -2,6 +2,8 @@
 // Buckets planned anew from the order in which gradients became ready.
 #include <doctest/doctest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -2,7 +2,10 @@
 // PyTorch parity: the logging fields. No time is asserted, but what holds of any times.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -2,8 +2,13 @@
 // Ranks that construct different Reducers: every rank throws the same text, and may go on.
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -141,10 +146,10 @@ TEST_CASE("differing options") {
         {{.unused = UnusedParameters::agree}, "unused=agree"},
         {{.divisor = JoinDivisor::all_ranks}, "divisor=all_ranks"},
         {{.reduce_dtype = DType::bf16}, "reduce_dtype=bf16"}};
-    for (const auto& [options, words] : odd_options)
-        check_mismatch({"setting", words, "gradients=borrowed", "reduce_dtype=own"}, "", [&](ThreadBackend comm, bool odd) {
+    for (const auto& different : odd_options)
+        check_mismatch({"setting", different.second, "gradients=borrowed", "reduce_dtype=own"}, "", [&](ThreadBackend comm, bool odd) {
             auto model = tensors({10, 20, 30});
-            Reducer sync(comm, model, odd ? options : ReducerOptions{});
+            Reducer sync(comm, model, odd ? different.first : ReducerOptions{});
         });
 }
 
