@@ -1,5 +1,5 @@
 # gradsync_add_test(NAME SOURCES FILE... [RANKS N...] [TIMEOUT SECONDS] [LABELS LABEL...] [LIBRARIES TARGET...]
-#                   [PROCESSORS N] [SERIAL])
+#                   [PROCESSORS N] [SERIAL] [COMPILE_OPTIONS OPTION...])
 #
 # Builds a doctest program (with tests/main.cpp) and registers it with ctest as NAME. With RANKS it is registered once
 # for each count, as NAME.ranksN, and finds N in the environment variable GRADSYNC_TEST_RANKS.
@@ -17,7 +17,7 @@
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
 
 function(gradsync_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT;PROCESSORS" "SOURCES;RANKS;LABELS;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT;PROCESSORS" "SOURCES;RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "gradsync_add_test(${name}): give SOURCES; not understood: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
@@ -31,6 +31,7 @@ function(gradsync_add_test name)
   set(target ${target}_test)
   add_executable(${target} ${arg_SOURCES})
   target_link_libraries(${target} PRIVATE gradsync_test_main gradsync::gradsync gradsync_warnings ${arg_LIBRARIES})
+  target_compile_options(${target} PRIVATE ${arg_COMPILE_OPTIONS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin)
 
   set(counts ${arg_RANKS})

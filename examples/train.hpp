@@ -89,8 +89,7 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
     std::vector<typename Ops::Floats> own_gradients;
     std::vector<gs::ParameterView> views;
     for (auto& p : parameters) {
-        gs::BufferView gradient = gs::buffer(p.value);
-        gradient.data = nullptr;  // of the value's size and type, but to live in a bucket; or else
+        gs::BufferView gradient;  // none: it will live in a bucket
         if (borrowed) gradient = gs::buffer(own_gradients.emplace_back(p.value.size()));
         views.push_back(
             {.name = p.name, .value = gs::buffer(p.value), .gradient = gradient, .shape = p.shape, .uses = p.uses});
@@ -139,11 +138,7 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
         }
         // (4) Now the gradients are the mean over all ranks.
         sync.finish();
-        double scale = 1.0;
-        if (o.clip > 0) {
-            const double norm = sync.gradient_norm();
-            if (norm > o.clip) scale = o.clip / norm;
-        }
+        const double scale = o.clip > 0 ? sync.clip_factor(sync.gradient_norm(), o.clip) : 1.0;
         optimizer.step(parameters, gradients, schedule.at(progress.steps), scale);
 
         const double seconds = seconds_since(started);

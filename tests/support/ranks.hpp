@@ -24,7 +24,7 @@ inline constexpr gradsync::ThreadOptions impatient{.timeout = std::chrono::milli
 class Finding {
 public:
     void check(bool good, const std::string& what) {
-        if (!good && text_.empty()) text_ = what;
+        if (!good && text_.empty()) text_ = what.empty() ? "something that has no text" : what;
     }
     const std::string& text() const noexcept { return text_; }
 

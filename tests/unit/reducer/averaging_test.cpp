@@ -157,7 +157,7 @@ TEST_CASE("a NaN of a rank that takes part reaches every rank") {
 }
 
 TEST_CASE("set_weight refuses what is no weight, and averages without weights") {
-    CHECK(findings(1, [](ThreadBackend comm, Finding& finding) {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
         auto model = tensors({10, 20});
         Reducer plain(comm, model);
         finding.check(outcome_of([&] { plain.set_weight(2); }).says("weighted_mean"), "a weight for a plain mean");
