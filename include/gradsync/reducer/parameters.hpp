@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -42,6 +43,19 @@ std::vector<ParameterView> view_parameters(Range&& parameters) {
         }
     }
     return views;
+}
+
+/// Two trainable parameters whose gradients share memory; the same one twice if there are none.
+inline std::pair<std::size_t, std::size_t> overlapping_gradients(const std::vector<ParameterView>& parameters) {
+    std::vector<std::size_t> order;  // by address
+    order.reserve(parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (parameters[i].requires_grad && parameters[i].gradient.bytes() != 0) order.push_back(i);
+    const auto first = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(parameters[i].gradient.data); };
+    std::sort(order.begin(), order.end(), [&](std::size_t i, std::size_t j) { return first(i) != first(j) ? first(i) < first(j) : i < j; });
+    for (std::size_t k = 1; k < order.size(); ++k)
+        if (first(order[k]) - first(order[k - 1]) < parameters[order[k - 1]].gradient.bytes()) return std::minmax({order[k - 1], order[k]});
+    return {};
 }
 
 /// What the bucket policy is to know: each parameter with the dtype that its bucket will have. Throws Error, naming
@@ -94,6 +108,11 @@ inline std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>&
             infos.back().dtype = accumulator_of(g.dtype);
         }
     }
+    if (borrowed)
+        if (const auto [one, other] = overlapping_gradients(parameters); one != other)
+            refuse("the gradients of '" + parameters[one].name + "' and '" + parameters[other].name +
+                       "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2",
+                   parameters[other].name);
     return infos;
 }
 

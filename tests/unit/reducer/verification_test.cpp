@@ -215,6 +215,31 @@ TEST_CASE("parameters that cannot be synchronised are refused where they are") {
     CHECK(refused({.name = "w", .gradient = {ten.data(), 10, DType::f32, MemorySpace::device}}).find("device memory") != std::string::npos);
 }
 
+TEST_CASE("tied weights that are registered twice are refused") {
+    std::vector<float> shared(10);
+    const auto refused = [](std::span<float> one, std::span<float> other, bool frozen = false) {
+        return outcome_of([&] {
+            run_threads(1, [&](ThreadBackend comm) {
+                std::vector<float> elsewhere(10);
+                const std::vector<ParameterView> views{{.name = "head", .gradient = buffer(one)},
+                                                       {.name = "body", .gradient = buffer(elsewhere)},
+                                                       {.name = "embedding", .gradient = buffer(other), .requires_grad = !frozen}};
+                Reducer sync(comm, views);
+            });
+        });
+    };
+    const std::span<float> all(shared);
+    for (const Outcome& outcome : {refused(all, all), refused(all, all.subspan(9)), refused(all.first(6), all.subspan(5))}) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::invalid_argument));
+        CHECK(outcome.says("'head' and 'embedding' share memory"));
+    }
+    CHECK(refused(all.first(5), all.subspan(5)).text == "");
+    CHECK(refused(all.subspan(5), all.first(5)).text == "");
+    CHECK(refused(all, all.first(0)).text == "");
+    CHECK(refused(all, all, true).text == "");
+}
+
 TEST_CASE("gradients without memory of their own live in the buckets") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
         const std::vector<ParameterView> views{{.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}};
