@@ -116,7 +116,7 @@ public:
 
     /// For uneven inputs: says whether this rank has a batch for the next step, and returns whether any rank has.
     /// A rank without a batch skips its backward and calls `finish()` all the same: it contributes nothing, but gets
-    /// the gradients, so that its weights stay in step. Collective.
+    /// the gradients, so that its weights stay in step; gradients that it marks all the same are not used. Collective.
     ///
     ///     while (sync.begin_step(batch.has_value())) { if (batch) backward(...); sync.finish(); step(); }
     bool begin_step(bool has_batch = true) {
@@ -209,6 +209,7 @@ public:
     /// As `finish()`, but never blocks: false while gradients are not marked or collectives not complete; true when
     /// it has done all that `finish()` does. To be called again until then. Collective, as a whole. With
     /// UnusedParameters::agree the first call ends the backward: what is not marked by then counts as unused.
+    /// A gradient that was marked under an earlier `no_sync()` only is for `finish()`: here it counts as not marked yet.
     bool try_finish() {
         check_usable("try_finish");
         if (has_batch_ && options_.unused == UnusedParameters::error && !all_ready()) return false;
