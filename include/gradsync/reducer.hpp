@@ -64,7 +64,8 @@ class Reducer {
                   "Reducer<Backend, BucketPolicy, OverlapPolicy>");
 
     using Clock = std::chrono::steady_clock;
-    static constexpr std::size_t worth_timing = 16384;  ///< bytes; copying fewer takes no longer than reading the clock twice
+    static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
+    static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
 
 public:
     /// `parameters`: a range of anything that is a `Parameter`, in the order in which the forward uses them; their
@@ -190,7 +191,11 @@ public:
         if (backend_.size() == 1) return;  // nothing travels; what is to be scaled is scaled in finish()
         failure_.guard([&] {
             if (full) overlap_.bucket_full(hook_);
-            overlap_.gradient_ready(hook_);
+            // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
+            const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + gradients_.parameter(i).gradient.bytes();
+            const bool poll = full || unpolled >= worth_polling;
+            unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
+            if (poll) overlap_.gradients_ready(hook_);
         });
     }
 
@@ -570,6 +575,7 @@ private:
 
     detail::SpinLock launching_;
     detail::SpinLock polling_;
+    std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
     std::atomic<Clock::rep> exposed_{0};
     detail::FailureLatch failure_;
 

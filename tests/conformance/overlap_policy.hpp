@@ -137,7 +137,7 @@ void check_overlap_policy(Make&& make) {
         engine.flying = true;
         for (int k = 0; k < 100; ++k) {
             if (k % 10 == 0) policy.bucket_full(engine);
-            policy.gradient_ready(engine);
+            policy.gradients_ready(engine);
         }
         policy.detach();
         const int calls = engine.calls();
@@ -154,7 +154,7 @@ void check_overlap_policy(Make&& make) {
         for (int k = 0; k < 20; ++k) {
             const Outcome outcome = outcome_of([&] {
                 policy.bucket_full(engine);
-                policy.gradient_ready(engine);
+                policy.gradients_ready(engine);
             });
             CHECK((outcome.text.empty() || outcome.says("the communicator failed")));
         }

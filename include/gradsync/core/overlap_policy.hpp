@@ -36,15 +36,15 @@ static_assert(BucketEngine<EngineArchetype>);
 ///
 /// - `attach(engine)` comes once, before anything else; the engine outlives the policy's `detach()`.
 /// - `bucket_full(engine)` comes when the last gradient of a bucket was marked ready, from that thread.
-/// - `gradient_ready(engine)` comes at every gradient that was marked ready (after `bucket_full`, where both
-///   apply): the hot path.
+/// - `gradients_ready(engine)` comes once in a while as gradients are marked ready: after every `bucket_full`, and in
+///   between whenever gradients of some 16 KiB were marked since it came last.
 /// - `detach()` comes before the engine goes; no call to the engine after it returns.
 /// - `describe()` names the policy; the ranks compare it.
 template <class P>
 concept OverlapPolicy = std::move_constructible<P> && requires(P& policy, const P& constant, detail::EngineArchetype& engine) {
     policy.attach(engine);
     policy.bucket_full(engine);
-    policy.gradient_ready(engine);
+    policy.gradients_ready(engine);
     policy.detach();
     { constant.describe() } -> std::convertible_to<std::string>;
 };

@@ -10,7 +10,7 @@ namespace gradsync::inline v0 {
 struct NoOverlap {
     void attach(BucketEngine auto&) {}
     void bucket_full(BucketEngine auto&) {}
-    void gradient_ready(BucketEngine auto&) {}
+    void gradients_ready(BucketEngine auto&) {}
     void detach() noexcept {}
     std::string describe() const { return "NoOverlap"; }
 };

@@ -11,7 +11,7 @@ namespace gradsync::inline v0 {
 struct OverlapBackward {
     void attach(BucketEngine auto&) {}
     void bucket_full(BucketEngine auto& engine) { engine.launch_full_buckets(); }
-    void gradient_ready(BucketEngine auto& engine) {
+    void gradients_ready(BucketEngine auto& engine) {
         if (engine.in_flight()) engine.poll();
     }
     void detach() noexcept {}

@@ -51,7 +51,7 @@ public:
         state_->wake.notify_one();
     }
 
-    void gradient_ready(BucketEngine auto&) {}
+    void gradients_ready(BucketEngine auto&) {}
 
     void detach() noexcept {
         if (!state_) return;

@@ -17,19 +17,27 @@ namespace gradsync::inline v0::shared_memory {
 /// publishes its Call in a cell of its own; once all have, the chunks of the collective are worked on by whoever
 /// has time, taken by ticket. A slot is used again once every rank has retired its collective.
 ///
-/// The board holds no buffers and owns nothing of the ranks. All members but the construction are for
-/// concurrent use.
+/// It is a view of memory that all ranks see, threads of one process or processes that have mapped it: each process has
+/// a Board of its own. It holds no buffers and owns nothing of the ranks. All members but the construction are
+/// for concurrent use.
 class Board {
 public:
     static constexpr std::size_t slots = 512;  ///< collectives in flight before a start has to wait
 
-    /// `world_ranks[r]` is the world rank of this board's rank r.
-    Board(std::shared_ptr<World> world, std::vector<int> world_ranks)
-        : world_(std::move(world)),
-          world_ranks_(std::move(world_ranks)),
-          presences_(world_ranks_.size()),
-          cells_(slots * world_ranks_.size()),
-          shares_(slots * world_ranks_.size()) {}
+    /// `world_ranks[r]` is the world rank of this board's rank r. `memory`: `bytes(ranks)` bytes that all ranks see,
+    /// zeroed by whoever made them, aligned to 64; the board keeps them.
+    Board(std::shared_ptr<World> world, std::vector<int> world_ranks, std::shared_ptr<std::byte> memory)
+        : world_(std::move(world)), world_ranks_(std::move(world_ranks)), memory_(std::move(memory)) {
+        const std::size_t ranks = world_ranks_.size();
+        // Zeroes are the first values of all that lies there: no rank has to construct it, none has to wait for that.
+        presences_ = reinterpret_cast<Presence*>(memory_.get());
+        cells_ = reinterpret_cast<Cell*>(presences_ + ranks);
+        shares_ = reinterpret_cast<Share*>(cells_ + slots * ranks);
+    }
+
+    static constexpr std::size_t bytes(std::size_t ranks) noexcept {
+        return ranks * (sizeof(Presence) + slots * (sizeof(Cell) + sizeof(Share)));
+    }
 
     int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
     World& world() const noexcept { return *world_; }
@@ -39,7 +47,7 @@ public:
     /// One rank's part of one collective.
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> arrived{0};  ///< number of the collective + 1, once `call` is valid
-        Call call;
+        Call call;  ///< with addresses as the ranks' AddressSpace encodes them
     };
 
     /// One rank's share of one collective. Its owner works on it alone unless it is late: what only workers touch
@@ -59,7 +67,7 @@ public:
 
     Cell& cell(std::uint64_t n, int rank) noexcept { return cells_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
     Share& share(std::uint64_t n, int rank) noexcept { return shares_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
-    Presence& presence(int rank) noexcept { return presences_[static_cast<std::size_t>(rank)]; }
+    Presence& presence(int rank) noexcept { return presences_[rank]; }
 
     /// Has this rank started collective n? (While the slot is still n's.)
     bool arrived(std::uint64_t n, int rank) noexcept {
@@ -85,9 +93,10 @@ public:
 private:
     std::shared_ptr<World> world_;
     std::vector<int> world_ranks_;
-    std::vector<Presence> presences_;
-    std::vector<Cell> cells_;
-    std::vector<Share> shares_;
+    std::shared_ptr<std::byte> memory_;
+    Presence* presences_;
+    Cell* cells_;
+    Share* shares_;
 };
 
 static_assert(sizeof(Board::Cell) == 64, "a call and its flag travel in one cache line");

@@ -36,6 +36,7 @@ struct Call {
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;
+    bool elsewhere = false;  ///< a buffer lies where the other ranks cannot reach it
 };
 
 /// "all_reduce(sum, f32, 1000 elements)"
@@ -60,30 +61,30 @@ inline std::string describe(const Call& call) {
 }
 
 /// Elements of the whole buffer, which is split over the ranks.
-inline std::size_t whole_count(std::span<const Call* const> calls) noexcept {
-    const Call& own = *calls[0];
+inline std::size_t whole_count(std::span<const Call> calls) noexcept {
+    const Call& own = calls[0];
     switch (own.operation) {
         case Operation::all_gather: return own.out_count;
-        case Operation::gather: return calls[static_cast<std::size_t>(own.root)]->out_count;
-        case Operation::scatter: return calls[static_cast<std::size_t>(own.root)]->in_count;
+        case Operation::gather: return calls[static_cast<std::size_t>(own.root)].out_count;
+        case Operation::scatter: return calls[static_cast<std::size_t>(own.root)].in_count;
         case Operation::barrier: return 0;
         default: return own.in_count;
     }
 }
 
 /// The first rank whose call does not fit rank 0's, or -1.
-inline int first_misfit(std::span<const Call* const> calls) noexcept {
-    const Call& first = *calls[0];
+inline int first_misfit(std::span<const Call> calls) noexcept {
+    const Call& first = calls[0];
     const int size = static_cast<int>(calls.size());
     for (int r = 1; r < size; ++r) {
-        const Call& call = *calls[static_cast<std::size_t>(r)];
+        const Call& call = calls[static_cast<std::size_t>(r)];
         if (call.operation != first.operation) return r;
         if (first.operation == Operation::barrier) continue;
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
     }
     const std::size_t whole = whole_count(calls);
     for (int r = 0; r < size; ++r) {
-        const Call& call = *calls[static_cast<std::size_t>(r)];
+        const Call& call = calls[static_cast<std::size_t>(r)];
         const std::size_t shard = shard_range(whole, size, r).size();
         switch (first.operation) {
             case Operation::gather:
@@ -106,8 +107,9 @@ inline int first_misfit(std::span<const Call* const> calls) noexcept {
 /// share r belongs to rank r first: a rank that works its own share finds it in its own cache next time.
 class Chunks {
 public:
-    explicit Chunks(std::span<const Call* const> calls) noexcept : size_(static_cast<int>(calls.size())) {
-        const Call& call = *calls[0];
+    Chunks() = default;  ///< nothing to do
+    explicit Chunks(std::span<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
+        const Call& call = calls[0];
         count_ = whole_count(calls);
         share_ = (count_ + calls.size() - 1) / calls.size();
         const std::size_t line = 64 / size_of(call.dtype);
@@ -133,17 +135,12 @@ public:
         const std::size_t first = range.first + c * chunk_;
         return {first, std::min(first + chunk_, range.last)};
     }
-    std::uint32_t total() const noexcept {
-        std::uint32_t sum = 0;
-        for (int r = 0; r < size_; ++r) sum += chunks_in(r);
-        return sum;
-    }
 
 private:
     static constexpr std::size_t least_chunk_bytes = 32 * 1024;
     static constexpr std::size_t most_chunk_bytes = 256 * 1024;
 
-    int size_;
+    int size_ = 0;
     std::size_t count_ = 0;
     std::size_t share_ = 0;
     std::size_t chunk_ = 1;
@@ -160,10 +157,10 @@ public:
     }
 
     /// Works on `range`, a part of the share of `owner`.
-    void run(std::span<const Call* const> calls, int owner, ElementRange range) {
-        const Call& call = *calls[0];
-        const Call& owners = *calls[static_cast<std::size_t>(owner)];
-        const Call& roots = *calls[static_cast<std::size_t>(call.root)];
+    void run(std::span<const Call> calls, int owner, ElementRange range) {
+        const Call& call = calls[0];
+        const Call& owners = calls[static_cast<std::size_t>(owner)];
+        const Call& roots = calls[static_cast<std::size_t>(call.root)];
         const std::size_t width = size_of(call.dtype);
         const std::size_t whole = range.first * width;  // offset in a whole buffer, bytes
         const int size = static_cast<int>(calls.size());
@@ -172,7 +169,7 @@ public:
         outputs_.clear();
         switch (call.operation) {
             case Operation::all_reduce:
-                for (const Call* c : calls) add_output(c->out, whole);
+                for (const Call& c : calls) add_output(c.out, whole);
                 return reduce(calls, range);
             case Operation::reduce:
                 add_output(roots.out, whole);
@@ -181,10 +178,10 @@ public:
                 add_output(owners.out, shard);
                 return reduce(calls, range);
             case Operation::all_gather:
-                for (const Call* c : calls) add_output(c->out, whole);
+                for (const Call& c : calls) add_output(c.out, whole);
                 return copy(owners.in, shard, range.size() * width);
             case Operation::broadcast:
-                for (const Call* c : calls) add_output(c->out, whole);
+                for (const Call& c : calls) add_output(c.out, whole);
                 return copy(roots.in, whole, range.size() * width);
             case Operation::gather:
                 add_output(roots.out, whole);
@@ -205,19 +202,19 @@ private:
             if (to != from) std::memcpy(to, from, bytes);
     }
 
-    void reduce(std::span<const Call* const> calls, ElementRange range) {
-        const Call& call = *calls[0];
+    void reduce(std::span<const Call> calls, ElementRange range) {
+        const Call& call = calls[0];
         inputs_.clear();
         scales_.clear();
         double weight = 0;
         bool scaled = false;
-        for (const Call* c : calls) {
+        for (const Call& c : calls) {
             const bool mean = call.op == ReduceOp::mean;
-            if (mean) weight += c->contribution.weight;
-            if (mean && c->contribution.scale == 0) continue;
-            inputs_.push_back(static_cast<const std::byte*>(c->in) + range.first * size_of(call.dtype));
-            scales_.push_back(c->contribution.scale);
-            scaled |= mean && c->contribution.scale != 1;
+            if (mean) weight += c.contribution.weight;
+            if (mean && c.contribution.scale == 0) continue;
+            inputs_.push_back(static_cast<const std::byte*>(c.in) + range.first * size_of(call.dtype));
+            scales_.push_back(c.contribution.scale);
+            scaled |= mean && c.contribution.scale != 1;
         }
         kernel::Reduction reduction;
         if (call.op == ReduceOp::mean) {

@@ -1,16 +1,19 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "../core/clock.hpp"
+#include "address_space.hpp"
 #include "board.hpp"
 
 namespace gradsync::inline v0::shared_memory {
@@ -19,10 +22,16 @@ namespace gradsync::inline v0::shared_memory {
 ///
 /// May be used from several threads of the rank: their starts are serialised, one of them works at a time.
 /// Nothing here runs by itself: work is done inside `progress()` and `wait()`.
+template <AddressSpace Space>
 class Seat {
 public:
-    Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout)
-        : board_(std::move(board)), rank_(rank), timeout_(timeout), calls_(static_cast<std::size_t>(board_->size())), worker_(calls_.size()) {}
+    Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
+        : space_(std::move(space)),
+          board_(std::move(board)),
+          rank_(rank),
+          timeout_(timeout),
+          calls_(static_cast<std::size_t>(board_->size())),
+          worker_(calls_.size()) {}
     Seat(const Seat&) = delete;
     Seat& operator=(const Seat&) = delete;
 
@@ -52,7 +61,7 @@ public:
         }
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
         Board::Cell& cell = board_->cell(n, rank_);
-        cell.call = call;
+        cell.call = space_.publish(call);
         Board::Share& share = board_->share(n, rank_);
         share.next.store(0, std::memory_order_relaxed);
         share.chunks_done.store(0, std::memory_order_relaxed);
@@ -78,6 +87,9 @@ public:
         return false;
     }
 
+    /// Is collective n complete? Only looks.
+    bool done(std::uint64_t n) const noexcept { return board_->done(n); }
+
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
     void wait(std::uint64_t n) {
         if (!board_->done(n)) wait_for([&] { return board_->done(n); }, n);
@@ -85,9 +97,16 @@ public:
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
     }
 
+    /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
+    /// Ask when it is complete, before `Board::slots` more were started.
+    std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
+
     /// Collective n will not be waited for, and its buffers may be about to go.
     void abandon(std::uint64_t n) noexcept {
-        if (board_->done(n)) return;
+        if (!board_->done(n)) fail_abandoned(n);
+    }
+    /// The same for one that is not over although the ranks have met in it.
+    void fail_abandoned(std::uint64_t n) noexcept {
         const int self = board_->world_rank(rank_);
         fail({Errc::abandoned, self,
               "rank " + std::to_string(self) + " dropped " + name(n) +
@@ -106,7 +125,7 @@ public:
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        const Failure& failure = board_->world().failure();
+        const Failure failure = board_->world().failure();
         const int self = board_->world_rank(rank_);
         ErrorContext context;
         context.operation = name_of(operation);
@@ -173,7 +192,8 @@ private:
         for (; n < next && board_->all_arrived(n) && !world.failed(); ++n) {
             collect_calls(n);
             if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
-            const Chunks chunks(calls_);
+            const Chunks chunks = chunks_of(n);
+            settle_empty_shares(n, chunks);
             if (!world.cores_are_shared) {
                 work_share(n, chunks, rank_);
             } else {
@@ -191,7 +211,7 @@ private:
         for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end; others_.store(++n, std::memory_order_relaxed)) {
             if (board_->done(n)) continue;
             collect_calls(n);
-            const Chunks chunks(calls_);
+            const Chunks chunks = chunks_of(n);
             for (int k = 1; k <= board_->size(); ++k) {
                 if (board_->world().failed()) return;
                 work_share(n, chunks, (rank_ + k) % board_->size());
@@ -200,17 +220,32 @@ private:
     }
 
     void collect_calls(std::uint64_t n) noexcept {
-        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = &board_->cell(n, r).call;
+        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call, r);
+    }
+
+    Chunks chunks_of(std::uint64_t n) noexcept {
+        const bool elsewhere = std::any_of(calls_.begin(), calls_.end(), [](const Call& call) { return call.elsewhere; });
+        elsewhere_[n % Board::slots] = elsewhere ? std::optional(whole_count(calls_)) : std::nullopt;
+        return elsewhere ? Chunks() : Chunks(calls_);
+    }
+
+    /// Whoever finds a collective first answers for the shares in which there is nothing to do: nobody has to wait for
+    /// their owners.
+    void settle_empty_shares(std::uint64_t n, const Chunks& chunks) noexcept {
+        bool settled = false;
+        for (int r = 0; r < board_->size(); ++r) {
+            std::atomic<std::uint64_t>& done = board_->share(n, r).done;
+            if (chunks.chunks_in(r) != 0 || done.load(std::memory_order_relaxed) > n) continue;
+            done.store(n + 1, std::memory_order_release);
+            settled = true;
+        }
+        if (settled) board_->world().bell.ring();
     }
 
     /// Takes chunks of `owner`'s share until none is left.
     void work_share(std::uint64_t n, const Chunks& chunks, int owner) noexcept {
         Board::Share& share = board_->share(n, owner);
         const std::uint32_t end = chunks.chunks_in(owner);
-        if (end == 0) {
-            if (share.done.load(std::memory_order_relaxed) <= n) board_->set_share_done(n, owner);
-            return;
-        }
         std::uint32_t worked = 0;
         while (share.next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
             const std::uint32_t c = share.next.fetch_add(1, std::memory_order_relaxed);
@@ -240,7 +275,7 @@ private:
     void wait_for(Predicate&& complete, std::uint64_t n) {
         World& world = board_->world();
         Backoff backoff(world.cores_are_shared);
-        std::chrono::steady_clock::time_point deadline{};
+        std::chrono::steady_clock::time_point deadline{}, roll_call{};
         // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
         // Where it may be waiting for this very core, it is late.
         int rounds_alone = world.cores_are_shared ? 0 : 300;
@@ -257,6 +292,10 @@ private:
                 if (deadline == std::chrono::steady_clock::time_point{}) deadline = now + timeout();
                 else if (now >= deadline) report_timeout(n);
                 report_leavers(n);
+                if (now >= roll_call) {
+                    report_dead(n);
+                    roll_call = now + std::chrono::milliseconds(5);
+                }
             }
             backoff.wait_a_little(world.bell, [&] {
                 const std::uint64_t own = own_.load(std::memory_order_relaxed);
@@ -271,8 +310,8 @@ private:
     void report_misfit(std::uint64_t n, int r) noexcept {
         board_->world().fail({Errc::collective_mismatch, board_->world_rank(r),
                               "collective #" + std::to_string(n) + " differs: rank " + std::to_string(board_->world_rank(0)) +
-                                  " started " + describe(*calls_[0]) + ", rank " + std::to_string(board_->world_rank(r)) +
-                                  " started " + describe(*calls_[static_cast<std::size_t>(r)]) +
+                                  " started " + describe(calls_[0]) + ", rank " + std::to_string(board_->world_rank(r)) +
+                                  " started " + describe(calls_[static_cast<std::size_t>(r)]) +
                                   "; all ranks must start the same collectives in the same order"});
     }
 
@@ -309,6 +348,19 @@ private:
         }
     }
 
+    void report_dead(std::uint64_t n) noexcept {
+        const std::uint64_t first = first_unstarted(n);
+        for (int r = 0; r < board_->size(); ++r) {
+            const bool needed = !board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n;
+            const int culprit = board_->world_rank(r);
+            if (!needed || board_->done(first) || board_->world().alive(culprit)) continue;
+            board_->world().fail({Errc::peer_failed, culprit,
+                                  "the process of rank " + std::to_string(culprit) + " died while " + name(first) +
+                                      " was under way; look at its own output, or at the system's log, for the cause"});
+            return;
+        }
+    }
+
     /// "all_reduce(sum, f32, 8 elements), collective #3"; n was started by this rank.
     std::string name(std::uint64_t n) {
         return describe(board_->cell(n, rank_).call) + ", collective #" + std::to_string(n);
@@ -319,10 +371,12 @@ private:
     void quiesce() noexcept {
         const auto deadline = std::chrono::steady_clock::now() + std::max<std::chrono::nanoseconds>(timeout(), std::chrono::seconds(1));
         for (int r = 0; r < board_->size(); ++r)
-            while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && std::chrono::steady_clock::now() < deadline)
+            while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
+                   std::chrono::steady_clock::now() < deadline)
                 std::this_thread::yield();
     }
 
+    const Space space_;
     std::shared_ptr<Board> board_;
     const int rank_;
     std::atomic<std::chrono::nanoseconds> timeout_;
@@ -339,7 +393,8 @@ private:
     std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
-    std::vector<const Call*> calls_;
+    std::vector<Call> calls_;
+    std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     ChunkWorker worker_;
 };
 

@@ -1,14 +1,18 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
+#include <climits>
+#include <cstdint>
 #include <thread>
 
 #include "../core/clock.hpp"
 
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 #endif
 
 namespace gradsync::inline v0::shared_memory {
@@ -31,7 +35,8 @@ inline int current_core([[maybe_unused]] int otherwise) noexcept {
 #endif
 }
 
-/// Wakes sleepers. A `ring()` that nobody sleeps through costs one load.
+/// Wakes sleepers, in this process or in others that share its memory. A `ring()` that nobody sleeps through costs
+/// one load.
 ///
 /// A ring may be missed by a thread that is just falling asleep: naps are short, so that it costs a millisecond
 /// and no fence on the path of those who do not sleep.
@@ -39,26 +44,32 @@ class Bell {
 public:
     void ring() noexcept {
         if (sleepers_.load(std::memory_order_relaxed) == 0) return;
-        { std::lock_guard lock(mutex_); }
-        rung_.notify_all();
+        rings_.fetch_add(1, std::memory_order_release);
+#if defined(__linux__)
+        ::syscall(SYS_futex, &rings_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#endif
     }
 
     template <class Predicate>
     void nap(Predicate&& awake) {
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
-        {
-            std::unique_lock lock(mutex_);
-            // system_clock: thread sanitizer knows its wait, and a jump of the clock costs one nap.
-            if (!awake()) rung_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(1));
+        [[maybe_unused]] const std::uint32_t heard = rings_.load(std::memory_order_acquire);
+        if (!awake()) {
+#if defined(__linux__)
+            const timespec millisecond{0, 1'000'000};
+            ::syscall(SYS_futex, &rings_, FUTEX_WAIT, heard, &millisecond, nullptr, 0);
+#else
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+#endif
         }
         sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }
 
 private:
-    std::mutex mutex_;
-    std::condition_variable rung_;
+    std::atomic<std::uint32_t> rings_{0};
     std::atomic<int> sleepers_{0};
 };
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4, "a futex is a 32-bit word");
 
 /// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning; with more ranks
 /// than cores a spinning rank keeps the one it waits for from running, so it yields almost at once; after half a

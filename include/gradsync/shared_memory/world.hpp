@@ -3,20 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <memory>
-#include <mutex>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "waiting.hpp"
 
 namespace gradsync::inline v0::shared_memory {
-
-class Board;
 
 /// Why a world ended. Ranks are world ranks.
 struct Failure {
@@ -29,61 +26,69 @@ struct Failure {
 /// the bell that wakes their sleepers.
 class World {
 public:
-    explicit World(int size) noexcept
-        : cores(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))), cores_are_shared(size > cores) {}
+    /// The part that lies in memory that all ranks see: of this process, or mapped by several. Zero at first.
+    struct State {
+        std::atomic<std::uint32_t> failed{0};  ///< 0: no; 1: being written; 2: yes
+        std::int32_t code = 0;
+        std::int32_t culprit = 0;
+        char message[1200] = {};
+        Bell bell;
+    };
 
-    /// Records the failure if it is the first, and wakes everybody. True if it was the first.
-    bool fail(Failure failure) noexcept {
-        {
-            std::lock_guard lock(mutex_);
-            if (failed_.load(std::memory_order_relaxed)) return false;
-            failure_ = std::move(failure);
-            failed_.store(true, std::memory_order_seq_cst);
+    /// `ranks`: how many run on this machine. `state` outlives the object.
+    World(int ranks, State& state) noexcept
+        : bell(state.bell),
+          cores(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+          cores_are_shared(ranks > cores),
+          state_(state) {}
+    World(const World&) = delete;
+    World& operator=(const World&) = delete;
+    virtual ~World() = default;
+
+    /// Records the failure if it is the first, and wakes everybody.
+    void fail(const Failure& failure) noexcept {
+        if (record(failure)) announce(failure);
+    }
+
+    bool failed() const noexcept { return state_.failed.load(std::memory_order_seq_cst) == written; }
+
+    /// The first failure; only after `failed()`.
+    Failure failure() const { return {static_cast<Errc>(state_.code), state_.culprit, state_.message}; }
+
+    /// Is the process of this world rank still there? Threads of one process always are.
+    virtual bool alive(int /*world_rank*/) noexcept { return true; }
+
+    Bell& bell;
+    const int cores;
+    const bool cores_are_shared;  ///< there are more ranks than cores
+
+protected:
+    /// True if it was the first.
+    bool record(const Failure& failure) noexcept {
+        std::uint32_t none = 0;
+        if (!state_.failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
+            // Written in no time, unless its process died over it: then ours counts.
+            const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+            while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+            if (failed()) return false;
         }
+        state_.code = static_cast<std::int32_t>(failure.code);
+        state_.culprit = failure.culprit;
+        const std::size_t length = std::min(failure.message.size(), sizeof state_.message - 1);
+        std::memcpy(state_.message, failure.message.data(), length);
+        state_.message[length] = '\0';
+        state_.failed.store(written, std::memory_order_seq_cst);
         bell.ring();
         return true;
     }
 
-    bool failed() const noexcept { return failed_.load(std::memory_order_seq_cst); }
-
-    /// The first failure; only after `failed()`.
-    const Failure& failure() const noexcept { return failure_; }
-
-    /// Which group a new board is for: the colour, in the split of that number of that board.
-    struct Group {
-        const Board* parent = nullptr;
-        std::size_t split = 0;
-        int color = 0;
-        friend bool operator==(const Group&, const Group&) = default;
-    };
-
-    /// The board that the members of a new group share: made by the first of them who asks, forgotten once all
-    /// `members` have it.
-    template <class Make>
-    std::shared_ptr<Board> meet(const Group& group, int members, Make&& make) {
-        std::lock_guard lock(mutex_);
-        auto meeting = std::find_if(meetings_.begin(), meetings_.end(), [&](const Meeting& m) { return m.group == group; });
-        if (meeting == meetings_.end()) meeting = meetings_.insert(meeting, {group, make(), 0});
-        std::shared_ptr<Board> board = meeting->board;
-        if (++meeting->arrived == members) meetings_.erase(meeting);
-        return board;
-    }
-
-    const int cores;
-    const bool cores_are_shared;  ///< there are more ranks than cores
-    Bell bell;
-
 private:
-    struct Meeting {
-        Group group;
-        std::shared_ptr<Board> board;
-        int arrived = 0;
-    };
+    /// Tells ranks that do not see the state; from the rank that recorded the failure, once.
+    virtual void announce(const Failure&) noexcept {}
 
-    std::mutex mutex_;
-    std::atomic<bool> failed_{false};
-    Failure failure_;
-    std::vector<Meeting> meetings_;
+    static constexpr std::uint32_t being_written = 1, written = 2;
+
+    State& state_;
 };
 
 }  // namespace gradsync::inline v0::shared_memory

@@ -1,0 +1,222 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/buffer_view.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../core/reduce_op.hpp"
+#include "../core/shard_range.hpp"
+#include "../shared_memory/collective.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// What becomes of a split, for one of the ranks.
+struct Group {
+    std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
+    int color = 0;
+    std::vector<int> members = {};  ///< the parent's ranks, in their new order
+    int rank = 0;                   ///< this rank's place among them
+};
+
+/// A collective that an engine knows by its number. See the concept `Work`.
+template <class Engine>
+class NumberedWork {
+public:
+    NumberedWork() = default;
+    NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
+    NumberedWork(NumberedWork&&) noexcept = default;
+    NumberedWork& operator=(NumberedWork&& other) noexcept {
+        NumberedWork(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~NumberedWork() {
+        if (engine_) engine_->abandon(number_);
+    }
+
+    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed.
+    bool test() {
+        if (engine_ && engine_->test(number_)) engine_.reset();
+        return !engine_;
+    }
+
+    /// Returns when complete. Throws Error, at the latest when the backend's time limit is reached.
+    void wait() {
+        if (!engine_) return;
+        engine_->wait(number_);
+        engine_.reset();
+    }
+
+private:
+    void swap(NumberedWork& other) noexcept {
+        std::swap(engine_, other.engine_);
+        std::swap(number_, other.number_);
+    }
+
+    std::shared_ptr<Engine> engine_;
+    std::uint64_t number_ = 0;
+};
+
+/// What backends whose ranks read host memory have in common: it checks what can be checked on one rank and makes a
+/// `Call` of it. The concept `Backend` says what the calls do. Throws Error(invalid_argument), and then nothing was
+/// communicated.
+///
+/// Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`, `world_rank()`, and
+/// `join(group)`, which makes its handle to a new group.
+template <class Derived, class Engine>
+class HostCollectives {
+    using WorkT = NumberedWork<Engine>;
+    using Call = shared_memory::Call;
+    using Operation = shared_memory::Operation;
+
+public:
+    using WorkType = WorkT;
+    static constexpr MemorySpace memory_space = MemorySpace::host;
+
+    WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
+        Call call = reduction(Operation::all_reduce, buffer, buffer, op, contribution);
+        return start(call);
+    }
+    WorkT reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
+        Call call = reduction(Operation::reduce, buffer, buffer, op, contribution);
+        call.root = checked_root(root);
+        return start(call);
+    }
+    WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
+        check_shard("reduce_scatter", "out", out.count, in.count);
+        return start(reduction(Operation::reduce_scatter, in, out, op, contribution));
+    }
+    WorkT all_gather(ConstBufferView in, BufferView out) {
+        check_shard("all_gather", "in", in.count, out.count);
+        return start(movement(Operation::all_gather, in, out, 0));
+    }
+    WorkT broadcast(BufferView buffer, int root) {
+        return start(movement(Operation::broadcast, buffer, buffer, root));
+    }
+    WorkT gather(ConstBufferView in, BufferView out, int root) {
+        if (self().rank() != root) out = {nullptr, 0, in.dtype, in.space};
+        else check_shard("gather", "in", in.count, out.count);
+        return start(movement(Operation::gather, in, out, root));
+    }
+    WorkT scatter(ConstBufferView in, BufferView out, int root) {
+        if (self().rank() != root) in = {nullptr, 0, out.dtype, out.space};
+        else check_shard("scatter", "out", out.count, in.count);
+        return start(movement(Operation::scatter, in, out, root));
+    }
+    WorkT barrier() { return start({}); }
+
+    /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
+    Derived split(int color, int key) {
+        struct Entry { std::int32_t color, key; };
+        std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
+        const Entry own{color, key};
+        Group group{.split = self().shared_engine()->next_split(), .color = color};
+        all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
+
+        for (int r = 0; r < self().size(); ++r)
+            if (entries[static_cast<std::size_t>(r)].color == color) group.members.push_back(r);
+        std::stable_sort(group.members.begin(), group.members.end(), [&](int a, int b) {
+            return entries[static_cast<std::size_t>(a)].key < entries[static_cast<std::size_t>(b)].key;
+        });
+        const auto place = std::find(group.members.begin(), group.members.end(), self().rank());
+        group.rank = static_cast<int>(place - group.members.begin());
+        return self().join(group);
+    }
+
+    /// Collective: the same ranks, with an order of their own.
+    Derived duplicate() { return split(0, self().rank()); }
+
+    /// The limit of every wait of this rank, here and in communicators made from this one later.
+    void set_timeout(std::chrono::nanoseconds limit) {
+        if (limit <= std::chrono::nanoseconds::zero())
+            throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+        self().shared_engine()->set_timeout(limit);
+    }
+    std::chrono::nanoseconds timeout() const noexcept { return self().shared_engine()->timeout(); }
+
+    /// Works on this rank's share of everything that all ranks have started; never blocks.
+    void progress() noexcept { self().shared_engine()->progress(); }
+
+    /// The time that this rank has spent at work in `progress()` and `test()` so far.
+    std::chrono::nanoseconds progress_time() const noexcept { return self().shared_engine()->progress_time(); }
+
+    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, naming this
+    /// rank and `what`. Returns once no rank touches another's buffers.
+    void fail(const std::string& what) noexcept {
+        const int culprit = self().world_rank();
+        self().shared_engine()->fail({Errc::peer_failed, culprit, "rank " + std::to_string(culprit) + " failed: " + what});
+    }
+
+private:
+    Derived& self() noexcept { return static_cast<Derived&>(*this); }
+    const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
+
+    WorkT start(const Call& call) {
+        const std::shared_ptr<Engine>& engine = self().shared_engine();
+        return {engine, engine->start(call)};
+    }
+
+    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution) const {
+        if (op == ReduceOp::mean && !is_floating(in.dtype))
+            throw Error(Errc::invalid_argument,
+                        std::string(name_of(operation)) + ": a mean of " + std::string(name_of(in.dtype)) +
+                            " is not defined; use ReduceOp::sum and divide",
+                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+        if (op != ReduceOp::mean && contribution != Contribution{})
+            throw Error(Errc::invalid_argument,
+                        std::string(name_of(operation)) + ": a Contribution goes with ReduceOp::mean only, not with " +
+                            std::string(name_of(op)),
+                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+        Call call = movement(operation, in, out, 0);
+        call.op = op;
+        call.contribution = contribution;
+        return call;
+    }
+
+    Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
+        // No text is made unless it is thrown: this is on the path of every collective.
+        const auto refuse = [&](const std::string& what) {
+            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
+                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+        };
+        if (in.dtype != out.dtype)
+            refuse("in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
+        if (in.space != MemorySpace::host || out.space != MemorySpace::host)
+            refuse("this backend reads host memory only; stage device buffers through the host");
+        if ((!in.data && in.count != 0) || (!out.data && out.count != 0)) refuse("a buffer of more than 0 elements has no memory");
+        Call call;
+        call.operation = operation;
+        call.in = in.data;
+        call.out = out.data;
+        call.in_count = in.count;
+        call.out_count = out.count;
+        call.dtype = in.dtype;
+        call.root = checked_root(root);
+        return call;
+    }
+
+    int checked_root(int root) const {
+        if (root < 0 || root >= self().size())
+            throw Error(Errc::invalid_argument,
+                        "root " + std::to_string(root) + " is not a rank of this communicator of " + std::to_string(self().size()),
+                        {.operation = {}, .rank = self().world_rank()});
+        return root;
+    }
+
+    void check_shard(const char* operation, const char* side, std::size_t count, std::size_t whole) const {
+        const std::size_t shard = shard_range(whole, self().size(), self().rank()).size();
+        if (count != shard)
+            throw Error(Errc::invalid_argument,
+                        std::string(operation) + ": `" + side + "` must hold this rank's shard of " + std::to_string(whole) +
+                            " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count),
+                        {.operation = operation, .rank = self().world_rank()});
+    }
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <concepts>
+
+#include "collective.hpp"
+
+namespace gradsync::inline v0::shared_memory {
+
+/// How the addresses in one rank's calls are to be understood by another. `publish` turns a call of this rank's into
+/// what others can read; `resolve` turns what `rank` published into addresses that are valid here.
+template <class A>
+concept AddressSpace = requires(const A& space, const Call& call, int rank) {
+    { space.publish(call) } -> std::same_as<Call>;
+    { space.resolve(call, rank) } -> std::same_as<Call>;
+};
+
+/// Ranks that are threads of one process.
+struct OneAddressSpace {
+    static Call publish(const Call& call) noexcept { return call; }
+    static Call resolve(const Call& call, int /*rank*/) noexcept { return call; }
+};
+static_assert(AddressSpace<OneAddressSpace>);
+
+}  // namespace gradsync::inline v0::shared_memory

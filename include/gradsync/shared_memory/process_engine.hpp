@@ -1,0 +1,315 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../core/clock.hpp"
+#include "../core/shard_range.hpp"
+#include "process_world.hpp"
+#include "regions.hpp"
+#include "seat.hpp"
+
+namespace gradsync::inline v0::shared_memory {
+
+/// A communicator of processes of one machine, on any memory. Buffers that all ranks can reach are worked on where they
+/// lie; others go through a staging area, piece by piece. Whether they can be reached is known once all ranks have
+/// published their calls, so every collective starts on one board, and those that need staging go on, in the same
+/// order on all ranks, on a second.
+///
+/// For any thread; one at a time does the staging.
+class ProcessEngine {
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::size_t piece_bytes = 256 * 1024;
+    static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the other is worked on
+
+public:
+    /// What the ranks of a new communicator share.
+    static constexpr std::size_t bytes(std::size_t ranks) noexcept {
+        return 2 * Board::bytes(ranks) + ranks * pieces_in_flight * piece_bytes;
+    }
+
+    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a number of the world's
+    /// for the staging area, the same on all ranks.
+    ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, std::vector<int> world_ranks, int rank,
+                  std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
+        : world_(std::move(world)),
+          regions_(std::move(regions)),
+          staging_region_(staging_region),
+          direct_(board(world_ranks, memory, 0), rank, timeout, space(world_ranks)),
+          staged_(board(world_ranks, memory, 1), rank, timeout, space(world_ranks)) {
+        std::byte* const area = memory.get() + 2 * Board::bytes(world_ranks.size());
+        regions_->add(staging_region_, area, world_ranks.size() * pieces_in_flight * piece_bytes);
+        own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
+    }
+    ProcessEngine(const ProcessEngine&) = delete;
+    ProcessEngine& operator=(const ProcessEngine&) = delete;
+    ~ProcessEngine() { regions_->remove(staging_region_); }
+
+    int rank() const noexcept { return direct_.rank(); }
+    Board& board() const noexcept { return direct_.board(); }
+    const std::shared_ptr<ProcessWorld>& world() const noexcept { return world_; }
+    const std::shared_ptr<Regions>& regions() const noexcept { return regions_; }
+
+    std::chrono::nanoseconds timeout() const noexcept { return direct_.timeout(); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept {
+        direct_.set_timeout(limit);
+        staged_.set_timeout(limit);
+    }
+    std::size_t next_split() noexcept { return direct_.next_split(); }
+
+    std::uint64_t start(const Call& call) {
+        for (;;) {
+            std::uint64_t oldest;
+            {
+                std::lock_guard lock(mutex_);
+                // The direct seat forgets after so many which of them need staging.
+                if (first_ == calls_.size() || calls_.size() - classified_ < Board::slots / 2) {
+                    const std::uint64_t n = direct_.start(call);
+                    calls_.push_back({n, call});
+                    return n;
+                }
+                oldest = calls_[first_].number;
+            }
+            wait(oldest);
+        }
+    }
+
+    /// Advances what is under way; never blocks.
+    void progress() noexcept {
+        try {
+            advance();
+        } catch (...) {
+            // The world has failed: who waits is told.
+        }
+    }
+
+    std::chrono::nanoseconds progress_time() const noexcept {
+        return direct_.progress_time() + staged_.progress_time() + copy_time_.load(std::memory_order_relaxed);
+    }
+
+    bool test(std::uint64_t n) {
+        advance();
+        std::lock_guard lock(mutex_);
+        return complete(n);
+    }
+
+    /// Also waits for what was started before: it may need this rank's staging.
+    void wait(std::uint64_t n) {
+        for (;;) {
+            advance();
+            bool is_staged;
+            std::uint64_t number;
+            {
+                std::lock_guard lock(mutex_);
+                if (complete(n)) return;
+                is_staged = calls_[first_].whole != not_staged;
+                number = is_staged ? landed_ : calls_[first_].number;
+                if (is_staged && launched_ == landed_) continue;  // another thread is just launching it
+            }
+            if (is_staged) staged_.wait(number);
+            else direct_.wait(number);
+        }
+    }
+
+    void abandon(std::uint64_t n) noexcept {
+        {
+            std::lock_guard lock(mutex_);
+            if (complete(n)) return;
+        }
+        if (!direct_.done(n) || direct_.elsewhere(n)) direct_.fail_abandoned(n);
+    }
+
+    /// Ends the world and returns once no rank touches another's buffers.
+    void fail(const Failure& failure) noexcept { direct_.fail(failure); }
+
+private:
+    static constexpr std::size_t not_staged = static_cast<std::size_t>(-1);
+
+    struct Started {
+        std::uint64_t number = 0;
+        Call call;
+        std::size_t whole = not_staged;  ///< elements of the whole buffer, where it is staged
+        bool complete = false;
+        int source = 0;         ///< next piece: of this rank's shard, where the shards have one source each,
+        std::size_t first = 0;  ///< from this element of the whole buffer
+        bool all_launched = false;
+    };
+
+    /// A part of a staged collective that fits into the staging area.
+    struct Piece {
+        ElementRange range;  ///< of the whole buffer
+        int source = 0;
+        bool last = false;
+    };
+
+    std::shared_ptr<Board> board(const std::vector<int>& world_ranks, const std::shared_ptr<std::byte>& memory, std::size_t index) const {
+        return std::make_shared<Board>(world_, world_ranks,
+                                       std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(world_ranks.size())));
+    }
+    RegionSpace space(const std::vector<int>& world_ranks) const { return RegionSpace(regions_, world_ranks.size() == 1); }
+
+    int size() const noexcept { return direct_.board().size(); }
+
+    /// Under the mutex. Numbers are consecutive.
+    bool complete(std::uint64_t n) const noexcept {
+        if (first_ == calls_.size() || n < calls_[first_].number) return true;
+        return calls_[first_ + static_cast<std::size_t>(n - calls_[first_].number)].complete;
+    }
+
+    /// Sees what has become complete, and moves what is staged by what can be moved now. Throws Error if the world has
+    /// failed.
+    void advance() {
+        // The work itself, which takes long, is done without the mutex: other threads go on starting.
+        direct_.progress();
+        staged_.progress();
+        if (world_->failed()) direct_.throw_failure(Operation::barrier);
+        std::lock_guard lock(mutex_);
+        for (; classified_ < calls_.size(); ++classified_) {
+            Started& next = calls_[classified_];
+            if (!direct_.done(next.number)) break;
+            const std::optional<std::size_t> whole = direct_.elsewhere(next.number);
+            next.complete = !whole;
+            if (whole) next.whole = *whole;
+        }
+        while (first_ < classified_) {
+            Started& oldest = calls_[first_];
+            if (!oldest.complete && !advance_staged(oldest)) break;
+            ++first_;
+        }
+        if (first_ == calls_.size() || first_ >= Board::slots) {
+            calls_.erase(calls_.begin(), calls_.begin() + static_cast<std::ptrdiff_t>(first_));
+            classified_ -= first_;
+            first_ = 0;
+        }
+    }
+
+    /// Under the mutex, as all below.
+    bool advance_staged(Started& started) {
+        for (;;) {
+            bool moved = false;
+            if (!started.all_launched && launched_ - landed_ < pieces_in_flight) {
+                const auto begin = Clock::now();
+                launch(started);
+                add_copy_time(begin);
+                moved = true;
+            }
+            if (landed_ < launched_ && staged_.done(landed_)) {
+                const auto begin = Clock::now();
+                land(started, in_flight_[landed_ % pieces_in_flight]);
+                add_copy_time(begin);
+                ++landed_;
+                moved = true;
+            }
+            if (started.all_launched && landed_ == launched_) return started.complete = true;
+            if (!moved) return false;
+        }
+    }
+
+    void add_copy_time(Clock::time_point begin) noexcept {
+        copy_time_.store(copy_time_.load(std::memory_order_relaxed) + (Clock::now() - begin), std::memory_order_relaxed);
+    }
+
+    static bool has_shards(Operation operation) noexcept {
+        return operation == Operation::all_gather || operation == Operation::gather || operation == Operation::scatter;
+    }
+    static bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
+
+    Piece next_piece(const Started& started) const noexcept {
+        const Call& call = started.call;
+        const std::size_t most = piece_bytes / size_of(call.dtype);
+        if (!has_shards(call.operation)) {
+            const std::size_t end = std::min(started.first + most, started.whole);
+            return {{started.first, end}, call.root, end == started.whole};
+        }
+        const ElementRange shard = shard_range(started.whole, size(), started.source);
+        const std::size_t first = std::max(started.first, shard.first);
+        const std::size_t end = std::min(first + most, shard.last);
+        return {{first, end}, started.source, end == started.whole};
+    }
+
+    /// The elements of `piece` that this rank brings, and those that it gets, as ranges of the whole buffer; and where
+    /// the rank's buffers begin in it.
+    struct Part {
+        ElementRange in, out;
+        std::size_t in_begins = 0, out_begins = 0;
+    };
+    Part part_of(const Started& started, const Piece& piece) const noexcept {
+        const ElementRange all = piece.range, none{};
+        const ElementRange own = shard_range(started.whole, size(), rank());
+        const ElementRange common{std::min(std::max(all.first, own.first), all.last), std::max(std::min(all.last, own.last), all.first)};
+        const ElementRange shared = common.first < common.last ? common : none;
+        const bool root = rank() == started.call.root;
+        switch (started.call.operation) {
+            case Operation::all_reduce: return {all, all};
+            case Operation::reduce: return {all, root ? all : none};
+            case Operation::reduce_scatter: return {all, shared, 0, own.first};
+            case Operation::broadcast: return {root ? all : none, all};
+            case Operation::all_gather: return {shared, all, own.first, 0};
+            case Operation::gather: return {shared, root ? all : none, own.first, 0};
+            case Operation::scatter: return {root ? all : none, shared, 0, own.first};
+            case Operation::barrier: break;
+        }
+        return {};
+    }
+
+    void launch(Started& started) {
+        const Piece piece = next_piece(started);
+        std::byte* const area = own_area_ + launched_ % pieces_in_flight * piece_bytes;
+        const std::size_t width = size_of(started.call.dtype);
+        const Part part = part_of(started, piece);
+        if (part.in.size() != 0)
+            std::memcpy(area + (part.in.first - piece.range.first) * width,
+                        static_cast<const std::byte*>(started.call.in) + (part.in.first - part.in_begins) * width, part.in.size() * width);
+
+        Call call = started.call;
+        call.operation = reduces(started.call.operation) ? Operation::all_reduce : Operation::broadcast;
+        // A gathered piece comes from the rank whose shard it is of, a scattered one from the root.
+        const bool from_owner = started.call.operation == Operation::all_gather || started.call.operation == Operation::gather;
+        call.root = reduces(started.call.operation) ? 0 : from_owner ? piece.source : started.call.root;
+        call.in = call.out = area;
+        call.in_count = call.out_count = piece.range.size();
+        in_flight_[launched_ % pieces_in_flight] = piece;
+        staged_.start(call);
+        ++launched_;
+
+        started.first = piece.range.last;
+        started.all_launched = piece.last;
+        while (has_shards(started.call.operation) && !started.all_launched && started.first >= shard_range(started.whole, size(), started.source).last)
+            ++started.source;
+    }
+
+    void land(Started& started, const Piece& piece) noexcept {
+        const std::byte* const area = own_area_ + landed_ % pieces_in_flight * piece_bytes;
+        const std::size_t width = size_of(started.call.dtype);
+        const Part part = part_of(started, piece);
+        if (part.out.size() != 0)
+            std::memcpy(static_cast<std::byte*>(started.call.out) + (part.out.first - part.out_begins) * width,
+                        area + (part.out.first - piece.range.first) * width, part.out.size() * width);
+    }
+
+    const std::shared_ptr<ProcessWorld> world_;
+    const std::shared_ptr<Regions> regions_;
+    const std::uint32_t staging_region_;
+    Seat<RegionSpace> direct_;
+    Seat<RegionSpace> staged_;
+    std::byte* own_area_ = nullptr;
+
+    std::mutex mutex_;
+    std::vector<Started> calls_;   ///< from first_ on: not known to be complete, or behind such a one
+    std::size_t first_ = 0;
+    std::size_t classified_ = 0;   ///< of those below it is known whether they are staged
+    Piece in_flight_[pieces_in_flight];
+    std::uint64_t launched_ = 0;   ///< pieces; their numbers are those of the staged seat's collectives
+    std::uint64_t landed_ = 0;
+    std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
+};
+
+}  // namespace gradsync::inline v0::shared_memory

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "address_space.hpp"
+
+namespace gradsync::inline v0::shared_memory {
+
+/// The memory that this process shares with others, by numbers that mean the same to all of them. An address in it
+/// travels as number and offset, in the 64 bits of a pointer. For concurrent use.
+class Regions {
+public:
+    static constexpr int offset_bits = 40;  ///< a region is smaller than 1 TiB; there are 2^24 - 2 of them
+
+    /// `number` has no region yet.
+    void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
+        std::lock_guard lock(mutex_);
+        if (number >= regions_.size()) regions_.resize(number + 1);
+        regions_[number] = {base, bytes};
+    }
+    void remove(std::uint32_t number) noexcept {
+        std::lock_guard lock(mutex_);
+        regions_[number] = {};
+    }
+
+    /// False where not all of `bytes` bytes lie in one region.
+    bool publish(const void* address, std::size_t bytes, const void*& published) const noexcept {
+        const auto at = reinterpret_cast<std::uintptr_t>(address);
+        std::lock_guard lock(mutex_);
+        for (std::size_t number = 0; number < regions_.size(); ++number) {
+            const auto base = reinterpret_cast<std::uintptr_t>(regions_[number].base);
+            if (base == 0 || at < base || at - base > regions_[number].bytes || bytes > regions_[number].bytes - (at - base)) continue;
+            published = reinterpret_cast<const void*>(((number + 1) << offset_bits) | (at - base));
+            return true;
+        }
+        return false;
+    }
+
+    const void* resolve(const void* published) const noexcept {
+        const auto address = reinterpret_cast<std::uintptr_t>(published);
+        if (address == 0) return nullptr;
+        std::lock_guard lock(mutex_);
+        return regions_[(address >> offset_bits) - 1].base + (address & ((std::uintptr_t{1} << offset_bits) - 1));
+    }
+
+private:
+    struct Region {
+        std::byte* base = nullptr;
+        std::size_t bytes = 0;
+    };
+
+    mutable std::mutex mutex_;
+    std::vector<Region> regions_;
+};
+static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
+
+/// Ranks that are processes which have mapped the same regions. A call with a buffer outside of them is marked so:
+/// the ranks meet in it, but nothing is done. (A rank that is alone can reach everything.)
+class RegionSpace {
+public:
+    explicit RegionSpace(std::shared_ptr<const Regions> regions, bool alone = false) noexcept : regions_(std::move(regions)), alone_(alone) {}
+
+    Call publish(const Call& call) const noexcept {
+        if (alone_) return call;
+        Call published = call;
+        const void* out = nullptr;
+        published.in = nullptr;
+        published.elsewhere = !find(call.in, call.in_count, call.dtype, published.in) || !find(call.out, call.out_count, call.dtype, out);
+        published.out = const_cast<void*>(out);
+        return published;
+    }
+
+    Call resolve(const Call& call, int /*rank*/) const noexcept {
+        Call resolved = call;
+        if (alone_ || call.elsewhere) return resolved;
+        resolved.in = regions_->resolve(call.in);
+        resolved.out = const_cast<void*>(regions_->resolve(call.out));
+        return resolved;
+    }
+
+private:
+    bool find(const void* address, std::size_t count, DType dtype, const void*& published) const noexcept {
+        return count == 0 || regions_->publish(address, count * size_of(dtype), published);
+    }
+
+    std::shared_ptr<const Regions> regions_;
+    bool alone_;
+};
+static_assert(AddressSpace<RegionSpace>);
+
+}  // namespace gradsync::inline v0::shared_memory

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#if defined(__linux__)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#endif
+
+namespace gradsync::inline v0::shared_memory {
+
+/// Memory that several processes of one machine map, zeroed at first. It has no name in the file system: nothing is left
+/// behind when the processes die, however they do, and the size of /dev/shm does not limit it.
+///
+/// One process creates it and hands the ticket to the others, who open it while the creator's object lives; after that
+/// each has a mapping of its own. For one thread at a time.
+class Segment {
+public:
+    /// What another process of this machine needs to open the segment. Plain bytes, to be sent.
+    struct Ticket {
+        std::uint64_t bytes = 0;
+        std::uint64_t token = 0;
+        std::int64_t process = 0;
+        std::int64_t descriptor = -1;
+    };
+
+    Segment() = default;
+
+    /// Throws std::system_error where the system has no such memory, or not so much of it.
+    static Segment create(std::size_t bytes) {
+        Segment segment;
+#if defined(__linux__)
+        const int descriptor = ::memfd_create("gradsync", MFD_CLOEXEC);
+        if (descriptor < 0) refuse("cannot make shared memory");
+        segment.descriptor_ = descriptor;
+        const std::size_t whole = bytes + data_offset;
+        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0) refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
+        segment.map(descriptor, bytes);
+        std::random_device random;
+        segment.ticket_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
+        std::memcpy(segment.mapping_, &segment.ticket_.token, sizeof segment.ticket_.token);
+#else
+        refuse_here();
+        (void)bytes;
+#endif
+        return segment;
+    }
+
+    /// Throws std::system_error where the creator's memory cannot be reached from this process: another machine, another
+    /// process namespace, another user.
+    static Segment open(const Ticket& ticket) {
+        Segment segment;
+#if defined(__linux__)
+        const std::string path = "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.descriptor);
+        const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+        if (descriptor < 0) refuse("cannot open the shared memory " + path);
+        segment.descriptor_ = descriptor;
+        // In another process namespace the same number is another process.
+        struct stat status {};
+        if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != ticket.bytes + data_offset)
+            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory), path + " is not the shared memory that was meant");
+        segment.map(descriptor, ticket.bytes);
+        if (std::memcmp(segment.mapping_, &ticket.token, sizeof ticket.token) != 0)
+            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory), path + " is not the shared memory that was meant");
+        segment.ticket_ = ticket;
+        segment.close_descriptor();  // the mapping stays
+#else
+        refuse_here();
+        (void)ticket;
+#endif
+        return segment;
+    }
+
+    Segment(Segment&& other) noexcept { swap(other); }
+    Segment& operator=(Segment&& other) noexcept {
+        Segment(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~Segment() {
+#if defined(__linux__)
+        if (mapping_) ::munmap(mapping_, bytes_ + data_offset);
+#endif
+        close_descriptor();
+    }
+
+    const Ticket& ticket() const noexcept { return ticket_; }
+    /// Aligned to a page. Another address in every process.
+    std::byte* data() const noexcept { return mapping_ ? static_cast<std::byte*>(mapping_) + data_offset : nullptr; }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+    void swap(Segment& other) noexcept {
+        std::swap(mapping_, other.mapping_);
+        std::swap(bytes_, other.bytes_);
+        std::swap(descriptor_, other.descriptor_);
+        std::swap(ticket_, other.ticket_);
+    }
+
+private:
+    static constexpr std::size_t huge_page = std::size_t{2} << 20;
+    static constexpr std::size_t data_offset = 4096;  ///< a page for the token that proves which segment it is
+
+#if defined(__linux__)
+    [[noreturn]] static void refuse(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
+
+    void map(int descriptor, std::size_t bytes) {
+        void* const address = ::mmap(nullptr, bytes + data_offset, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        if (address == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
+        mapping_ = address;
+        bytes_ = bytes;
+        if (bytes >= 2 * huge_page) ::madvise(address, bytes + data_offset, MADV_HUGEPAGE);  // a hint only
+    }
+#else
+    [[noreturn]] static void refuse_here() {
+        throw std::system_error(std::make_error_code(std::errc::function_not_supported), "memory shared by processes needs Linux");
+    }
+#endif
+
+    void close_descriptor() noexcept {
+#if defined(__linux__)
+        if (descriptor_ >= 0) ::close(descriptor_);
+#endif
+        descriptor_ = -1;
+    }
+
+    void* mapping_ = nullptr;
+    std::size_t bytes_ = 0;
+    int descriptor_ = -1;
+    Ticket ticket_;
+};
+
+}  // namespace gradsync::inline v0::shared_memory

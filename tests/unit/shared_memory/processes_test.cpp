@@ -1,0 +1,224 @@
+// ctest: TIMEOUT 120 PROCESSORS 2
+// The engine over processes that share memory: segment.hpp, regions.hpp and process_world.hpp under a Seat.
+#include <gradsync/shared_memory/process_world.hpp>
+#include <gradsync/shared_memory/regions.hpp>
+#include <gradsync/shared_memory/seat.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace gs = gradsync;
+namespace sm = gradsync::shared_memory;
+using namespace std::chrono_literals;
+
+namespace {
+
+using ProcessSeat = sm::Seat<sm::RegionSpace>;
+
+/// What one of the processes has.
+struct Rank {
+    int rank;
+    int size;
+    std::shared_ptr<sm::Regions> regions;
+    ProcessSeat seat;
+    float* own;  ///< this rank's part of a region that all have mapped, `elements` of them
+
+    void wait(const sm::Call& call) { seat.wait(seat.start(call)); }
+};
+
+constexpr std::size_t elements = 100'003;
+
+sm::Call all_reduce(void* data, std::size_t count, gs::ReduceOp op = gs::ReduceOp::sum) {
+    sm::Call call;
+    call.operation = sm::Operation::all_reduce;
+    call.op = op;
+    call.in = call.out = data;
+    call.in_count = call.out_count = count;
+    return call;
+}
+
+void expect(bool good, const std::string& what) {
+    if (!good) throw std::runtime_error(what);
+}
+
+/// Runs `f(Rank&)` in `size` processes; returns how each of them ended: "ok", or the signal or failure.
+template <class F>
+std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit, F&& f) {
+    const sm::Segment world = sm::ProcessWorld::create(size, sm::Board::bytes(static_cast<std::size_t>(size)));
+    const sm::Segment data = sm::Segment::create(elements * sizeof(float) * static_cast<std::size_t>(size));
+    std::vector<pid_t> children;
+    for (int r = 0; r < size; ++r) {
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child != 0) {
+            children.push_back(child);
+            continue;
+        }
+        int status = 1;
+        try {
+            // Mapped anew, so at other addresses than the parent's and, after a rank-sized hole, than each other's.
+            std::vector<sm::Segment> hole;
+            for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
+            const sm::Segment mapped = sm::Segment::open(data.ticket());
+            auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ticket()), r, size);
+            auto regions = std::make_shared<sm::Regions>();
+            regions->add(0, mapped.data(), mapped.bytes());
+            std::vector<int> ranks;
+            for (int k = 0; k < size; ++k) ranks.push_back(k);
+            auto board = std::make_shared<sm::Board>(process_world, std::move(ranks), process_world->memory());
+            {
+                Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
+                          reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
+                f(rank);
+            }
+            status = 0;
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "rank %d of %d: %s\n", r, size, error.what());
+        }
+        ::_exit(status);
+    }
+    std::vector<std::string> ends;
+    for (const pid_t child : children) {
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        ends.push_back(WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status)) : WEXITSTATUS(status) == 0 ? "ok" : "failed");
+    }
+    return ends;
+}
+
+float value(int rank, std::size_t i, int step) { return static_cast<float>((i * 7 + static_cast<std::size_t>(rank * 31 + step)) % 1000) / 8 + 0.1f; }
+
+}  // namespace
+
+TEST_CASE("processes: sums in rank order, collective after collective") {
+    for (int size = 1; size <= 4; ++size) {
+        const auto ends = run_processes(size, 30s, [](Rank& rank) {
+            for (int step = 0; step < 20; ++step) {
+                const std::size_t count = step % 3 == 0 ? elements : static_cast<std::size_t>(step * step);
+                for (std::size_t i = 0; i < count; ++i) rank.own[i] = value(rank.rank, i, step);
+                rank.wait(all_reduce(rank.own, count));
+                for (std::size_t i = 0; i < count; ++i) {
+                    float sum = value(0, i, step);
+                    for (int r = 1; r < rank.size; ++r) sum += value(r, i, step);
+                    expect(rank.own[i] == sum, "step " + std::to_string(step) + ", element " + std::to_string(i));
+                }
+                rank.wait({});  // a barrier: the others may still compare
+            }
+        });
+        CHECK(ends == std::vector<std::string>(static_cast<std::size_t>(size), "ok"));
+    }
+}
+
+TEST_CASE("processes: more collectives in flight than a board has slots") {
+    const auto ends = run_processes(2, 30s, [](Rank& rank) {
+        constexpr std::size_t many = 3 * sm::Board::slots;
+        for (std::size_t i = 0; i < many; ++i) rank.own[i] = 1;
+        std::vector<std::uint64_t> numbers;
+        for (std::size_t i = 0; i < many; ++i) numbers.push_back(rank.seat.start(all_reduce(rank.own + i, 1)));
+        for (const std::uint64_t n : numbers) rank.seat.wait(n);
+        for (std::size_t i = 0; i < many; ++i) expect(rank.own[i] == 2, "element " + std::to_string(i));
+    });
+    CHECK(ends == std::vector<std::string>(2, "ok"));
+}
+
+TEST_CASE("processes: a buffer that the others cannot reach is not touched, and every rank is told") {
+    const auto ends = run_processes(3, 30s, [](Rank& rank) {
+        std::vector<float> apart(100, 1.0f);
+        rank.own[0] = 5;
+        const std::uint64_t n = rank.seat.start(all_reduce(rank.rank == 1 ? apart.data() : rank.own, 100));
+        rank.seat.wait(n);
+        expect(rank.seat.elsewhere(n) == 100u, "not told");
+        expect(apart[0] == 1 && rank.own[0] == 5, "touched");
+        const std::uint64_t after = rank.seat.start(all_reduce(rank.own, 1));
+        rank.seat.wait(after);
+        expect(!rank.seat.elsewhere(after) && rank.own[0] == 15, "the next collective is wrong");
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
+TEST_CASE("processes: a rank that is killed is named by all others, long before their limit") {
+    for (int size = 2; size <= 4; ++size) {
+        const int victim = size - 2;
+        const auto begin = std::chrono::steady_clock::now();
+        const auto ends = run_processes(size, 60s, [&](Rank& rank) {
+            rank.wait({});
+            try {
+                for (int step = 0;; ++step) {
+                    if (rank.rank == victim && step == 5) ::kill(::getpid(), SIGKILL);
+                    rank.wait(all_reduce(rank.own, elements, gs::ReduceOp::max));
+                }
+            } catch (const gs::Error& error) {
+                expect(error.errc() == gs::Errc::peer_failed && error.context().peer == victim, error.what());
+                expect(std::strstr(error.what(), "died") != nullptr && std::strstr(error.what(), "all_reduce") != nullptr, error.what());
+            }
+        });
+        for (int r = 0; r < size; ++r) CHECK(ends[static_cast<std::size_t>(r)] == (r == victim ? "signal 9" : "ok"));
+        CHECK(std::chrono::steady_clock::now() - begin < 30s);
+    }
+}
+
+TEST_CASE("processes: a rank that stops is named at the time limit") {
+    const auto ends = run_processes(3, 500ms, [](Rank& rank) {
+        rank.wait({});
+        if (rank.rank == 1) {
+            ::usleep(2'000'000);
+            return;
+        }
+        try {
+            rank.wait(all_reduce(rank.own, 10));
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
+TEST_CASE("processes: ranks that start different collectives are told the difference") {
+    const auto ends = run_processes(2, 30s, [](Rank& rank) {
+        try {
+            rank.wait(all_reduce(rank.own, rank.rank == 0 ? 10 : 11));
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::collective_mismatch && std::strstr(error.what(), "11 elements") != nullptr, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>(2, "ok"));
+}
+
+TEST_CASE("Segment: opened by ticket, refused where it is not the one that was meant") {
+    sm::Segment own = sm::Segment::create(1000);
+    CHECK(own.bytes() == 1000);
+    own.data()[999] = std::byte{7};
+    sm::Segment again = sm::Segment::open(own.ticket());
+    CHECK(again.data() != own.data());
+    CHECK(again.data()[999] == std::byte{7});
+    CHECK(again.data()[0] == std::byte{0});
+
+    sm::Segment::Ticket wrong = own.ticket();
+    wrong.token += 1;
+    CHECK_THROWS_AS(sm::Segment::open(wrong), std::system_error);
+    wrong = own.ticket();
+    wrong.bytes += 1;
+    CHECK_THROWS_AS(sm::Segment::open(wrong), std::system_error);
+    const sm::Segment::Ticket gone = sm::Segment::create(1000).ticket();
+    CHECK_THROWS_AS(sm::Segment::open(gone), std::system_error);
+
+    own = {};
+    again.data()[0] = std::byte{1};  // a mapping outlives its creator's
+    CHECK(again.data()[999] == std::byte{7});
+}
