@@ -1,9 +1,10 @@
-# gradsync_add_test(NAME SOURCES FILE... [RANKS N...] [TIMEOUT SECONDS] [LABELS LABEL...] [LIBRARIES TARGET...]
+# gradsync_add_test(NAME SOURCES FILE... [RANKS N...] [MPI] [TIMEOUT SECONDS] [LABELS LABEL...] [LIBRARIES TARGET...]
 #                   [PROCESSORS N] [SERIAL] [COMPILE_OPTIONS OPTION...])
 #
 # Builds a doctest program (with tests/main.cpp) and registers it with ctest as NAME. With RANKS it is registered once
 # for each count, as NAME.ranksN, and finds N in the environment variable GRADSYNC_TEST_RANKS.
 #
+#   MPI         links MPI, and runs as so many processes under mpiexec
 #   TIMEOUT     60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #               test case that it is in, and exits
 #   PROCESSORS  how many cores ctest -j reckons with; 1 by default, with RANKS that count
@@ -17,7 +18,7 @@
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
 
 function(gradsync_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT;PROCESSORS" "SOURCES;RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;MPI" "TIMEOUT;PROCESSORS" "SOURCES;RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
     message(FATAL_ERROR "gradsync_add_test(${name}): give SOURCES; not understood: '${arg_UNPARSED_ARGUMENTS}'")
   endif()
@@ -34,6 +35,9 @@ function(gradsync_add_test name)
   target_compile_options(${target} PRIVATE ${arg_COMPILE_OPTIONS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin)
 
+  if(arg_MPI)
+    target_link_libraries(${target} PRIVATE gradsync::mpi)
+  endif()
   set(counts ${arg_RANKS})
   if(NOT counts)
     set(counts none)
@@ -42,15 +46,22 @@ function(gradsync_add_test name)
     set(test ${name})
     set(environment GRADSYNC_TEST_TIMEOUT=${limit})
     set(processors 1)
+    set(launcher)
     if(NOT count STREQUAL "none")
       set(test ${name}.ranks${count})
       list(APPEND environment GRADSYNC_TEST_RANKS=${count})
       set(processors ${count})
+      if(arg_MPI)
+        set(launcher ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${count})
+        # What Open MPI asks for to run as root in a container, with more ranks than cores.
+        list(APPEND environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+             OMPI_MCA_hwloc_base_binding_policy=none)
+      endif()
     endif()
     if(arg_PROCESSORS)
       set(processors ${arg_PROCESSORS})
     endif()
-    add_test(NAME ${test} COMMAND ${target})
+    add_test(NAME ${test} COMMAND ${launcher} $<TARGET_FILE:${target}>)
     set_tests_properties(
       ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${arg_LABELS}"
                          PROCESSORS ${processors} RUN_SERIAL ${arg_SERIAL} SKIP_RETURN_CODE 77)

@@ -50,4 +50,4 @@ retry() {
 # interpreter of those that run the trainer.
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
-test_packages=(doctest-dev clang++=clang python3=python3)
+test_packages=(doctest-dev clang++=clang python3=python3 libopenmpi-dev openmpi-bin)

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <algorithm>
-#include <bit>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
@@ -28,90 +26,139 @@ using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T
 
 namespace detail {
 
-/// The layout of a floating type: its bits as an unsigned integer, its mantissa bits, its exponent bias.
+/// `bytes` of numbers in one register, as GCC and Clang know it; one number elsewhere. Passed by reference only: how a
+/// pack is passed by value depends on the instruction set.
+template <class T, std::size_t bytes>
+struct Pack {
+#if defined(__GNUC__) || defined(__clang__)
+    using type [[gnu::vector_size(bytes)]] = T;
+#else
+    using type = T;
+#endif
+};
+
+/// The layout of a floating type: its mantissa bits and exponent bias. For what one computes in, which may be a pack of
+/// numbers, also the integers of a number's size, and those that hold the bits of all of it.
 template <class T>
 struct Layout;
 template <>
 struct Layout<Float16> {
-    using Bits = std::uint16_t;
     static constexpr int mantissa = 10, bias = 15;
 };
 template <>
 struct Layout<BFloat16> {
-    using Bits = std::uint16_t;
     static constexpr int mantissa = 7, bias = 127;
 };
 template <>
 struct Layout<float> {
-    using Bits = std::uint32_t;
+    using Number = float;
+    using Unsigned = std::uint32_t;
+    using Signed = std::int32_t;
+    using Value = Number;
+    using Bits = Unsigned;
+    using SignedBits = Signed;
     static constexpr int mantissa = 23, bias = 127;
 };
 template <>
 struct Layout<double> {
-    using Bits = std::uint64_t;
+    using Number = double;
+    using Unsigned = std::uint64_t;
+    using Signed = std::int64_t;
+    using Value = Number;
+    using Bits = Unsigned;
+    using SignedBits = Signed;
     static constexpr int mantissa = 52, bias = 1023;
 };
+template <class T, std::size_t bytes>
+struct Layout<Pack<T, bytes>> : Layout<T> {
+    using Value = typename Pack<T, bytes>::type;
+    using Bits = typename Pack<typename Layout<T>::Unsigned, bytes>::type;
+    using SignedBits = typename Pack<typename Layout<T>::Signed, bytes>::type;
+};
 
-/// `condition ? yes : no` without a branch.
-template <class U>
-GRADSYNC_ALWAYS_INLINE constexpr U select(bool condition, U yes, U no) noexcept {
-    return no ^ ((yes ^ no) & (U{0} - static_cast<U>(condition)));
+/// `result = yes` where `condition` holds, without a branch.
+template <class Condition, class Bits>
+GRADSYNC_ALWAYS_INLINE void replace_where(const Condition& condition, const Bits& yes, Bits& result) noexcept {
+    if constexpr (std::is_same_v<Condition, bool>) result ^= (yes ^ result) & (Bits{0} - static_cast<Bits>(condition));
+    else result = condition ? yes : result;
 }
 
-/// The bits of `value`, a float or double, rounded once to the 16-bit type To.
+/// Rounds `value` once to the 16-bit type To, whose bits become the lower ones of `half`. Like `widen`, for single
+/// numbers and packs, hence the reference parameters, and __builtin_bit_cast for the function std::bit_cast.
 template <class To, class From>
-GRADSYNC_ALWAYS_INLINE std::uint16_t narrow(From value) noexcept {
+GRADSYNC_ALWAYS_INLINE void narrow(const typename Layout<From>::Value& value, typename Layout<From>::Bits& half) noexcept {
     using In = Layout<From>;
     using Out = Layout<To>;
-    using U = typename In::Bits;
-    using S = std::make_signed_t<U>;  // magnitudes are compared as signed numbers: SSE2 has no other comparison
+    using Value = typename In::Value;
+    using Bits = typename In::Bits;
+    using SignedBits = typename In::SignedBits;
+    using U = typename In::Unsigned;
+    using S = typename In::Signed;  // magnitudes are compared as signed numbers: SSE2 has no other comparison
     constexpr int drop = In::mantissa - Out::mantissa;
     constexpr U sign_bit = U{1} << (sizeof(U) * 8 - 1);
-    constexpr U infinity = U(2 * In::bias + 1) << In::mantissa;
+    constexpr S infinity = S(2 * In::bias + 1) << In::mantissa;
     constexpr U rebias = U(In::bias - Out::bias) << In::mantissa;
+    constexpr U just_below_half = (U{1} << (drop - 1)) - 1;
     constexpr U half_infinity = U(2 * Out::bias + 1) << Out::mantissa;
     constexpr U half_quiet = half_infinity | (U{1} << (Out::mantissa - 1));
 
-    const U bits = std::bit_cast<U>(value);
-    const U magnitude = bits & ~sign_bit;
-    U half = (magnitude - rebias + ((U{1} << (drop - 1)) - 1) + ((magnitude >> drop) & 1)) >> drop;
-    if constexpr (rebias != 0) {
+    const Bits bits = __builtin_bit_cast(Bits, value);
+    const Bits magnitude = bits & ~sign_bit;
+    if constexpr (rebias == 0) {  // the same exponents: the sign can stay where it is
+        half = (bits + just_below_half + ((bits >> drop) & 1)) >> drop;
+        replace_where(SignedBits(magnitude) > infinity, Bits((bits >> drop) | half_quiet), half);
+    } else {
+        half = (magnitude - rebias + just_below_half + ((magnitude >> drop) & 1)) >> drop;
         // Below the least normal number of To: adding a power of two whose last place is To's least denormal lets
         // the adder round. No operand that matters and no result is denormal, so flush-to-zero changes nothing.
-        constexpr U least_normal = rebias + (U{1} << In::mantissa);
+        constexpr S least_normal = S(rebias + (U{1} << In::mantissa));
         constexpr U magic = U(In::bias + 1 - Out::bias - Out::mantissa + In::mantissa) << In::mantissa;
-        const U denormal = std::bit_cast<U>(std::bit_cast<From>(magnitude) + std::bit_cast<From>(magic)) - magic;
-        half = select(S(magnitude) < S(least_normal), denormal, half);
-        half = static_cast<U>(std::min(S(half), S(half_infinity)));  // what is too large
+        const Value rounded = __builtin_bit_cast(Value, magnitude) + __builtin_bit_cast(typename In::Number, magic);
+        replace_where(SignedBits(magnitude) < least_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), half);
+        const SignedBits unlimited = SignedBits(half), limit = SignedBits{} + S(half_infinity);
+        half = Bits(unlimited < limit ? unlimited : limit);  // what is too large
+        const Bits payload = (magnitude >> drop) & ((U{1} << Out::mantissa) - 1);
+        replace_where(SignedBits(magnitude) > infinity, Bits(payload | half_quiet), half);
+        half |= (bits & sign_bit) >> (sizeof(U) * 8 - 16);
     }
-    half = select(S(magnitude) > S(infinity), half_quiet | ((magnitude >> drop) & ((U{1} << Out::mantissa) - 1)), half);
-    return static_cast<std::uint16_t>(((bits & sign_bit) >> (sizeof(U) * 8 - 16)) | half);
 }
 
-GRADSYNC_ALWAYS_INLINE float widen(BFloat16 value) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits()) << 16);
-}
-
-GRADSYNC_ALWAYS_INLINE float widen(Float16 value) noexcept {
-    constexpr std::uint32_t rebias = (127u - 15u) << 23;
-    const std::uint32_t bits = value.bits();
-    const std::uint32_t magnitude = bits & 0x7fffu;
-    const std::uint32_t special = select(magnitude >= 0x7c00u, rebias, 0u);  // infinity or NaN: exponent 255
-    const std::uint32_t normal = (magnitude << 13) + rebias + special;
-    // A denormal is a small integer times 2^-24: exact, and a normal number in float.
-    const auto denormal =
-        std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
-    return std::bit_cast<float>(((bits & 0x8000u) << 16) | select(magnitude < 0x400u, denormal, normal));
+/// Widens numbers of the 16-bit type From, in the lower bits of `half`.
+template <class From, class To>
+GRADSYNC_ALWAYS_INLINE void widen(const typename Layout<To>::Bits& half, typename Layout<To>::Value& value) noexcept {
+    using Value = typename Layout<To>::Value;
+    using Bits = typename Layout<To>::Bits;
+    using SignedBits = typename Layout<To>::SignedBits;
+    if constexpr (std::is_same_v<From, BFloat16>) {
+        value = __builtin_bit_cast(Value, half << 16);
+    } else {
+        constexpr std::uint32_t rebias = (127u - 15u) << 23;
+        const Bits magnitude = half & 0x7fffu;
+        Bits bits = (magnitude << 13) + rebias;
+        replace_where(SignedBits(magnitude) > 0x7bff, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
+        // A denormal becomes the mantissa of 2^-14 (1 + m), a normal number, from which 2^-14 is taken: exact.
+        const Value denormal = __builtin_bit_cast(Value, bits + (1u << 23)) - 0x1p-14f;
+        replace_where(SignedBits(magnitude) < 0x400, __builtin_bit_cast(Bits, denormal), bits);
+        bits |= (half & 0x8000u) << 16;
+        value = __builtin_bit_cast(Value, bits);
+    }
 }
 
 template <class To, class From>
 GRADSYNC_ALWAYS_INLINE To convert_element(From value) noexcept {
-    constexpr bool from_half = is_low_precision(dtype_of<From>), to_half = is_low_precision(dtype_of<To>);
-    if constexpr (std::is_same_v<To, From>) return value;
-    else if constexpr (from_half && to_half) return To::from_bits(narrow<To>(widen(value)));
-    else if constexpr (from_half) return static_cast<To>(widen(value));
-    else if constexpr (to_half) return To::from_bits(narrow<To>(value));
-    else return static_cast<To>(value);
+    if constexpr (std::is_same_v<To, From>) {
+        return value;
+    } else if constexpr (is_low_precision(dtype_of<From>)) {
+        float number;
+        widen<From, float>(value.bits(), number);
+        return convert_element<To>(number);
+    } else if constexpr (is_low_precision(dtype_of<To>)) {
+        typename Layout<From>::Bits half;
+        narrow<To, From>(value, half);
+        return To::from_bits(static_cast<std::uint16_t>(half));
+    } else {
+        return static_cast<To>(value);
+    }
 }
 
 template <class To, class From>
@@ -162,20 +209,29 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
     }
 }
 
+namespace detail {
+
+template <class From>
+void convert_from(const From* from, void* to, DType to_type, std::size_t n) noexcept {
+    switch (to_type) {
+        case DType::f16: return convert(from, static_cast<Float16*>(to), n);
+        case DType::bf16: return convert(from, static_cast<BFloat16*>(to), n);
+        case DType::f64: return convert(from, static_cast<double*>(to), n);
+        default: return convert(from, static_cast<float*>(to), n);
+    }
+}
+
+}  // namespace detail
+
 /// The same, types known at run time only. Both must be floating types.
 inline void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept {
     assert(is_floating(from_type) && is_floating(to_type));
-    const auto with_type = [](DType dtype, auto use) {
-        switch (dtype) {
-            case DType::f16: return use(Float16{});
-            case DType::bf16: return use(BFloat16{});
-            case DType::f64: return use(double{});
-            default: return use(float{});
-        }
-    };
-    with_type(from_type, [&](auto f) {
-        with_type(to_type, [&](auto t) { convert(static_cast<const decltype(f)*>(from), static_cast<decltype(t)*>(to), n); });
-    });
+    switch (from_type) {
+        case DType::f16: return detail::convert_from(static_cast<const Float16*>(from), to, to_type, n);
+        case DType::bf16: return detail::convert_from(static_cast<const BFloat16*>(from), to, to_type, n);
+        case DType::f64: return detail::convert_from(static_cast<const double*>(from), to, to_type, n);
+        default: return detail::convert_from(static_cast<const float*>(from), to, to_type, n);
+    }
 }
 
 }  // namespace gradsync::inline v0::kernel

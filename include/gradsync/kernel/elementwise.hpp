@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
@@ -10,29 +9,34 @@
 
 /// Passes over one rank's own gradients, in host memory: add, scale, clamp, sum of squares. Floating types;
 /// everything is computed in the accumulator's type and rounded once.
+///
+/// The loops exist for float and double only: blocks of other types are converted, and stay in the cache meanwhile.
 
 namespace gradsync::inline v0::kernel {
 
 namespace detail {
 
-inline constexpr std::size_t elementwise_block = 256;
+/// Elements that are converted at a time; a multiple of all constant loop lengths below.
+inline constexpr std::size_t elementwise_block = 1024;
 
-/// In-place passes: loads a block into the accumulator's type, applies Op to each element, stores it. The length of
-/// a block is a constant for all but the last, so that the loops vectorise at -O2 already.
+/// Calls `pass(first, n)` for one block after another.
+template <class Pass>
+void for_blocks(std::size_t count, Pass pass) {
+    for (std::size_t first = 0; first < count; first += elementwise_block)
+        pass(first, count - first < elementwise_block ? count - first : elementwise_block);
+}
+
+/// Applies Op to all elements. The inner loop's length is a constant so that it vectorises at -O2 already.
 template <class Op>
 struct InPlace {
-    template <class T>
-    GRADSYNC_ALWAYS_INLINE static void run(T* data, std::size_t count, double operand) {
-        alignas(64) accumulator_t<T> block[elementwise_block];
+    template <class A>
+    GRADSYNC_ALWAYS_INLINE static void run(A* data, std::size_t count, double operand) {
+        constexpr std::size_t length = 64;
+        const A value = static_cast<A>(operand);
         std::size_t first = 0;
-        for (; first + elementwise_block <= count; first += elementwise_block) step(data + first, block, elementwise_block, operand);
-        if (first < count) step(data + first, block, count - first, operand);
-    }
-    template <class T, class A>
-    GRADSYNC_ALWAYS_INLINE static void step(T* data, A* __restrict block, std::size_t n, double operand) {
-        load_block(data, block, n);
-        for (std::size_t i = 0; i < n; ++i) block[i] = Op::apply(block[i], static_cast<A>(operand));
-        store_block(block, data, n);
+        for (; first + length <= count; first += length)
+            for (std::size_t i = 0; i < length; ++i) data[first + i] = Op::apply(data[first + i], value);
+        for (; first < count; ++first) data[first] = Op::apply(data[first], value);
     }
 };
 
@@ -48,90 +52,113 @@ struct Clamp {  // a NaN stays
     }
 };
 
-struct Add {
-    template <class T>
-    GRADSYNC_ALWAYS_INLINE static void run(T* to, const accumulator_t<T>* from, std::size_t count) {
-        alignas(64) accumulator_t<T> sum[elementwise_block];
-        std::size_t first = 0;
-        for (; first + elementwise_block <= count; first += elementwise_block)
-            step(to + first, from + first, sum, elementwise_block);
-        if (first < count) step(to + first, from + first, sum, count - first);
-    }
-    template <class T, class A>
-    GRADSYNC_ALWAYS_INLINE static void step(T* to, const A* __restrict from, A* __restrict sum, std::size_t n) {
-        load_block(to, sum, n);
-        for (std::size_t i = 0; i < n; ++i) sum[i] += from[i];
-        store_block(sum, to, n);
-    }
-};
-
-struct SumOfSquares {
-    /// Sixteen partial sums in double, whatever the vector width: the bits do not depend on the processor.
-    template <class T>
-    GRADSYNC_ALWAYS_INLINE static void run(const T* data, std::size_t count, double* result) {
-        constexpr std::size_t lanes = 16;
-        double sums[lanes] = {};
-        std::size_t first = 0;
-        for (; first + lanes <= count; first += lanes)
-            for (std::size_t i = 0; i < lanes; ++i) {
-                const double x = convert_element<double>(data[first + i]);
-                sums[i] += x * x;
-            }
-        for (std::size_t i = 0; first + i < count; ++i) {
-            const double x = convert_element<double>(data[first + i]);
-            sums[i] += x * x;
-        }
-        double sum = 0;
-        for (double s : sums) sum += s;
-        *result = sum;
-    }
-};
-
-/// Calls `use` with a pointer of the buffer's element type.
-template <class View, class Use>
-void with_elements(const View& view, Use use) {
-    constexpr bool constant = std::is_same_v<View, ConstBufferView>;
-    const auto call = [&]<class T>(T*) { use(static_cast<std::conditional_t<constant, const T, T>*>(view.data)); };
-    switch (view.dtype) {
-        case DType::f16: return call(static_cast<Float16*>(nullptr));
-        case DType::bf16: return call(static_cast<BFloat16*>(nullptr));
-        case DType::f64: return call(static_cast<double*>(nullptr));
-        default: return call(static_cast<float*>(nullptr));
-    }
+template <class Op>
+void in_place(BufferView buffer, double operand) {
+    if (buffer.dtype == DType::f64) return dispatch<InPlace<Op>>(static_cast<double*>(buffer.data), buffer.count, operand);
+    if (buffer.dtype == DType::f32) return dispatch<InPlace<Op>>(static_cast<float*>(buffer.data), buffer.count, operand);
+    for_blocks(buffer.count, [&](std::size_t first, std::size_t n) {
+        alignas(64) float block[elementwise_block];
+        const BufferView elements = buffer.subview(first, n);
+        convert(elements.data, buffer.dtype, block, DType::f32, n);
+        dispatch<InPlace<Op>>(block, n, operand);
+        convert(block, DType::f32, elements.data, buffer.dtype, n);
+    });
 }
+
+struct Add {
+    template <class A>
+    GRADSYNC_ALWAYS_INLINE static void run(A* to, const A* from, std::size_t count) {
+        constexpr std::size_t length = 64;
+        std::size_t first = 0;
+        for (; first + length <= count; first += length) add_constant(to + first, from + first, length);
+        for (; first < count; ++first) to[first] += from[first];
+    }
+    template <class A>
+    GRADSYNC_ALWAYS_INLINE static void add_constant(A* __restrict to, const A* __restrict from, std::size_t length) {
+        for (std::size_t i = 0; i < length; ++i) to[i] += from[i];
+    }
+};
+
+/// A is the accumulator type of `to`.
+template <class A>
+void add(BufferView to, ConstBufferView from) {
+    for_blocks(to.count, [&](std::size_t first, std::size_t n) {
+        alignas(64) A sums[elementwise_block];
+        alignas(64) A summands[elementwise_block];
+        const BufferView out = to.subview(first, n);
+        const ConstBufferView in = from.subview(first, n);
+        A* const sum = to.dtype == dtype_of<A> ? static_cast<A*>(out.data) : sums;
+        const A* const summand = from.dtype == dtype_of<A> ? static_cast<const A*>(in.data) : summands;
+        if (sum == sums) convert(out.data, to.dtype, sums, dtype_of<A>, n);
+        if (summand == summands) convert(in.data, from.dtype, summands, dtype_of<A>, n);
+        dispatch<Add>(sum, summand, n);
+        if (sum == sums) convert(sums, dtype_of<A>, out.data, to.dtype, n);
+    });
+}
+
+/// Sixteen partial sums, whatever the vector width: the bits do not depend on the processor.
+inline constexpr std::size_t square_sums = 16;
+
+/// Keeps the compiler from fusing the product in `value` with a sum that follows, see isa.hpp.
+template <class T>
+GRADSYNC_ALWAYS_INLINE void round_now([[maybe_unused]] T& value) {
+#if defined(__GNUC__) || defined(__clang__)
+    asm("" : "+m"(value));
+#endif
+}
+
+/// Adds the squares of the elements to the partial sums, in turns.
+struct SumOfSquares {
+    template <class A>
+    GRADSYNC_ALWAYS_INLINE static void run(const A* data, std::size_t count, double* result) {
+        double sums[square_sums];
+        for (std::size_t k = 0; k < square_sums; ++k) sums[k] = result[k];
+        std::size_t first = 0;
+        for (; first + square_sums <= count; first += square_sums) {
+            double squares[square_sums];
+            for (std::size_t k = 0; k < square_sums; ++k) squares[k] = square(data[first + k]);
+            if constexpr (std::is_same_v<A, double>) round_now(squares);  // a float's square is exact
+            for (std::size_t k = 0; k < square_sums; ++k) sums[k] += squares[k];
+        }
+        for (std::size_t k = 0; first + k < count; ++k) {
+            double squared = square(data[first + k]);
+            if constexpr (std::is_same_v<A, double>) round_now(squared);
+            sums[k] += squared;
+        }
+        for (std::size_t k = 0; k < square_sums; ++k) result[k] = sums[k];
+    }
+    GRADSYNC_ALWAYS_INLINE static double square(double x) { return x * x; }
+};
 
 }  // namespace detail
 
 /// to[i] += from[i], in the accumulator's type of `to`; the two are of the same count and do not overlap.
 inline void add(BufferView to, ConstBufferView from) {
-    detail::with_elements(to, [&]<class T>(T* t) {
-        using A = accumulator_t<T>;
-        if (from.dtype == dtype_of<A>) return dispatch<detail::Add>(t, static_cast<const A*>(from.data), to.count);
-        constexpr std::size_t block = 1024;  // converted where it stays in the cache
-        alignas(64) A converted[block];
-        for (std::size_t first = 0; first < to.count; first += block) {
-            const std::size_t n = std::min(block, to.count - first);
-            convert(from.subview(first, n).data, from.dtype, converted, dtype_of<A>, n);
-            dispatch<detail::Add>(t + first, static_cast<const A*>(converted), n);
-        }
-    });
+    if (to.dtype == DType::f64) detail::add<double>(to, from);
+    else detail::add<float>(to, from);
 }
 
 /// data[i] *= factor.
-inline void scale(BufferView buffer, double factor) {
-    detail::with_elements(buffer, [&](auto* data) { dispatch<detail::InPlace<detail::Scale>>(data, buffer.count, factor); });
-}
+inline void scale(BufferView buffer, double factor) { detail::in_place<detail::Scale>(buffer, factor); }
 
 /// data[i] = min(max(data[i], -limit), limit).
-inline void clamp(BufferView buffer, double limit) {
-    detail::with_elements(buffer, [&](auto* data) { dispatch<detail::InPlace<detail::Clamp>>(data, buffer.count, limit); });
-}
+inline void clamp(BufferView buffer, double limit) { detail::in_place<detail::Clamp>(buffer, limit); }
 
 /// The sum of the squares, in double.
 inline double sum_of_squares(ConstBufferView buffer) {
-    double result = 0;
-    detail::with_elements(buffer, [&](auto* data) { dispatch<detail::SumOfSquares>(data, buffer.count, &result); });
-    return result;
+    using detail::SumOfSquares;
+    double sums[detail::square_sums] = {};
+    if (buffer.dtype == DType::f64) dispatch<SumOfSquares>(static_cast<const double*>(buffer.data), buffer.count, sums);
+    else if (buffer.dtype == DType::f32) dispatch<SumOfSquares>(static_cast<const float*>(buffer.data), buffer.count, sums);
+    else
+        detail::for_blocks(buffer.count, [&](std::size_t first, std::size_t n) {
+            alignas(64) float block[detail::elementwise_block];
+            convert(buffer.subview(first, n).data, buffer.dtype, block, DType::f32, n);
+            dispatch<SumOfSquares>(static_cast<const float*>(block), n, sums);
+        });
+    double sum = 0;
+    for (double s : sums) sum += s;
+    return sum;
 }
 
 }  // namespace gradsync::inline v0::kernel

@@ -14,6 +14,10 @@
 #define GRADSYNC_X86_DISPATCH 0
 #endif
 
+#if GRADSYNC_X86_DISPATCH
+#include <cpuid.h>
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline]] inline
 #else
@@ -22,7 +26,7 @@
 
 namespace gradsync::inline v0::kernel {
 
-enum class Isa { baseline, avx2, avx512 };
+enum class Isa { baseline, avx2, avx512 };  // avx2 with F16C, avx512 with F, BW, VL and DQ
 
 /// The widest instruction set that both the processor and the operating system support.
 inline Isa isa() noexcept {
@@ -32,7 +36,9 @@ inline Isa isa() noexcept {
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
             return Isa::avx512;
-        return __builtin_cpu_supports("avx2") ? Isa::avx2 : Isa::baseline;
+        unsigned eax, ebx, ecx, edx;  // F16C came before AVX2, but not all compilers know it by name
+        const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+        return f16c && __builtin_cpu_supports("avx2") ? Isa::avx2 : Isa::baseline;
     }();
     return best;
 #else
@@ -47,7 +53,7 @@ void run_baseline(Args... args) {
 
 #if GRADSYNC_X86_DISPATCH
 template <class Kernel, class... Args>
-[[gnu::target("avx2")]] void run_avx2(Args... args) {
+[[gnu::target("avx2,f16c")]] void run_avx2(Args... args) {
     Kernel::run(args...);
 }
 
@@ -67,6 +73,19 @@ void dispatch(Args... args) {
     }
 #endif
     run_baseline<Kernel>(args...);
+}
+
+/// The same for kernels written over vector types, which are to be as large as a register: runs `Kernel::With<bytes>`.
+template <class Kernel, class... Args>
+void dispatch_vectors(Args... args) {
+#if GRADSYNC_X86_DISPATCH
+    switch (isa()) {
+        case Isa::avx512: return run_avx512<typename Kernel::template With<64>>(args...);
+        case Isa::avx2: return run_avx2<typename Kernel::template With<32>>(args...);
+        case Isa::baseline: break;
+    }
+#endif
+    run_baseline<typename Kernel::template With<16>>(args...);
 }
 
 }  // namespace gradsync::inline v0::kernel

@@ -1,15 +1,15 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <type_traits>
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
-#include "convert.hpp"
 #include "isa.hpp"
+#include "pack.hpp"
 
 namespace gradsync::inline v0::kernel {
 
@@ -32,25 +32,20 @@ struct Reduction {
 
 namespace detail {
 
-/// Elements that one step of a general reduction keeps in the first-level cache.
-inline constexpr std::size_t reduction_block = 256;
+// Operations on accumulators; integers wrap around.
 
 struct Sum {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        if constexpr (std::is_integral_v<A>) {  // wraps around, for signed types too
-            using U = std::make_unsigned_t<A>;
-            return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(x)));
-        } else return a + x;
+        if constexpr (std::is_integral_v<A>) return static_cast<A>(std::uint64_t(a) + std::uint64_t(x));
+        else return a + x;
     }
 };
 struct Product {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        if constexpr (std::is_integral_v<A>) {
-            using U = std::common_type_t<std::make_unsigned_t<A>, unsigned>;
-            return static_cast<A>(static_cast<U>(a) * static_cast<U>(x));
-        } else return a * x;
+        if constexpr (std::is_integral_v<A>) return static_cast<A>(std::uint64_t(a) * std::uint64_t(x));
+        else return a * x;
     }
 };
 struct Min {  // a NaN wins
@@ -62,114 +57,107 @@ struct Max {
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) { return x > a || x != x ? x : a; }
 };
 
-/// Any type, any operation, any number of inputs: block by block through an accumulator.
-template <class T, class Op>
+/// Any operation, any number of inputs: block by block through accumulators, which stay in the first-level cache. All
+/// loops have the length of a whole block, a constant, so that they vectorise at -O2 already; the last block is padded.
+template <class T>
 struct BlockedReduce {
     using A = accumulator_t<T>;
+    static constexpr std::size_t block = 256;
 
-    /// `n` is the constant `block` for all blocks but the last, so that the loops vectorise at -O2 already.
-    GRADSYNC_ALWAYS_INLINE static void step(const Reduction& r, std::size_t first, std::size_t n) {
-        alignas(64) A sum[reduction_block];
-        alignas(64) A next[reduction_block];
-        for (std::size_t i = 0; i < r.inputs.size(); ++i) {
-            A* into = i == 0 ? sum : next;
-            load_block(static_cast<const T*>(r.inputs[i]) + first, into, n);
-            if constexpr (std::is_floating_point_v<A>) {
-                if (!r.scales.empty() && r.scales[i] != 1) {
-                    const A scale = static_cast<A>(r.scales[i]);
-                    for (std::size_t j = 0; j < n; ++j) into[j] *= scale;
+    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
+        alignas(64) A result[block];
+        alignas(64) A next[block];
+        alignas(64) T elements[block] = {};
+        for (std::size_t first = 0; first < r->count; first += block) {
+            const std::size_t n = r->count - first < block ? r->count - first : block;
+            for (std::size_t i = 0; i < r->inputs.size(); ++i) {
+                A* const into = i == 0 ? result : next;
+                const T* from = static_cast<const T*>(r->inputs[i]) + first;
+                if (n < block) from = static_cast<const T*>(std::memcpy(elements, from, n * sizeof(T)));
+                load_block(from, into, block);
+                if (!r->scales.empty()) multiply(into, r->scales[i]);
+                if (i != 0) combine(r->op, result, next);
+            }
+            multiply(result, r->factor);
+            store_block(result, elements, block);  // rounded once, copied from the cache
+            for (void* output : r->outputs) std::memcpy(static_cast<T*>(output) + first, elements, n * sizeof(T));
+        }
+    }
+
+private:
+    GRADSYNC_ALWAYS_INLINE static void combine(ReduceOp op, A* result, const A* next) {
+        switch (op) {
+            case ReduceOp::sum:
+            case ReduceOp::mean: return apply<Sum>(result, next);
+            case ReduceOp::min: return apply<Min>(result, next);
+            case ReduceOp::max: return apply<Max>(result, next);
+            case ReduceOp::product: return apply<Product>(result, next);
+        }
+    }
+    template <class Op>
+    GRADSYNC_ALWAYS_INLINE static void apply(A* __restrict result, const A* __restrict next) {
+        for (std::size_t j = 0; j < block; ++j) result[j] = Op::apply(result[j], next[j]);
+    }
+    GRADSYNC_ALWAYS_INLINE static void multiply(A* result, double factor) {
+        if constexpr (std::is_floating_point_v<A>)
+            if (factor != 1)
+                for (std::size_t j = 0; j < block; ++j) result[j] *= static_cast<A>(factor);
+    }
+};
+
+/// The hot path: a sum or mean of inputs that are not scaled, in registers, one load an element and input, one store an
+/// element and output. Same bits as BlockedReduce.
+template <class T>
+struct RegisterSum {
+    template <std::size_t register_bytes>
+    struct With {
+        using Step = Packs<T, register_bytes>;
+
+        GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
+            const std::size_t bytes = r->count * sizeof(T);
+            const auto factor = static_cast<typename Step::A>(r->factor);
+            const std::span inputs = r->inputs;
+            const std::span outputs = r->outputs;
+            for (std::size_t first = 0; first < bytes; first += Step::bytes) {
+                const std::size_t rest = bytes - first;
+                typename Step::Pack sum[2];
+                load(inputs[0], first, rest, sum);
+                for (std::size_t i = 1; i < inputs.size(); ++i) {
+                    typename Step::Pack next[2];
+                    load(inputs[i], first, rest, next);
+                    sum[0] += next[0];
+                    sum[1] += next[1];
+                }
+                if (factor != 1) {
+                    sum[0] *= factor;
+                    sum[1] *= factor;
+                }
+                if (rest >= Step::bytes) [[likely]] {
+                    for (void* output : outputs) Step::store(sum, static_cast<std::byte*>(output) + first);
+                } else {
+                    std::byte padded[Step::bytes];
+                    Step::store(sum, padded);
+                    for (void* output : outputs) std::memcpy(static_cast<std::byte*>(output) + first, padded, rest);
                 }
             }
-            if (i != 0)
-                for (std::size_t j = 0; j < n; ++j) sum[j] = Op::apply(sum[j], next[j]);
         }
-        if constexpr (std::is_floating_point_v<A>) {
-            if (r.factor != 1) {
-                const A factor = static_cast<A>(r.factor);
-                for (std::size_t j = 0; j < n; ++j) sum[j] *= factor;
-            }
-        }
-        if (r.outputs.empty()) return;
-        T* const result = static_cast<T*>(r.outputs[0]) + first;
-        store_block(sum, result, n);  // rounded once, copied from the cache
-        for (void* output : r.outputs.subspan(1)) std::memcpy(static_cast<T*>(output) + first, result, n * sizeof(T));
-    }
 
-    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-        std::size_t first = 0;
-        for (; first + reduction_block <= r->count; first += reduction_block) step(*r, first, reduction_block);
-        if (first < r->count) step(*r, first, r->count - first);
-    }
+    private:
+        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest,
+                                                typename Step::Pack (&to)[2]) {
+            const void* from = static_cast<const std::byte*>(input) + first;
+            if (rest >= Step::bytes) [[likely]] return Step::load(from, to);
+            std::byte padded[Step::bytes] = {};
+            Step::load(std::memcpy(padded, from, rest), to);
+        }
+    };
 };
-
-#if defined(__GNUC__) || defined(__clang__)
-/// The hot path: a sum or mean of 2, 3 or 4 inputs in place, in registers, one load and one store an element
-/// and rank.
-template <class T, std::size_t ranks>
-struct InPlaceSum {
-    using Pack [[gnu::vector_size(64), gnu::aligned(alignof(T)), gnu::may_alias]] = T;
-
-    template <bool scaled>
-    GRADSYNC_ALWAYS_INLINE static void loop(T* const (&p)[ranks], std::size_t n, T factor) {
-        constexpr std::size_t lanes = 64 / sizeof(T);
-        std::size_t i = 0;
-        for (; i + lanes <= n; i += lanes) {
-            Pack sum = *reinterpret_cast<const Pack*>(p[0] + i);
-            for (std::size_t k = 1; k < ranks; ++k) sum += *reinterpret_cast<const Pack*>(p[k] + i);
-            if constexpr (scaled) sum *= factor;
-            for (std::size_t k = 0; k < ranks; ++k) *reinterpret_cast<Pack*>(p[k] + i) = sum;
-        }
-        for (; i < n; ++i) {
-            T sum = p[0][i];
-            for (std::size_t k = 1; k < ranks; ++k) sum += p[k][i];
-            if constexpr (scaled) sum *= factor;
-            for (std::size_t k = 0; k < ranks; ++k) p[k][i] = sum;
-        }
-    }
-
-    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-        T* p[ranks];
-        for (std::size_t k = 0; k < ranks; ++k) p[k] = static_cast<T*>(r->outputs[k]);
-        if (r->factor == 1) loop<false>(p, r->count, T{1});
-        else loop<true>(p, r->count, static_cast<T>(r->factor));
-    }
-};
-
-/// Runs the hot path where it applies.
-template <class T>
-bool reduce_in_place(const Reduction& r) {
-    if (r.op != ReduceOp::sum && r.op != ReduceOp::mean) return false;
-    if (!r.scales.empty() || !std::equal(r.inputs.begin(), r.inputs.end(), r.outputs.begin(), r.outputs.end())) return false;
-    switch (r.inputs.size()) {
-        case 2: dispatch<InPlaceSum<T, 2>>(&r); return true;
-        case 3: dispatch<InPlaceSum<T, 3>>(&r); return true;
-        case 4: dispatch<InPlaceSum<T, 4>>(&r); return true;
-        default: return false;
-    }
-}
-#else
-template <class T>
-bool reduce_in_place(const Reduction&) { return false; }
-#endif
-
-template <class T, class Op>
-void reduce_blocks(const Reduction& r) {
-    // Integers are rare and small here: one copy of their code is enough.
-    if constexpr (std::is_integral_v<T>) run_baseline<BlockedReduce<T, Op>>(&r);
-    else dispatch<BlockedReduce<T, Op>>(&r);
-}
 
 template <class T>
 void reduce(const Reduction& r) {
-    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
-        if (reduce_in_place<T>(r)) return;
-    switch (r.op) {
-        case ReduceOp::sum:
-        case ReduceOp::mean: return reduce_blocks<T, Sum>(r);
-        case ReduceOp::min: return reduce_blocks<T, Min>(r);
-        case ReduceOp::max: return reduce_blocks<T, Max>(r);
-        case ReduceOp::product: return reduce_blocks<T, Product>(r);
-    }
+    if constexpr (std::is_integral_v<T>) return run_baseline<BlockedReduce<T>>(&r);  // rare and small: one copy is enough
+    else if ((r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty()) dispatch_vectors<RegisterSum<T>>(&r);
+    else dispatch<BlockedReduce<T>>(&r);
 }
 
 }  // namespace detail

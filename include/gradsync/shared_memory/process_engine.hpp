@@ -25,7 +25,7 @@ namespace gradsync::inline v0::shared_memory {
 /// order on all ranks, on a second.
 ///
 /// For any thread; one at a time does the staging.
-class ProcessEngine {
+class ProcessEngine final : ProcessWorld::Chore {
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t piece_bytes = 256 * 1024;
     static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the other is worked on
@@ -48,10 +48,14 @@ public:
         std::byte* const area = memory.get() + 2 * Board::bytes(world_ranks.size());
         regions_->add(staging_region_, area, world_ranks.size() * pieces_in_flight * piece_bytes);
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
+        world_->enlist(*this);
     }
     ProcessEngine(const ProcessEngine&) = delete;
     ProcessEngine& operator=(const ProcessEngine&) = delete;
-    ~ProcessEngine() { regions_->remove(staging_region_); }
+    ~ProcessEngine() {
+        world_->dismiss(*this);
+        regions_->remove(staging_region_);
+    }
 
     int rank() const noexcept { return direct_.rank(); }
     Board& board() const noexcept { return direct_.board(); }
@@ -83,13 +87,7 @@ public:
     }
 
     /// Advances what is under way; never blocks.
-    void progress() noexcept {
-        try {
-            advance();
-        } catch (...) {
-            // The world has failed: who waits is told.
-        }
-    }
+    void progress() noexcept { try_advance(); }
 
     std::chrono::nanoseconds progress_time() const noexcept {
         return direct_.progress_time() + staged_.progress_time() + copy_time_.load(std::memory_order_relaxed);
@@ -124,6 +122,8 @@ public:
             std::lock_guard lock(mutex_);
             if (complete(n)) return;
         }
+        // It may be over without this rank's having had to do anything.
+        if (!world_->failed()) try_advance();
         if (!direct_.done(n) || direct_.elsewhere(n)) direct_.fail_abandoned(n);
     }
 
@@ -154,7 +154,18 @@ private:
         return std::make_shared<Board>(world_, world_ranks,
                                        std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(world_ranks.size())));
     }
-    RegionSpace space(const std::vector<int>& world_ranks) const { return RegionSpace(regions_, world_ranks.size() == 1); }
+
+    /// A rank that waits goes on with its staging, here and in other communicators.
+    class Space : public RegionSpace {
+    public:
+        Space(std::shared_ptr<const Regions> regions, bool alone, ProcessWorld& world) noexcept
+            : RegionSpace(std::move(regions), alone), world_(&world) {}
+        void idle() const noexcept { world_->try_advance(); }
+
+    private:
+        ProcessWorld* world_;
+    };
+    Space space(const std::vector<int>& world_ranks) const { return {regions_, world_ranks.size() == 1, *world_}; }
 
     int size() const noexcept { return direct_.board().size(); }
 
@@ -172,6 +183,23 @@ private:
         staged_.progress();
         if (world_->failed()) direct_.throw_failure(Operation::barrier);
         std::lock_guard lock(mutex_);
+        advance_calls();
+    }
+
+    void try_advance() noexcept override {
+        direct_.progress();
+        staged_.progress();
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock || world_->failed()) return;
+        try {
+            advance_calls();
+        } catch (...) {
+            // The world has failed: who waits is told.
+        }
+    }
+
+    /// Under the mutex.
+    void advance_calls() {
         for (; classified_ < calls_.size(); ++classified_) {
             Started& next = calls_[classified_];
             if (!direct_.done(next.number)) break;
@@ -298,8 +326,8 @@ private:
     const std::shared_ptr<ProcessWorld> world_;
     const std::shared_ptr<Regions> regions_;
     const std::uint32_t staging_region_;
-    Seat<RegionSpace> direct_;
-    Seat<RegionSpace> staged_;
+    Seat<Space> direct_;
+    Seat<Space> staged_;
     std::byte* own_area_ = nullptr;
 
     std::mutex mutex_;

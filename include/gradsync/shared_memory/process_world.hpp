@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "segment.hpp"
 #include "world.hpp"
@@ -32,6 +34,30 @@ public:
 
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. It keeps itself alive.
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
+
+    /// What has to be done for this rank by a thread of its own.
+    class Chore {
+    public:
+        /// As much as can be done at once; not if another thread is at it.
+        virtual void try_advance() noexcept = 0;
+
+    protected:
+        ~Chore() = default;
+    };
+    void enlist(Chore& chore) {
+        std::lock_guard lock(mutex_);
+        chores_.push_back(&chore);
+    }
+    void dismiss(Chore& chore) noexcept {
+        std::lock_guard lock(mutex_);
+        std::erase(chores_, &chore);
+    }
+    /// All communicators' chores: a rank may wait in one of them for a rank that waits in another.
+    void try_advance() noexcept {
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock) return;
+        for (Chore* chore : chores_) chore->try_advance();
+    }
 
     /// False once the process has died; true while it has not joined.
     bool alive(int world_rank) noexcept override {
@@ -91,6 +117,8 @@ private:
 
     std::shared_ptr<Segment> segment_;
     const int ranks_;
+    std::mutex mutex_;
+    std::vector<Chore*> chores_;
 };
 
 }  // namespace gradsync::inline v0::shared_memory

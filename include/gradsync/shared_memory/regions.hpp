@@ -83,6 +83,8 @@ public:
         return resolved;
     }
 
+    static void idle() noexcept {}
+
 private:
     bool find(const void* address, std::size_t count, DType dtype, const void*& published) const noexcept {
         return count == 0 || regions_->publish(address, count * size_of(dtype), published);

@@ -87,8 +87,8 @@ public:
         return false;
     }
 
-    /// Is collective n complete? Only looks.
-    bool done(std::uint64_t n) const noexcept { return board_->done(n); }
+    /// Is collective n complete, and has this rank seen its calls? Only looks.
+    bool done(std::uint64_t n) const noexcept { return board_->done(n) && own_.load(std::memory_order_acquire) > n; }
 
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
     void wait(std::uint64_t n) {
@@ -98,7 +98,7 @@ public:
     }
 
     /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
-    /// Ask when it is complete, before `Board::slots` more were started.
+    /// Ask when it is `done`, before `Board::slots` more were started.
     std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
 
     /// Collective n will not be waited for, and its buffers may be about to go.
@@ -202,7 +202,7 @@ private:
                 // Ranks that only ever poll may all run on one core: somebody must answer for each share.
                 work_share(n, chunks, rank_);
             }
-            own_.store(n + 1, std::memory_order_relaxed);
+            own_.store(n + 1, std::memory_order_release);
         }
     }
 
@@ -288,6 +288,7 @@ private:
                 continue;  // without a pause, which lasts as long as a handoff between cores
             }
             if (backoff.patient()) {
+                space_.idle();
                 const auto now = std::chrono::steady_clock::now();
                 if (deadline == std::chrono::steady_clock::time_point{}) deadline = now + timeout();
                 else if (now >= deadline) report_timeout(n);

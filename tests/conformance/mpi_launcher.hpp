@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <utility>
+
+#include <gradsync/backend/mpi.hpp>
+
+#include "conformance/backend/launcher.hpp"
+
+namespace gradsync_test {
+
+/// Runs the suite on the processes of one mpirun, which all run the same test cases.
+struct MpiProcesses {
+    using Backend = gradsync::MpiBackend;
+    using Memory = HostMemory;
+    static constexpr bool rank_order = true;
+
+    /// MPI, for as long as the program runs.
+    struct Environment {
+        int rank = 0, size = 1;
+        Environment() {
+            MPI_Init(nullptr, nullptr);
+            MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+            MPI_Comm_size(MPI_COMM_WORLD, &size);
+        }
+        ~Environment() { MPI_Finalize(); }
+    };
+    static Environment& environment() {
+        static Environment only;
+        return only;
+    }
+    static inline const int largest = environment().size;
+
+    static bool here(int rank) { return environment().rank == rank; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        const bool member = environment().rank < size;
+        MPI_Comm comm = MPI_COMM_NULL;
+        MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
+        if (member) {
+            gradsync::MpiBackend backend(comm, {.timeout = limit});
+            MPI_Comm_free(&comm);
+            try {
+                f(gradsync::MpiBackend(backend));
+            } catch (const gradsync::Error& error) {
+                backend.fail(error.what());
+                // What another rank is blamed for leaves `run` there.
+                if (const int peer = error.context().peer; peer < 0 || here(peer)) throw;
+            } catch (const std::exception& error) {
+                backend.fail(error.what());
+                throw;
+            } catch (...) {
+                backend.fail("an exception that is no std::exception");
+                throw;
+            }
+        } else {
+            MPI_Comm_free(&comm);
+        }
+    }
+};
+
+}  // namespace gradsync_test

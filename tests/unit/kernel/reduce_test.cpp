@@ -1,0 +1,404 @@
+// ctest: TIMEOUT 120
+#include <gradsync/kernel/reduce.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace gs = gradsync;
+namespace kernel = gradsync::kernel;
+using gs::DType;
+using gs::ReduceOp;
+using kernel::Isa;
+using kernel::Reduction;
+
+namespace {
+
+template <class T>
+constexpr bool is_half = gs::is_low_precision(gs::dtype_of<T>);
+
+template <class T>
+auto bits_of(T value) {
+    if constexpr (is_half<T>) return value.bits();
+    else if constexpr (std::is_same_v<T, float>) return std::bit_cast<std::uint32_t>(value);
+    else if constexpr (std::is_same_v<T, double>) return std::bit_cast<std::uint64_t>(value);
+    else return value;
+}
+
+template <class T>
+T from_bits(std::uint64_t bits) {
+    if constexpr (is_half<T>) return T::from_bits(static_cast<std::uint16_t>(bits));
+    else if constexpr (std::is_same_v<T, float>) return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    else if constexpr (std::is_same_v<T, double>) return std::bit_cast<double>(bits);
+    else return static_cast<T>(bits);
+}
+
+template <class T>
+bool is_nan([[maybe_unused]] T value) {
+    if constexpr (is_half<T>) return is_nan(static_cast<float>(value));
+    else if constexpr (std::is_floating_point_v<T>) return value != value;
+    else return false;
+}
+
+/// Equal bits; where the processor itself adds, a NaN equals any other, since either operand's may come out.
+template <class T>
+bool agrees(T actual, T expected) {
+    return bits_of(actual) == bits_of(expected) || (is_nan(actual) && is_nan(expected));
+}
+
+/// The same numbers on every platform.
+struct Random {
+    std::uint64_t state = 0x9e37'79b9'7f4a'7c15u;
+    std::uint64_t operator()() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return state;
+    }
+};
+
+constexpr int mantissa_bits(DType dtype) {
+    return dtype == DType::f16 ? 10 : dtype == DType::bf16 ? 7 : dtype == DType::f32 ? 23 : 52;
+}
+
+/// Mostly numbers around 1, whose sums must be rounded and are ties in many cases; NaNs, infinities, denormals, zeros
+/// and the largest numbers of both signs, and any bits at all.
+template <class T>
+T some_value(Random& random) {
+    const std::uint64_t bits = random();
+    if constexpr (std::is_integral_v<T>) {
+        const T edges[] = {0, 1, std::numeric_limits<T>::max(), std::numeric_limits<T>::min()};
+        return bits % 8 == 0 ? edges[(bits >> 8) % 4] : static_cast<T>(bits >> 16);
+    } else {
+        constexpr int width = sizeof(T) * 8, mantissa = mantissa_bits(gs::dtype_of<T>);
+        const std::uint64_t sign = (bits >> 8 & 1) << (width - 1);
+        const std::uint64_t infinity = (std::uint64_t{1} << (width - 1)) - (std::uint64_t{1} << mantissa);
+        const std::uint64_t edges[] = {0, 1, (std::uint64_t{1} << mantissa) - 1, std::uint64_t{1} << mantissa, infinity - 1,
+                                       infinity, infinity | 1, infinity | (std::uint64_t{1} << (mantissa - 1)) | 5};
+        if (bits % 16 == 0) return from_bits<T>(sign | edges[(bits >> 9) % 8]);
+        if (bits % 16 == 1) return from_bits<T>(bits >> (64 - width));
+        const std::uint64_t one = (std::uint64_t{1} << (width - 2 - mantissa)) - 1;
+        return from_bits<T>(sign | ((one - 4 + (bits >> 9) % 8) << mantissa) | (bits >> (64 - mantissa)));
+    }
+}
+
+template <class T>
+auto widened(T value) {
+    if constexpr (is_half<T>) return static_cast<float>(value);
+    else return value;
+}
+
+/// From the documentation of Reduction, one element. Products are volatile so that no compiler fuses them with sums.
+template <class T>
+T expected_element(const Reduction& r, std::size_t at) {
+    using A = decltype(widened(T{}));
+    A result{};
+    for (std::size_t i = 0; i < r.inputs.size(); ++i) {
+        T element;
+        std::memcpy(&element, static_cast<const std::byte*>(r.inputs[i]) + at * sizeof(T), sizeof(T));
+        volatile A x = widened(element);
+        if constexpr (std::is_floating_point_v<A>)
+            if (!r.scales.empty()) x = x * static_cast<A>(r.scales[i]);
+        const A next = x;
+        if (i == 0) {
+            result = next;
+        } else if (r.op == ReduceOp::min) {
+            if (is_nan(next) || next < result) result = next;
+        } else if (r.op == ReduceOp::max) {
+            if (is_nan(next) || next > result) result = next;
+        } else if constexpr (std::is_integral_v<A>) {
+            const auto a = static_cast<std::uint64_t>(result), b = static_cast<std::uint64_t>(next);
+            result = static_cast<A>(r.op == ReduceOp::product ? a * b : a + b);
+        } else {
+            result = r.op == ReduceOp::product ? result * next : result + next;
+        }
+    }
+    if constexpr (std::is_floating_point_v<A>) result = result * static_cast<A>(r.factor);
+    return static_cast<T>(result);
+}
+
+/// What a reduction can be run by: the library's choice, or one kernel on one instruction set.
+template <class T>
+struct Way {
+    std::string name;
+    void (*run)(const Reduction&);
+    bool sums_only = false;
+};
+
+template <class T>
+std::vector<Way<T>> ways() {
+    using Blocked = kernel::detail::BlockedReduce<T>;
+    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }},
+                               {"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked>(&r); }}};
+    if constexpr (!std::is_integral_v<T>) {
+        using Sum = kernel::detail::RegisterSum<T>;
+        const auto add = [&](const char* name, void (*run)(const Reduction&), bool sums_only = false) {
+            result.push_back({name, run, sums_only});
+        };
+        add("registers, baseline", [](const Reduction& r) { kernel::run_baseline<typename Sum::template With<16>>(&r); }, true);
+#if GRADSYNC_X86_DISPATCH
+        if (kernel::isa() >= Isa::avx2) {
+            add("blocks, avx2", [](const Reduction& r) { kernel::run_avx2<Blocked>(&r); });
+            add("registers, avx2", [](const Reduction& r) { kernel::run_avx2<typename Sum::template With<32>>(&r); }, true);
+        }
+        if (kernel::isa() >= Isa::avx512) {
+            add("blocks, avx512", [](const Reduction& r) { kernel::run_avx512<Blocked>(&r); });
+            add("registers, avx512", [](const Reduction& r) { kernel::run_avx512<typename Sum::template With<64>>(&r); }, true);
+        }
+#endif
+    }
+    return result;
+}
+
+enum class Placement { in_place, apart, one_input };
+
+/// Buffers that start `offset` bytes after a multiple of 64, between guards.
+class Memory {
+public:
+    static constexpr std::size_t guard = 64;
+    Memory(std::size_t bytes, std::size_t offset) : offset_(guard + offset), bytes_(bytes) {
+        storage_.assign(offset_ + bytes + guard + 64, std::byte{0x5a});
+        const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
+        offset_ += (64 - address % 64) % 64;
+    }
+    std::byte* data() { return storage_.data() + offset_; }
+    bool guards_hold() const {
+        const auto intact = [](std::byte b) { return b == std::byte{0x5a}; };
+        return std::all_of(storage_.begin(), storage_.begin() + static_cast<std::ptrdiff_t>(offset_), intact) &&
+               std::all_of(storage_.begin() + static_cast<std::ptrdiff_t>(offset_ + bytes_), storage_.end(), intact);
+    }
+
+private:
+    std::size_t offset_, bytes_;
+    std::vector<std::byte> storage_;
+};
+
+template <class T>
+struct Case {
+    ReduceOp op;
+    std::size_t inputs;
+    bool scaled;
+    double factor;
+    Placement placement;
+    std::size_t count;
+    std::size_t offset;
+};
+
+template <class T>
+void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random) {
+    const std::size_t bytes = c.count * sizeof(T);
+    std::vector<std::vector<T>> values(c.inputs);
+    std::vector<const void*> pristine;
+    for (auto& v : values) {
+        for (std::size_t i = 0; i < c.count; ++i) v.push_back(some_value<T>(random));
+        pristine.push_back(v.data());
+    }
+    const double scales[] = {0.75, 1, 3, -0.1, 0x1p-3};
+    Reduction r;
+    r.count = c.count;
+    r.dtype = gs::dtype_of<T>;
+    r.op = c.op;
+    r.factor = c.factor;
+    if (c.scaled) r.scales = std::span(scales).first(c.inputs);
+    r.inputs = pristine;
+    std::vector<T> expected(c.count);
+    for (std::size_t i = 0; i < c.count; ++i) expected[i] = expected_element<T>(r, i);
+
+    for (const Way<T>& way : all_ways) {
+        if (way.sums_only && (c.scaled || (c.op != ReduceOp::sum && c.op != ReduceOp::mean))) continue;
+        std::vector<Memory> memory;
+        const std::size_t outputs = c.placement == Placement::apart ? 2 : 0;
+        for (std::size_t i = 0; i < c.inputs + outputs; ++i) memory.emplace_back(bytes, (c.offset + i * c.offset) * sizeof(T) % 64);
+        std::vector<const void*> in;
+        std::vector<void*> out;
+        for (std::size_t i = 0; i < c.inputs; ++i) {
+            if (bytes != 0) std::memcpy(memory[i].data(), values[i].data(), bytes);
+            in.push_back(memory[i].data());
+            if (c.placement == Placement::in_place || (c.placement == Placement::one_input && i == c.inputs / 2))
+                out.push_back(memory[i].data());
+        }
+        for (std::size_t i = 0; i < outputs; ++i) out.push_back(memory[c.inputs + i].data());
+        r.inputs = in;
+        r.outputs = out;
+        way.run(r);
+
+        std::string problem;
+        for (Memory& m : memory) {
+            if (!m.guards_hold()) problem = "wrote beside a buffer";
+            const bool is_output = std::find(out.begin(), out.end(), m.data()) != out.end();
+            const auto which = static_cast<std::size_t>(&m - memory.data());
+            for (std::size_t i = 0; i < c.count && problem.empty(); ++i) {
+                T actual;
+                std::memcpy(&actual, m.data() + i * sizeof(T), sizeof(T));
+                if (is_output ? !agrees(actual, expected[i]) : bits_of(actual) != bits_of(values[which][i]))
+                    problem = (is_output ? "wrong element " : "changed an input, element ") + std::to_string(i) + ": bits " +
+                              std::to_string(bits_of(actual)) + ", not " + std::to_string(bits_of(expected[i]));
+            }
+        }
+        if (!problem.empty())
+            FAIL_CHECK(way.name, ", ", name_of(r.dtype), " ", name_of(c.op), ", inputs ", c.inputs, ", scaled ", c.scaled, ", factor ",
+                       c.factor, ", placement ", static_cast<int>(c.placement), ", count ", c.count, ", offset ", c.offset, ": ", problem);
+    }
+}
+
+constexpr std::size_t counts[] = {0, 1, 15, 16, 17, 255, 256, 257, 1000};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("reduce: every operation, number of inputs, placement and length, by every kernel", T, std::int8_t, std::uint8_t,
+                   std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
+    constexpr bool floating = !std::is_integral_v<T>;
+    const auto all_ways = ways<T>();
+    Random random;
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product, ReduceOp::mean})
+        for (std::size_t inputs = 1; inputs <= 5; ++inputs)
+            for (const bool scaled : {false, true})
+                for (const double factor : {1.0, 1.0 / 3})
+                    for (const Placement placement : {Placement::in_place, Placement::apart, Placement::one_input})
+                        for (const std::size_t count : counts) {
+                            if (!floating && (scaled || factor != 1 || op == ReduceOp::mean)) continue;
+                            const std::size_t offset = (count + inputs) % 3;  // elements
+                            check<T>({op, inputs, scaled, factor, placement, count, offset}, all_ways, random);
+                        }
+}
+
+TEST_CASE_TEMPLATE("reduce: every misalignment of every buffer", T, std::uint8_t, gs::Float16, gs::BFloat16, float, double) {
+    const auto all_ways = ways<T>();
+    Random random;
+    for (std::size_t offset = 0; offset < 64 / sizeof(T); ++offset)
+        for (const Placement placement : {Placement::in_place, Placement::apart})
+            for (const std::size_t count : {std::size_t{15}, std::size_t{130}})
+                check<T>({ReduceOp::sum, 3, false, 1, placement, count, offset}, all_ways, random);
+}
+
+TEST_CASE_TEMPLATE("reduce: all kernels give the same bits", T, gs::Float16, gs::BFloat16, float, double) {
+    // With at most one NaN an element: of two, either may come out.
+    constexpr std::size_t count = 20'000;
+    const auto all_ways = ways<T>();
+    Random random;
+    for (std::size_t inputs = 1; inputs <= 5; ++inputs)
+        for (const double factor : {1.0, 1.0 / 3}) {
+            std::vector<std::vector<T>> values(inputs, std::vector<T>(count));
+            for (std::size_t i = 0; i < count; ++i) {
+                bool nan = false;
+                for (auto& v : values) {
+                    do v[i] = some_value<T>(random);
+                    while (nan && is_nan(v[i]));
+                    if (!is_nan(v[i])) continue;
+                    nan = true;
+                    // Compilers do not promise to keep signalling NaNs of their own types.
+                    if (!is_half<T>) v[i] = from_bits<T>(bits_of(v[i]) | std::uint64_t{1} << (mantissa_bits(gs::dtype_of<T>) - 1));
+                }
+            }
+            std::vector<const void*> in;
+            for (const auto& v : values) in.push_back(v.data());
+            std::vector<T> reference(count), result(count);
+            Reduction r;
+            r.inputs = in;
+            r.count = count;
+            r.dtype = gs::dtype_of<T>;
+            r.factor = factor;
+            void* out = reference.data();
+            r.outputs = {&out, 1};
+            kernel::run_baseline<kernel::detail::BlockedReduce<T>>(&r);
+            out = result.data();
+            for (const Way<T>& way : all_ways) {
+                way.run(r);
+                CHECK_MESSAGE(std::memcmp(result.data(), reference.data(), count * sizeof(T)) == 0, way.name, ", inputs ", inputs);
+            }
+        }
+}
+
+TEST_CASE_TEMPLATE("reduce: the sum of any two halves", T, gs::Float16, gs::BFloat16) {
+    // All of the first, each with as many different ones of the second as there are strides.
+    constexpr std::size_t count = 0x10000;
+    std::vector<T> a(count), b(count), out(count);
+    const void* in[] = {a.data(), b.data()};
+    void* const result = out.data();
+    for (const Way<T>& way : ways<T>())
+        for (const std::uint32_t stride : {1u, 0x8001u, 0x1235u, 0x3fffu}) {
+            for (std::uint32_t i = 0; i < count; ++i) {
+                a[i] = from_bits<T>(i);
+                b[i] = from_bits<T>(i * stride + 0x3c01u);
+            }
+            Reduction r;
+            r.inputs = in;
+            r.outputs = {&result, 1};
+            r.count = count;
+            r.dtype = gs::dtype_of<T>;
+            way.run(r);
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < count; ++i) wrong += !agrees(out[i], T(static_cast<float>(a[i]) + static_cast<float>(b[i])));
+            CHECK_MESSAGE(wrong == 0, way.name, ", stride ", stride);
+        }
+}
+
+TEST_CASE_TEMPLATE("reduce: a NaN stays, quiet", T, gs::Float16, gs::BFloat16) {
+    const std::uint16_t infinity = std::is_same_v<T, gs::Float16> ? 0x7c00 : 0x7f80;
+    const std::uint16_t quiet = std::is_same_v<T, gs::Float16> ? 0x0200 : 0x0040;
+    for (const Way<T>& way : ways<T>()) {
+        std::vector<T> a(70, T(1.0f)), b(70, T(2.0f));
+        a[3] = T::from_bits(static_cast<std::uint16_t>(infinity | 5));  // signalling
+        b[66] = T::from_bits(static_cast<std::uint16_t>(0x8000 | infinity | 1));
+        a[40] = T::from_bits(infinity);
+        b[40] = T::from_bits(static_cast<std::uint16_t>(0x8000 | infinity));
+        const void* in[] = {a.data(), b.data()};
+        void* out[] = {a.data(), b.data()};
+        Reduction r;
+        r.inputs = in;
+        r.outputs = out;
+        r.count = 70;
+        r.dtype = gs::dtype_of<T>;
+        way.run(r);
+        CHECK_MESSAGE(a[3].bits() == (infinity | quiet | 5), way.name);
+        CHECK_MESSAGE(b[66].bits() == (0x8000 | infinity | quiet | 1), way.name);
+        CHECK_MESSAGE(is_nan(a[40]), way.name);
+        CHECK(a == b);
+    }
+}
+
+TEST_CASE("reduce: without inputs the outputs become zero; without elements nothing is touched") {
+    std::vector<float> a(20, 3.0f), b(20, 4.0f);
+    void* out[] = {a.data(), b.data()};
+    Reduction r;
+    r.outputs = out;
+    r.count = 19;
+    kernel::reduce(r);
+    CHECK(a[18] == 0);
+    CHECK(b[0] == 0);
+    CHECK(a[19] == 3);
+
+    const void* nothing[] = {nullptr, nullptr};
+    void* nowhere[] = {nullptr, nullptr};
+    r.inputs = nothing;
+    r.outputs = nowhere;
+    r.count = 0;
+    kernel::reduce(r);
+}
+
+TEST_CASE_TEMPLATE("reduce: no outputs, or many inputs", T, gs::BFloat16, float) {
+    std::vector<T> a(300, T(1.0f));
+    std::vector<const void*> in(100, a.data());
+    Reduction r;
+    r.inputs = in;
+    r.count = 300;
+    r.dtype = gs::dtype_of<T>;
+    for (const Way<T>& way : ways<T>()) {
+        r.outputs = {};
+        way.run(r);
+        CHECK(widened(a[299]) == 1);
+        std::vector<T> sum(300);
+        void* out = sum.data();
+        r.outputs = {&out, 1};
+        way.run(r);
+        CHECK(widened(sum[0]) == 100);
+        CHECK(widened(sum[299]) == 100);
+    }
+}
