@@ -1,5 +1,11 @@
-// ctest: MPI RANKS 2 4
+// ctest: MPI RANKS 1 2 3 4 TIMEOUT 300
 // A program of n ranks runs the suite at 1 to n.
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
 #include "conformance/backend.hpp"
 #include "conformance/mpi_launcher.hpp"
 
@@ -9,3 +15,50 @@ TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>();
 TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
 TEST_CASE("MpiBackend: groups") { gradsync_test::check_groups<MpiProcesses>(); }
 TEST_CASE("MpiBackend: failures") { gradsync_test::check_failures<MpiProcesses>(); }
+
+namespace {
+
+/// Some steps of a made-up training; all weights afterwards.
+template <class Backend>
+std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
+    std::vector<std::vector<float>> weights, gradients;
+    std::vector<gradsync::ParameterView> views;
+    for (std::size_t i = 0; i < 12; ++i) {
+        weights.emplace_back(i * i * 300 + 7, 0.5f);
+        gradients.emplace_back(weights.back().size());
+    }
+    for (std::size_t i = 0; i < weights.size(); ++i)
+        views.push_back({.name = "p" + std::to_string(i),
+                         .value = gradsync::buffer(weights[i]),
+                         .gradient = storage == gradsync::GradientStorage::borrowed ? gradsync::buffer(gradients[i]) : gradsync::BufferView{}});
+    gradsync::Reducer<Backend> sync(comm, views, {.gradients = storage}, gradsync::SizeCappedBuckets(100'000, 4'000));
+    sync.broadcast_parameters();
+    for (std::size_t step = 0; step < 10; ++step) {
+        for (std::size_t i = weights.size(); i-- > 0;) {
+            const auto gradient = sync.template gradient<float>(i);
+            const std::size_t seed = step * 7 + static_cast<std::size_t>(comm.rank()) * 101 + i;
+            for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((k * 13 + seed) % 997) * 0.01f * weights[i][k];
+            sync.mark_ready(i);
+        }
+        sync.finish();
+        sync.clip_gradients_by_norm(1.0);
+        for (std::size_t i = 0; i < weights.size(); ++i)
+            for (std::size_t k = 0; k < weights[i].size(); ++k) weights[i][k] -= 0.1f * sync.template gradient<float>(i)[k];
+    }
+    std::vector<float> all;
+    for (const auto& w : weights) all.insert(all.end(), w.begin(), w.end());
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
+    using gradsync::GradientStorage;
+    const int size = MpiProcesses::largest;
+    for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
+        std::vector<float> own;
+        MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { own = trained(comm, storage); });
+        const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, storage); });
+        CHECK(own == expected.front());
+    }
+}

@@ -82,17 +82,17 @@ struct Add {
 /// A is the accumulator type of `to`.
 template <class A>
 void add(BufferView to, ConstBufferView from) {
+    if (to.dtype == dtype_of<A> && from.dtype == dtype_of<A>)
+        return dispatch<Add>(static_cast<A*>(to.data), static_cast<const A*>(from.data), to.count);
     for_blocks(to.count, [&](std::size_t first, std::size_t n) {
         alignas(64) A sums[elementwise_block];
         alignas(64) A summands[elementwise_block];
         const BufferView out = to.subview(first, n);
         const ConstBufferView in = from.subview(first, n);
-        A* const sum = to.dtype == dtype_of<A> ? static_cast<A*>(out.data) : sums;
-        const A* const summand = from.dtype == dtype_of<A> ? static_cast<const A*>(in.data) : summands;
-        if (sum == sums) convert(out.data, to.dtype, sums, dtype_of<A>, n);
-        if (summand == summands) convert(in.data, from.dtype, summands, dtype_of<A>, n);
-        dispatch<Add>(sum, summand, n);
-        if (sum == sums) convert(sums, dtype_of<A>, out.data, to.dtype, n);
+        convert(out.data, to.dtype, sums, dtype_of<A>, n);
+        convert(in.data, from.dtype, summands, dtype_of<A>, n);
+        dispatch<Add>(static_cast<A*>(sums), static_cast<const A*>(summands), n);
+        convert(sums, dtype_of<A>, out.data, to.dtype, n);
     });
 }
 

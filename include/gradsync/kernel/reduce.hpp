@@ -114,41 +114,59 @@ struct RegisterSum {
         using Step = Packs<T, register_bytes>;
 
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-            const std::size_t bytes = r->count * sizeof(T);
-            const auto factor = static_cast<typename Step::A>(r->factor);
-            const std::span inputs = r->inputs;
-            const std::span outputs = r->outputs;
-            for (std::size_t first = 0; first < bytes; first += Step::bytes) {
-                const std::size_t rest = bytes - first;
-                typename Step::Pack sum[2];
-                load(inputs[0], first, rest, sum);
-                for (std::size_t i = 1; i < inputs.size(); ++i) {
-                    typename Step::Pack next[2];
-                    load(inputs[i], first, rest, next);
-                    sum[0] += next[0];
-                    sum[1] += next[1];
-                }
-                if (factor != 1) {
-                    sum[0] *= factor;
-                    sum[1] *= factor;
-                }
-                if (rest >= Step::bytes) [[likely]] {
-                    for (void* output : outputs) Step::store(sum, static_cast<std::byte*>(output) + first);
-                } else {
-                    std::byte padded[Step::bytes];
-                    Step::store(sum, padded);
-                    for (void* output : outputs) std::memcpy(static_cast<std::byte*>(output) + first, padded, rest);
-                }
+            if (r->inputs.size() == 2 && r->outputs.size() == 2) {  // the loops over them cost most where they are short
+                const void* const inputs[] = {r->inputs[0], r->inputs[1]};
+                void* const outputs[] = {r->outputs[0], r->outputs[1]};
+                sum_all(inputs, outputs, r->count * sizeof(T), r->factor);
+            } else {
+                sum_all(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
             }
         }
 
     private:
-        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest,
-                                                typename Step::Pack (&to)[2]) {
-            const void* from = static_cast<const std::byte*>(input) + first;
-            if (rest >= Step::bytes) [[likely]] return Step::load(from, to);
-            std::byte padded[Step::bytes] = {};
-            Step::load(std::memcpy(padded, from, rest), to);
+        using Pack = typename Step::Pack;
+
+        template <class Inputs, class Outputs>
+        GRADSYNC_ALWAYS_INLINE static void sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
+            std::size_t first = 0;
+            for (; first + Step::bytes <= bytes; first += Step::bytes) step<true>(inputs, outputs, first, Step::bytes, factor);
+            if (first < bytes) step<false>(inputs, outputs, first, bytes - first, factor);
+        }
+
+        /// Where there is less than a whole step left, `rest` bytes, it is done on padded copies.
+        template <bool whole, class Inputs, class Outputs>
+        GRADSYNC_ALWAYS_INLINE static void step(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
+                                                double factor) {
+            Pack sum[2];
+            load<whole>(inputs[0], first, rest, sum);
+            for (std::size_t i = 1; i < std::size(inputs); ++i) {
+                Pack next[2];
+                load<whole>(inputs[i], first, rest, next);
+                sum[0] += next[0];
+                sum[1] += next[1];
+            }
+            if (factor != 1) {
+                sum[0] *= static_cast<typename Step::A>(factor);
+                sum[1] *= static_cast<typename Step::A>(factor);
+            }
+            std::byte padded[Step::bytes];
+            if constexpr (!whole) Step::store(sum, padded);
+            for (void* output : outputs) {
+                void* const to = static_cast<std::byte*>(output) + first;
+                if constexpr (whole) Step::store(sum, to);
+                else std::memcpy(to, padded, rest);
+            }
+        }
+
+        template <bool whole>
+        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest, Pack (&to)[2]) {
+            const void* const from = static_cast<const std::byte*>(input) + first;
+            if constexpr (whole) {
+                Step::load(from, to);
+            } else {
+                std::byte padded[Step::bytes] = {};
+                Step::load(std::memcpy(padded, from, rest), to);
+            }
         }
     };
 };

@@ -52,7 +52,8 @@ accumulator<T> widened(T value) {
 template <class T>
 std::vector<T> some_values(std::size_t count, int seed = 0) {
     using limits = std::numeric_limits<double>;
-    const double special[] = {0.0, -0.0, limits::infinity(), -limits::infinity(), limits::quiet_NaN(), 6e-8, -1e-40, 65504, 1.0, -1.0};
+    const double special[] = {0.0,  -0.0,   limits::infinity(), -limits::infinity(), limits::quiet_NaN(),
+                              6e-8, -1e-40, 65504,              1.0,                 -1.0};
     std::vector<T> values;
     for (std::size_t i = 0; i < count; ++i) {
         const double x = std::sin(static_cast<double>(i) * 1.7 + seed) * std::ldexp(1.0, static_cast<int>(i % 9) - 4);

@@ -31,7 +31,8 @@ static_assert(!std::is_copy_constructible_v<HostBuffer> && !std::is_copy_assigna
 static_assert(std::is_nothrow_move_constructible_v<HostBuffer> && std::is_nothrow_move_assignable_v<HostBuffer>);
 
 TEST_CASE("HostBuffer: zeroed and aligned, also where the memory was used before") {
-    for (const std::size_t bytes : {std::size_t{1}, std::size_t{63}, std::size_t{4096}, 2 * huge_page - 1, 2 * huge_page, 2 * huge_page + 4097})
+    constexpr std::size_t sizes[] = {1, 63, 4096, 2 * huge_page - 1, 2 * huge_page, 2 * huge_page + 4097};
+    for (const std::size_t bytes : sizes)
         for (int round = 0; round < 3; ++round) {
             const HostBuffer buffer(bytes);
             CHECK(buffer.bytes() == bytes);

@@ -243,8 +243,9 @@ void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random
             }
         }
         if (!problem.empty())
-            FAIL_CHECK(way.name, ", ", name_of(r.dtype), " ", name_of(c.op), ", inputs ", c.inputs, ", scaled ", c.scaled, ", factor ",
-                       c.factor, ", placement ", static_cast<int>(c.placement), ", count ", c.count, ", offset ", c.offset, ": ", problem);
+            FAIL_CHECK(way.name, ", ", name_of(r.dtype), " ", name_of(c.op), ", inputs ", c.inputs, ", scaled ", c.scaled,
+                       ", factor ", c.factor, ", placement ", static_cast<int>(c.placement), ", count ", c.count, ", offset ",
+                       c.offset, ": ", problem);
     }
 }
 
