@@ -5,7 +5,8 @@
 set(layers
     "core"
     "kernel"
-    "shared_memory"
+    "collective"
+    "shared_memory|message_passing"
     "backend|bucket|bootstrap|compress|interop|observe|overlap|plan"
     "reducer"
     "reducer.hpp"

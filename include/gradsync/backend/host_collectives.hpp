@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "../collective/call.hpp"
 #include "../core/buffer_view.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
-#include "../shared_memory/collective.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -72,8 +72,8 @@ private:
 template <class Derived, class Engine>
 class HostCollectives {
     using WorkT = NumberedWork<Engine>;
-    using Call = shared_memory::Call;
-    using Operation = shared_memory::Operation;
+    using Call = collective::Call;
+    using Operation = collective::Operation;
 
 public:
     using WorkType = WorkT;

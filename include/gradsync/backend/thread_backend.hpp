@@ -23,11 +23,11 @@ namespace detail {
 using ThreadSeat = shared_memory::Seat<shared_memory::OneAddressSpace>;
 
 struct OwnWorldState {
-    shared_memory::World::State state;
+    collective::World::State state;
 };
 
 /// The world of ranks that are threads, and where the members of a new group find one another.
-class ThreadWorld : OwnWorldState, public shared_memory::World {
+class ThreadWorld : OwnWorldState, public collective::World {
 public:
     explicit ThreadWorld(int ranks) : World(ranks, state) {}
 

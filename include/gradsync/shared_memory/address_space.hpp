@@ -2,7 +2,7 @@
 
 #include <concepts>
 
-#include "collective.hpp"
+#include "chunks.hpp"
 
 namespace gradsync::inline v0::shared_memory {
 

@@ -8,10 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "collective.hpp"
-#include "world.hpp"
+#include "../collective/world.hpp"
+#include "chunks.hpp"
 
 namespace gradsync::inline v0::shared_memory {
+
+using collective::World;
 
 /// Where the ranks of one communicator meet. Collective number n of every rank lies in slot n % slots: each rank
 /// publishes its Call in a cell of its own; once all have, the chunks of the collective are worked on by whoever

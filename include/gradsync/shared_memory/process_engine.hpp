@@ -25,7 +25,7 @@ namespace gradsync::inline v0::shared_memory {
 /// order on all ranks, on a second.
 ///
 /// For any thread; one at a time does the staging.
-class ProcessEngine final : ProcessWorld::Chore {
+class ProcessEngine final : collective::Chore {
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t piece_bytes = 256 * 1024;
     static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the other is worked on
@@ -48,12 +48,12 @@ public:
         std::byte* const area = memory.get() + 2 * Board::bytes(world_ranks.size());
         regions_->add(staging_region_, area, world_ranks.size() * pieces_in_flight * piece_bytes);
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
-        world_->enlist(*this);
+        world_->chores().enlist(*this);
     }
     ProcessEngine(const ProcessEngine&) = delete;
     ProcessEngine& operator=(const ProcessEngine&) = delete;
     ~ProcessEngine() {
-        world_->dismiss(*this);
+        world_->chores().dismiss(*this);
         regions_->remove(staging_region_);
     }
 
@@ -160,7 +160,7 @@ private:
     public:
         Space(std::shared_ptr<const Regions> regions, bool alone, ProcessWorld& world) noexcept
             : RegionSpace(std::move(regions), alone), world_(&world) {}
-        void idle() const noexcept { world_->try_advance(); }
+        void idle() const noexcept { world_->chores().try_advance(); }
 
     private:
         ProcessWorld* world_;

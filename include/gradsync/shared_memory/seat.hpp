@@ -12,11 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include "../collective/failures.hpp"
+#include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "address_space.hpp"
 #include "board.hpp"
 
 namespace gradsync::inline v0::shared_memory {
+
+using collective::Failure;
 
 /// One rank's place at a board: starts collectives, works on them, waits for them.
 ///
@@ -107,10 +111,7 @@ public:
     }
     /// The same for one that is not over although the ranks have met in it.
     void fail_abandoned(std::uint64_t n) noexcept {
-        const int self = board_->world_rank(rank_);
-        fail({Errc::abandoned, self,
-              "rank " + std::to_string(self) + " dropped " + name(n) +
-                  " before it was complete; keep the Work and wait() for it"});
+        fail(collective::abandoned(name(n), board_->world_rank(rank_)));
     }
 
     /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
@@ -125,13 +126,7 @@ public:
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        const Failure failure = board_->world().failure();
-        const int self = board_->world_rank(rank_);
-        ErrorContext context;
-        context.operation = name_of(operation);
-        context.rank = self;
-        context.peer = failure.culprit;
-        throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message, std::move(context));
+        throw collective::as_error(board_->world().failure(), operation, board_->world_rank(rank_));
     }
 
 private:
@@ -198,7 +193,7 @@ private:
                 work_share(n, chunks, rank_);
             } else {
                 // Shares belong to cores then: whichever rank runs on a core finds in its cache what the last one left.
-                for (int r = current_core(rank_) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
+                for (int r = collective::current_core(rank_) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
                 // Ranks that only ever poll may all run on one core: somebody must answer for each share.
                 work_share(n, chunks, rank_);
             }
@@ -274,7 +269,7 @@ private:
     template <class Predicate>
     void wait_for(Predicate&& complete, std::uint64_t n) {
         World& world = board_->world();
-        Backoff backoff(world.cores_are_shared);
+        collective::Backoff backoff(world.cores_are_shared);
         std::chrono::steady_clock::time_point deadline{}, roll_call{};
         // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
         // Where it may be waiting for this very core, it is late.
@@ -309,31 +304,15 @@ private:
     std::uint64_t first_unstarted(std::uint64_t n) noexcept { return std::min(n, own_.load(std::memory_order_relaxed)); }
 
     void report_misfit(std::uint64_t n, int r) noexcept {
-        board_->world().fail({Errc::collective_mismatch, board_->world_rank(r),
-                              "collective #" + std::to_string(n) + " differs: rank " + std::to_string(board_->world_rank(0)) +
-                                  " started " + describe(calls_[0]) + ", rank " + std::to_string(board_->world_rank(r)) +
-                                  " started " + describe(calls_[static_cast<std::size_t>(r)]) +
-                                  "; all ranks must start the same collectives in the same order"});
+        board_->world().fail(collective::mismatch(n, calls_[0], board_->world_rank(0), calls_[static_cast<std::size_t>(r)], board_->world_rank(r)));
     }
 
     void report_timeout(std::uint64_t n) noexcept {
         const std::uint64_t first = first_unstarted(n);
-        std::string missing;
-        int culprit = -1;
-        int count = 0;
-        for (int r = 0; r < board_->size(); ++r) {
-            if (board_->arrived(first, r)) continue;
-            if (culprit < 0) culprit = board_->world_rank(r);
-            missing += (count++ ? ", " : "") + std::to_string(board_->world_rank(r));
-        }
-        const double seconds = std::chrono::duration<double>(timeout()).count();
-        std::string text = std::to_string(seconds);
-        text.resize(std::min(text.size(), text.find('.') + 3));
-        const std::string who = count == 0 ? "its work did not end, though every rank started it"
-                                           : std::string(count == 1 ? "rank " : "ranks ") + missing + " did not start it";
-        board_->world().fail({Errc::timeout, culprit,
-                              name(first) + ": " + who + " while rank " + std::to_string(board_->world_rank(rank_)) +
-                                  " waited " + text + " s; find out what keeps it, or raise the limit with set_timeout()"});
+        std::vector<int> missing;
+        for (int r = 0; r < board_->size(); ++r)
+            if (!board_->arrived(first, r)) missing.push_back(board_->world_rank(r));
+        board_->world().fail(collective::timed_out(name(first), missing, board_->world_rank(rank_), timeout()));
     }
 
     void report_leavers(std::uint64_t n) noexcept {
@@ -342,9 +321,7 @@ private:
             if (!board_->presence(r).left.load(std::memory_order_acquire)) continue;
             // It may have started the collective, seen it complete, and left since.
             if (board_->done(first) || board_->arrived(first, r)) continue;
-            board_->world().fail({Errc::peer_left, board_->world_rank(r),
-                                  "rank " + std::to_string(board_->world_rank(r)) + " left without starting " + name(first) +
-                                      "; all ranks must start the same collectives"});
+            board_->world().fail(collective::left_early(name(first), board_->world_rank(r)));
             return;
         }
     }
@@ -355,17 +332,13 @@ private:
             const bool needed = !board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n;
             const int culprit = board_->world_rank(r);
             if (!needed || board_->done(first) || board_->world().alive(culprit)) continue;
-            board_->world().fail({Errc::peer_failed, culprit,
-                                  "the process of rank " + std::to_string(culprit) + " died while " + name(first) +
-                                      " was under way; look at its own output, or at the system's log, for the cause"});
+            board_->world().fail(collective::died(name(first), culprit));
             return;
         }
     }
 
-    /// "all_reduce(sum, f32, 8 elements), collective #3"; n was started by this rank.
-    std::string name(std::uint64_t n) {
-        return describe(board_->cell(n, rank_).call) + ", collective #" + std::to_string(n);
-    }
+    /// n was started by this rank.
+    std::string name(std::uint64_t n) { return collective::name_of(board_->cell(n, rank_).call, n); }
 
     /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor
     /// may be the caller: chunks take microseconds, so the limit is reached only if a thread was stopped for good.

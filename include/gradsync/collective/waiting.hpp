@@ -15,7 +15,7 @@
 #include <unistd.h>
 #endif
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0::collective {
 
 inline void pause_briefly() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -100,4 +100,4 @@ private:
     std::chrono::steady_clock::time_point yielding_since_{};
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0::collective

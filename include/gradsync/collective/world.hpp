@@ -13,7 +13,7 @@
 #include "../core/error.hpp"
 #include "waiting.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0::collective {
 
 /// Why a world ended. Ranks are world ranks.
 struct Failure {
@@ -91,4 +91,4 @@ private:
     State& state_;
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0::collective

@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
+#include "../collective/call.hpp"
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
@@ -16,92 +15,8 @@
 
 namespace gradsync::inline v0::shared_memory {
 
-enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
-
-constexpr std::string_view name_of(Operation operation) noexcept {
-    constexpr std::string_view names[] = {"all_reduce", "reduce",  "reduce_scatter", "all_gather",
-                                          "broadcast",  "gather", "scatter",        "barrier"};
-    return names[static_cast<std::size_t>(operation)];
-}
-
-/// What one rank says of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}.
-/// In-place operations say the same on both sides.
-struct Call {
-    const void* in = nullptr;
-    void* out = nullptr;
-    std::size_t in_count = 0;
-    std::size_t out_count = 0;
-    Contribution contribution;
-    int root = 0;
-    Operation operation = Operation::barrier;
-    ReduceOp op = ReduceOp::sum;
-    DType dtype = DType::f32;
-    bool elsewhere = false;  ///< a buffer lies where the other ranks cannot reach it
-};
-
-/// "all_reduce(sum, f32, 1000 elements)"
-inline std::string describe(const Call& call) {
-    std::string text(name_of(call.operation));
-    if (call.operation == Operation::barrier) return text + "()";
-    text += '(';
-    if (call.operation <= Operation::reduce_scatter) (text += name_of(call.op)) += ", ";
-    text += name_of(call.dtype);
-    // Gather and scatter: this rank's shard and, at the root, the whole.
-    const bool gathers = call.operation == Operation::gather;
-    if (gathers || call.operation == Operation::scatter) {
-        const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
-        text += ", " + std::to_string(shard) + (whole != 0 ? " of " + std::to_string(whole) : "") + " elements";
-    } else {
-        text += ", " + std::to_string(std::max(call.in_count, call.out_count)) + " elements";
-    }
-    const bool rooted = call.operation == Operation::reduce || call.operation == Operation::broadcast ||
-                        call.operation == Operation::gather || call.operation == Operation::scatter;
-    if (rooted) text += ", root " + std::to_string(call.root);
-    return text + ')';
-}
-
-/// Elements of the whole buffer, which is split over the ranks.
-inline std::size_t whole_count(std::span<const Call> calls) noexcept {
-    const Call& own = calls[0];
-    switch (own.operation) {
-        case Operation::all_gather: return own.out_count;
-        case Operation::gather: return calls[static_cast<std::size_t>(own.root)].out_count;
-        case Operation::scatter: return calls[static_cast<std::size_t>(own.root)].in_count;
-        case Operation::barrier: return 0;
-        default: return own.in_count;
-    }
-}
-
-/// The first rank whose call does not fit rank 0's, or -1.
-inline int first_misfit(std::span<const Call> calls) noexcept {
-    const Call& first = calls[0];
-    const int size = static_cast<int>(calls.size());
-    for (int r = 1; r < size; ++r) {
-        const Call& call = calls[static_cast<std::size_t>(r)];
-        if (call.operation != first.operation) return r;
-        if (first.operation == Operation::barrier) continue;
-        if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
-    }
-    const std::size_t whole = whole_count(calls);
-    for (int r = 0; r < size; ++r) {
-        const Call& call = calls[static_cast<std::size_t>(r)];
-        const std::size_t shard = shard_range(whole, size, r).size();
-        switch (first.operation) {
-            case Operation::gather:
-                if (call.in_count != shard) return r;
-                break;
-            case Operation::scatter:
-                if (call.out_count != shard) return r;
-                break;
-            case Operation::all_gather:
-                if (call.out_count != whole) return r;
-                break;
-            default:
-                if (call.in_count != whole) return r;
-        }
-    }
-    return -1;
-}
+using collective::Call;
+using collective::Operation;
 
 /// How the elements of a collective are cut into chunks, each of which one rank works on alone. Chunk c of
 /// share r belongs to rank r first: a rank that works its own share finds it in its own cache next time.

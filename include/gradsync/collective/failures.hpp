@@ -1,0 +1,59 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "call.hpp"
+#include "world.hpp"
+
+/// The sentences in which engines say what ended a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
+
+namespace gradsync::inline v0::collective {
+
+/// "all_reduce(sum, f32, 8 elements), collective #3"
+inline std::string name_of(const Call& call, std::uint64_t n) { return describe(call) + ", collective #" + std::to_string(n); }
+
+/// `first` is what rank `first_rank` started as collective n, `other` what `rank` did.
+inline Failure mismatch(std::uint64_t n, const Call& first, int first_rank, const Call& other, int rank) {
+    return {Errc::collective_mismatch, rank,
+            "collective #" + std::to_string(n) + " differs: rank " + std::to_string(first_rank) + " started " + describe(first) + ", rank " +
+                std::to_string(rank) + " started " + describe(other) + "; all ranks must start the same collectives in the same order"};
+}
+
+/// `missing`: the ranks that did not start it.
+inline Failure timed_out(const std::string& what, std::span<const int> missing, int self, std::chrono::nanoseconds limit) {
+    std::string seconds = std::to_string(std::chrono::duration<double>(limit).count());
+    seconds.resize(std::min(seconds.size(), seconds.find('.') + 3));
+    std::string who = missing.empty() ? "its work did not end, though every rank started it" : missing.size() == 1 ? "rank " : "ranks ";
+    for (const int rank : missing) who += std::to_string(rank) + (rank == missing.back() ? " did not start it" : ", ");
+    return {Errc::timeout, missing.empty() ? -1 : missing.front(),
+            what + ": " + who + " while rank " + std::to_string(self) + " waited " + seconds +
+                " s; find out what keeps it, or raise the limit with set_timeout()"};
+}
+
+inline Failure left_early(const std::string& what, int rank) {
+    return {Errc::peer_left, rank, "rank " + std::to_string(rank) + " left without starting " + what + "; all ranks must start the same collectives"};
+}
+
+inline Failure died(const std::string& what, int rank) {
+    return {Errc::peer_failed, rank,
+            "the process of rank " + std::to_string(rank) + " died while " + what +
+                " was under way; look at its own output, or at the system's log, for the cause"};
+}
+
+inline Failure abandoned(const std::string& what, int self) {
+    return {Errc::abandoned, self,
+            "rank " + std::to_string(self) + " dropped " + what + " before it was complete; keep the Work and wait() for it"};
+}
+
+/// The failure as rank `self` throws it out of `operation`.
+inline Error as_error(const Failure& failure, Operation operation, int self) {
+    return Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
+                 {.operation = std::string(name_of(operation)), .rank = self, .peer = failure.culprit});
+}
+
+}  // namespace gradsync::inline v0::collective

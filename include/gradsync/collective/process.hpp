@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#if defined(__linux__)
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#endif
+
+namespace gradsync::inline v0::collective {
+
+namespace detail {
+
+/// A process that has died keeps its number until its parent asks for it.
+inline bool is_zombie(std::int64_t process) noexcept {
+    char path[48];
+    std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(process));
+    std::FILE* const file = std::fopen(path, "re");
+    if (file == nullptr) return false;
+    char text[256] = {};
+    const std::size_t length = std::fread(text, 1, sizeof text - 1, file);
+    std::fclose(file);
+    // "number (name) state ...": the name may hold anything, so the last parenthesis counts.
+    std::size_t at = length;
+    while (at > 0 && text[at - 1] != ')') --at;
+    return at != 0 && at + 1 < length && (text[at + 1] == 'Z' || text[at + 1] == 'X');
+}
+
+/// FNV-1a, begun with `hash`.
+inline std::uint64_t hash_bytes(const char* data, std::size_t size, std::uint64_t hash = 0xcbf29ce484222325u) noexcept {
+    for (std::size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<unsigned char>(data[i])) * 0x100000001b3u;
+    return hash;
+}
+
+}  // namespace detail
+
+/// A process, so that others can see whether it is alive. Plain bytes, to be sent.
+struct ProcessIdentity {
+    std::uint64_t system = 0;   ///< the running system and its process namespace; 0: not known
+    std::int64_t number = 0;
+
+    static ProcessIdentity own() noexcept {
+        ProcessIdentity identity;
+#if defined(__linux__)
+        identity.number = ::getpid();
+        char text[128] = {};
+        std::FILE* const file = std::fopen("/proc/sys/kernel/random/boot_id", "re");
+        if (file == nullptr) return identity;
+        const std::size_t length = std::fread(text, 1, sizeof text, file);
+        std::fclose(file);
+        const std::uint64_t boot = detail::hash_bytes(text, length);
+        const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);
+        if (length > 0 && linked > 0) identity.system = detail::hash_bytes(text, static_cast<std::size_t>(linked), boot);
+#endif
+        return identity;
+    }
+
+    /// False once it has died; true where that cannot be known from this process.
+    bool alive([[maybe_unused]] const ProcessIdentity& self) const noexcept {
+#if defined(__linux__)
+        if (system == 0 || system != self.system) return true;
+        if (::kill(static_cast<pid_t>(number), 0) != 0 && errno == ESRCH) return false;
+        return !detail::is_zombie(number);
+#else
+        return true;
+#endif
+    }
+};
+
+}  // namespace gradsync::inline v0::collective
