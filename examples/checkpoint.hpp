@@ -89,12 +89,13 @@ inline std::filesystem::path checkpoint_file(const std::filesystem::path& direct
     return directory / "checkpoint.gradsync";
 }
 
+/// Several ranks may be at it at a time, in a run that fails: each has a temporary file of its own.
 template <class Ops>
-void save_checkpoint(const std::filesystem::path& directory, const std::string& model, const Progress& progress,
-                     const Parameters<Ops>& parameters, AdamW<Ops>& optimizer) {
+void save_checkpoint(const std::filesystem::path& directory, int rank, const std::string& model,
+                     const Progress& progress, const Parameters<Ops>& parameters, AdamW<Ops>& optimizer) {
     std::filesystem::create_directories(directory);
     const auto file = checkpoint_file(directory);
-    const auto temporary = std::filesystem::path(file.string() + ".new");
+    const auto temporary = std::filesystem::path(file.string() + ".new" + std::to_string(rank));
     {
         checkpoint_detail::Writer out{temporary};
         const std::string description = checkpoint_detail::padded(model);

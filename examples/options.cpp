@@ -59,7 +59,7 @@ void check_text(const Options& o, Reading reading, const Text& text) {
     }
 }
 
-Options parse_options(int argc, char** argv) {
+Options parse_options(int argc, char** argv, int processes) {
     Options o;
     CLI::App app{
         "Trains a small language model over bytes, data-parallel: every rank computes gradients on its own part of "
@@ -138,10 +138,14 @@ Options parse_options(int argc, char** argv) {
         ->group(group);
 
     group = "Synchronisation";
-    app.add_option("--backend", o.backend, "how ranks communicate; threads: they are threads of this process")
-        ->check(CLI::IsMember({"threads"}))
+    app.add_option("--backend", o.backend,
+                   "threads: ranks are threads of this process; mpi: they are the processes started by mpirun")
+        ->check(CLI::IsMember({"threads", "mpi"}))
         ->group(group);
-    app.add_option("--ranks", o.ranks, "how many train together")->check(within(1, 1024))->group(group);
+    auto* ranks = app.add_option("--ranks", o.ranks, "how many train together [2; mpi: as mpirun says]")
+                      ->check(within(1, 1024))
+                      ->group(group)
+                      ->default_str("");
     app.add_option("--buckets", o.buckets,
                    "gradients that travel together: per-parameter, flat (all), or capped (by size)")
         ->check(CLI::IsMember({"per-parameter", "flat", "capped"}))
@@ -160,6 +164,9 @@ Options parse_options(int argc, char** argv) {
         ->group(group);
     app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")
         ->check(within(1e-3, 1e6))
+        ->group(group);
+    app.add_flag("--reproducible", o.reproducible,
+                 "mpi: add up in the order of the ranks on several machines too, as on one and over threads")
         ->group(group);
     app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")
         ->group(group);
@@ -191,6 +198,19 @@ Options parse_options(int argc, char** argv) {
         throw HelpWanted(app.help());
     } catch (const CLI::ParseError& error) {
         throw UsageError(std::string(error.what()) + "; see --help");
+    }
+    if (o.backend == "mpi") {
+        if (processes == 0) {
+            throw UsageError(
+                "--backend mpi: this program was built without MPI; install it (apt-get install libopenmpi-dev "
+                "openmpi-bin), then configure and build again");
+        }
+        if (ranks->count() > 0 && o.ranks != processes) {
+            const std::string n = std::to_string(o.ranks);
+            throw UsageError("--ranks " + n + ", but mpirun has started " + std::to_string(processes) +
+                             "; leave out --ranks, or start " + n + " (mpirun -n " + n + ")");
+        }
+        o.ranks = processes;
     }
     complete(o);
     return o;

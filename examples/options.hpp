@@ -30,7 +30,8 @@ struct Options {
     std::uint64_t validate_every = 0;
 
     std::string backend = "threads";
-    int ranks = 2;
+    int ranks = 2;  // over MPI: as many as there are processes
+    bool reproducible = false;
     std::string buckets = "capped";
     double bucket_mib = 25, first_bucket_mib = 1;
     std::string overlap = "backward";
@@ -65,7 +66,8 @@ struct Options {
 };
 
 /// What `argv` asks for, complete and consistent. Throws UsageError, and HelpWanted (its text is the help page).
-Options parse_options(int argc, char** argv);
+/// `processes`: how many mpirun has started; 0: MPI is not there.
+Options parse_options(int argc, char** argv, int processes = 0);
 
 struct HelpWanted : std::runtime_error {
     using std::runtime_error::runtime_error;

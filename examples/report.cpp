@@ -21,11 +21,22 @@ namespace {
 
 /// The flags of a run, for its report.
 nlohmann::json flags(const Options& o) {
-    nlohmann::json config{{"model", o.model},     {"d_model", o.d_model},         {"context", o.context},
-                          {"seed", o.seed},       {"micro_batch", o.micro_batch}, {"accumulate", o.accumulate},
-                          {"lr", o.lr},           {"warmup", o.warmup},           {"weight_decay", o.weight_decay},
-                          {"clip", o.clip},       {"backend", o.backend},         {"buckets", o.buckets},
-                          {"overlap", o.overlap}, {"gradients", o.gradients},     {"independent", o.independent}};
+    nlohmann::json config{{"model", o.model},
+                          {"d_model", o.d_model},
+                          {"context", o.context},
+                          {"seed", o.seed},
+                          {"micro_batch", o.micro_batch},
+                          {"accumulate", o.accumulate},
+                          {"lr", o.lr},
+                          {"warmup", o.warmup},
+                          {"weight_decay", o.weight_decay},
+                          {"clip", o.clip},
+                          {"backend", o.backend},
+                          {"buckets", o.buckets},
+                          {"overlap", o.overlap},
+                          {"gradients", o.gradients},
+                          {"independent", o.independent},
+                          {"reproducible", o.reproducible}};
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
     if (o.model == "mlp") config["hidden"] = o.hidden;
     else config.update({{"blocks", o.blocks}, {"heads", o.heads}, {"tied", o.tied}, {"recompute", o.recompute}});
@@ -86,8 +97,9 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     const auto& step = r.at("step_ms");
     std::fputc('\n', out);
     row("model", o.model + ", " + rounded(number("parameters")) + " parameters");
-    row("ranks",
-        formatted("%d%s, %zu samples a step", o.ranks, o.independent ? " (independent)" : "", o.samples_per_step()));
+    const bool mpi = o.backend == "mpi";
+    row("ranks", formatted("%d %s%s, %zu samples a step", o.ranks, mpi ? "processes" : "threads",
+                           o.independent ? " (independent)" : "", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
     row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(),
                           step.at("min").get<double>(), step.at("max").get<double>()));
@@ -95,7 +107,8 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
         rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
     row("communication",
         formatted("%.2f ms a step, %.2f ms of it exposed", number("comm_ms"), number("exposed_comm_ms")));
-    row("peak memory", formatted("%.0f MiB", number("peak_rss_bytes") / (1024 * 1024)));
+    row("peak memory",
+        formatted("%.0f MiB%s", number("peak_rss_bytes") / (1024 * 1024), mpi ? ", of rank 0's process" : ""));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
     row("validation loss",
         formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));

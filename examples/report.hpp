@@ -1,8 +1,6 @@
 #pragma once
 // What the user sees: a line while training; at the end a table and, for programs, a JSON object.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -44,10 +42,10 @@ struct StepRecord {
 /// One line, rewritten in place on a terminal; a line every twentieth of the run elsewhere.
 class ProgressLine {
 public:
-    ProgressLine(std::FILE* out, std::uint64_t first, std::uint64_t last, std::size_t samples_per_step,
+    ProgressLine(std::FILE* out, bool terminal, std::uint64_t first, std::uint64_t last, std::size_t samples_per_step,
                  std::size_t tokens_per_sample)
         : out_{out},
-          terminal_{::isatty(fileno(out)) == 1},
+          terminal_{terminal},
           first_{first},
           last_{last},
           every_{std::max<std::uint64_t>(1, (last - first) / 20)},
@@ -106,6 +104,11 @@ struct RankSummary {
     double train_loss = 0, validation_loss = 0;
     std::uint64_t digest = 0;
     std::uint64_t parameters = 0;
+};
+
+struct Results {
+    std::vector<RankSummary> ranks;  // of all ranks that trained together
+    std::string sample;              // rank 0 only
 };
 
 /// Fills in what follows from the steps.

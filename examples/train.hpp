@@ -1,10 +1,15 @@
 #pragma once
 // The training loop of one rank. What gradsync adds to a trainer stands in four places, marked (1) to (4).
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,11 +33,6 @@ namespace gs = gradsync;
 struct Shard {
     int rank;
     int size;
-};
-
-struct Results {
-    std::vector<RankSummary> ranks;  // of all ranks that trained together
-    std::string sample;              // rank 0 only
 };
 
 /// Mean loss over the first validation samples, each rank taking its share of them. All ranks call it together.
@@ -60,6 +60,18 @@ std::vector<RankSummary> gather(Backend comm, const RankSummary& own) {
     RankSummary copy = own;
     comm.all_gather(gs::const_buffer(bytes(&copy, 1)), gs::buffer(bytes(all.data(), all.size()))).wait();
     return all;
+}
+
+/// Keeps the state of a run that has lost a rank. Never throws: the loss is what has to be reported.
+template <class Save>
+void keep_after_loss(int rank, const Progress& progress, const std::filesystem::path& directory, const Save& save) {
+    try {
+        save();
+        std::fprintf(stderr, "gradsync_train: rank %d has kept the state after step %llu in %s; go on with --resume\n",
+                     rank, static_cast<unsigned long long>(progress.steps), directory.c_str());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "gradsync_train: rank %d could not keep the state: %s\n", rank, error.what());
+    }
 }
 
 template <class Model, class Backend, class BucketPolicy, class OverlapPolicy>
@@ -112,64 +124,85 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
     Batch batch{.sequences = o.micro_batch};
     const bool speaks = shard.rank == 0;
     std::optional<ProgressLine> line;
-    if (speaks) line.emplace(out, progress.steps, o.last_step(), o.samples_per_step(), config.reading().targets);
-
-    std::vector<StepRecord> steps;
-    steps.reserve(o.last_step());
-    while (progress.steps < o.last_step()) {
-        const auto started = Clock::now();
-        double loss = 0;
-        // (2) Each rank weighs as much as it has micro-batches; all but the last are not communicated.
-        sync.set_weight(static_cast<double>(o.accumulate));
-        for (std::size_t a = 0; a < o.accumulate; ++a) {
-            // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
-            const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
-            training.fill(progress.samples + micro_batch * o.micro_batch, batch);
-            loss += model.forward(batch);
-            if (a + 1 < o.accumulate) {
-                const auto guard = sync.no_sync();
-                writer.begin(a == 0, {});
-                model.backward(batch, writer);
-            } else {
-                // (3) A gradient is announced the moment it is final; its bucket may leave while others are computed.
-                writer.begin(a == 0, [&sync](std::size_t i) { sync.mark_ready(i); });
-                model.backward(batch, writer);
-            }
-        }
-        // (4) Now the gradients are the mean over all ranks.
-        sync.finish();
-        const double scale = o.clip > 0 ? sync.clip_factor(sync.gradient_norm(), o.clip) : 1.0;
-        optimizer.step(parameters, gradients, schedule.at(progress.steps), scale);
-
-        const double seconds = seconds_since(started);
-        const auto& spent = sync.statistics().last;
-        steps.push_back(
-            {seconds, spent.communication_seconds, spent.exposed_seconds, loss / static_cast<double>(o.accumulate)});
-        progress.steps += 1;
-        progress.samples += o.samples_per_step();
-        if (speaks) line->update(progress.steps, steps.back());
-
-        const bool last = progress.steps == o.last_step();
-        if (o.validate_every > 0 && progress.steps % o.validate_every == 0 && !last) {
-            const double mean = validate(model, comm, validation, o.micro_batch);
-            if (speaks)
-                line->note(formatted("step %llu  validation loss %.3f", static_cast<unsigned long long>(progress.steps),
-                                     mean));
-        }
-        const bool due = o.checkpoint_every > 0 && progress.steps % o.checkpoint_every == 0;
-        if (speaks && !o.checkpoint.empty() && (due || last)) {
-            save_checkpoint(o.checkpoint, config.description(), progress, parameters, optimizer);
-        }
+    // Standard output is a terminal to mpirun's processes, wherever it goes from there.
+    const bool terminal = o.backend == "threads" && ::isatty(fileno(out)) == 1;
+    if (speaks) {
+        line.emplace(out, terminal, progress.steps, o.last_step(), o.samples_per_step(), config.reading().targets);
     }
-    line.reset();
+
+    const auto save = [&] {
+        save_checkpoint(o.checkpoint, shard.rank, config.description(), progress, parameters, optimizer);
+    };
 
     RankSummary summary;
-    summarise_steps(steps, summary);
-    summary.validation_loss = validate(model, comm, validation, o.micro_batch);
-    summary.digest = digest(parameters);
-    summary.parameters = parameters.count();
+    std::vector<StepRecord> steps;
+    steps.reserve(o.last_step());
+    Results results;
+    try {
+        while (progress.steps < o.last_step()) {
+            const auto started = Clock::now();
+            double loss = 0;
+            // (2) Each rank weighs as much as it has micro-batches; all but the last are not communicated.
+            sync.set_weight(static_cast<double>(o.accumulate));
+            for (std::size_t a = 0; a < o.accumulate; ++a) {
+                // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
+                const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
+                training.fill(progress.samples + micro_batch * o.micro_batch, batch);
+                loss += model.forward(batch);
+                if (a + 1 < o.accumulate) {
+                    const auto guard = sync.no_sync();
+                    writer.begin(a == 0, {});
+                    model.backward(batch, writer);
+                } else {
+                    // (3) A gradient is announced the moment it is final; its bucket may leave while others are
+                    // computed.
+                    writer.begin(a == 0, [&sync](std::size_t i) { sync.mark_ready(i); });
+                    model.backward(batch, writer);
+                }
+            }
+            // (4) Now the gradients are the mean over all ranks.
+            sync.finish();
+            const double scale = o.clip > 0 ? sync.clip_factor(sync.gradient_norm(), o.clip) : 1.0;
+            optimizer.step(parameters, gradients, schedule.at(progress.steps), scale);
 
-    Results results{gather(comm, summary), {}};
+            const double seconds = seconds_since(started);
+            const auto& spent = sync.statistics().last;
+            steps.push_back({seconds, spent.communication_seconds, spent.exposed_seconds,
+                             loss / static_cast<double>(o.accumulate)});
+            progress.steps += 1;
+            progress.samples += o.samples_per_step();
+            if (speaks) line->update(progress.steps, steps.back());
+
+            const bool last = progress.steps == o.last_step();
+            if (o.validate_every > 0 && progress.steps % o.validate_every == 0 && !last) {
+                const double mean = validate(model, comm, validation, o.micro_batch);
+                if (speaks)
+                    line->note(formatted("step %llu  validation loss %.3f",
+                                         static_cast<unsigned long long>(progress.steps), mean));
+            }
+            const bool due = o.checkpoint_every > 0 && progress.steps % o.checkpoint_every == 0;
+            if (speaks && !o.checkpoint.empty() && (due || last)) save();
+        }
+        line.reset();
+
+        summarise_steps(steps, summary);
+        summary.validation_loss = validate(model, comm, validation, o.micro_batch);
+        summary.digest = digest(parameters);
+        summary.parameters = parameters.count();
+        results.ranks = gather(comm, summary);
+    } catch (const gs::Error& error) {
+        // Another rank is lost. Nothing was changed since the last step that this rank has completed: what it holds is
+        // whole. One rank keeps it, for a run that goes on with --resume.
+        const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left ||
+                          error.errc() == gs::Errc::timeout;
+        const int lowest_left = error.context().peer == 0 ? 1 : 0;
+        if (lost && shard.rank == lowest_left && !steps.empty() && !o.checkpoint.empty()) {
+            line.reset();
+            keep_after_loss(shard.rank, progress, o.checkpoint, save);
+        }
+        throw;
+    }
+
     for (std::size_t r = 1; r < results.ranks.size(); ++r) {
         if (results.ranks[r].digest != results.ranks[0].digest) {
             throw std::runtime_error("the ranks' parameters differ after the last step: digest " +

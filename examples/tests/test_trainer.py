@@ -2,21 +2,27 @@
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
 usage: test_trainer.py command_line|digests|checkpoints|report PROGRAM
+       test_trainer.py mpi PROGRAM MPIEXEC
 """
 import itertools
 import json
 import math
+import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAM = None
+MPIEXEC = None
 TRANSFORMER = "--model transformer --d-model 32 --blocks 2 --heads 2 --context 16 --micro-batch 2 --steps 4 --warmup 2".split()
 MLP = "--model mlp --d-model 8 --context 5 --hidden 40,24 --micro-batch 6 --steps 4 --warmup 2".split()
 MODELS = {"transformer": TRANSFORMER, "mlp": MLP, "tied": TRANSFORMER + ["--tied"]}
+POLICIES = list(itertools.product(("per-parameter", "flat", "capped"), ("none", "backward"), ("in-buckets", "borrowed")))
 
 
 class TrainerTest(unittest.TestCase):
@@ -60,7 +66,7 @@ class CommandLine(TrainerTest):
         page = self.call("--help", data=False).stdout
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
-                       hidden independent gradients validate-every timeout""".split():
+                       hidden independent gradients validate-every timeout reproducible""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -87,6 +93,11 @@ class CommandLine(TrainerTest):
         self.refused("--independent", "--independent", "--sample", "5")
         self.refused("--prompt", "--prompt", "")
 
+    def test_every_backend_is_there_or_says_what_is_missing(self):
+        done = self.call(*TRANSFORMER, "--backend", "mpi", "--ranks", 1)
+        if done.returncode != 0:
+            self.refused(("--backend mpi", "libopenmpi-dev"), *TRANSFORMER, "--backend", "mpi")
+
     def test_texts_that_cannot_serve_are_refused(self):
         self.refused(("--data", "/does/not/exist"), "--data", "/does/not/exist", data=False)
         self.refused(("directory", str(self.folder)), "--data", self.folder, data=False)
@@ -103,8 +114,7 @@ class Digests(TrainerTest):
         """Every bucket policy with every overlap policy, gradients in buckets or borrowed: the same bits."""
         for (name, flags), ranks in itertools.product(MODELS.items(), (2, 3)):
             digests = {}
-            for buckets, overlap, gradients in itertools.product(
-                    ("per-parameter", "flat", "capped"), ("none", "backward"), ("in-buckets", "borrowed")):
+            for buckets, overlap, gradients in POLICIES:
                 digests[buckets, overlap, gradients] = self.digest(
                     *flags, "--ranks", ranks, "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
                     "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)
@@ -183,6 +193,25 @@ class Checkpoints(TrainerTest):
         self.assertIn("text has changed", done.stderr)
 
 
+    def test_a_rank_that_does_not_come_is_survived_by_the_state(self):
+        """Rank 0 stops in its first checkpoint, which nobody reads from; rank 1 waits for it, and then keeps the state."""
+        run = self.folder / "run"
+        run.mkdir()
+        os.mkfifo(run / "checkpoint.gradsync.new0")
+        flags = [*TRANSFORMER, "--checkpoint", str(run)]
+        process = subprocess.Popen([PROGRAM, *flags, "--data", self.text, "--checkpoint-every", "2", "--timeout", "2"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        self.assertTrue(wait_for(lambda: (run / "checkpoint.gradsync").exists()))
+        with open(run / "checkpoint.gradsync.new0", "rb") as pipe:
+            pipe.read()
+        errors = process.communicate(timeout=20)[1]
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertIn("rank 1 has kept the state after step 2", errors)
+        (run / "checkpoint.gradsync.new0").unlink(missing_ok=True)
+        self.assertEqual(self.digest(*flags, "--resume"), self.digest(*TRANSFORMER))
+
+
 class Report(TrainerTest):
     def test_fields(self):
         r = self.train(*TRANSFORMER, "--ranks", 3, "--accumulate", 2, "--steps", 7)
@@ -225,8 +254,112 @@ class Report(TrainerTest):
         self.assertEqual(self.call(*TRANSFORMER, data=False).returncode, 0)
 
 
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+class Mpi(TrainerTest):
+    """The processes of one mpirun instead of threads."""
+
+    def setUp(self):
+        super().setUp()
+        # What Open MPI asks for to run as root in a container, with more ranks than cores.
+        self.environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                                OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
+
+    def program(self, *arguments):
+        return [PROGRAM, "--backend", "mpi", "--data", self.text, *map(str, arguments)]
+
+    def run_processes(self, processes, *arguments):
+        return subprocess.run([MPIEXEC, "-n", str(processes), *self.program(*arguments)], capture_output=True, text=True,
+                              timeout=60, env=self.environment)
+
+    def train_processes(self, processes, *arguments):
+        done = self.run_processes(processes, *arguments, "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def test_the_same_bits_as_over_threads(self):
+        for ranks, (name, flags) in zip((2, 3, 4), MODELS.items()):
+            expected = self.digest(*flags, "--ranks", ranks)
+            for buckets, overlap, gradients in POLICIES:
+                found = self.train_processes(
+                    ranks, *flags, "--reproducible", "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
+                    "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)["params_digest"]
+                self.assertEqual(found, expected, (name, ranks, buckets, overlap, gradients))
+
+    def test_fields(self):
+        r = self.train_processes(3, *TRANSFORMER, "--accumulate", 2, "--ranks", 3)
+        self.assertEqual((r["world_size"], r["global_batch"], r["steps"]), (3, 12, 4))
+        self.assertEqual(r["config"]["backend"], "mpi")
+        r = self.train_processes(2, *TRANSFORMER, "--independent")
+        self.assertEqual((r["world_size"], r["comm_ms"]), (2, 0))
+
+    def test_usage_errors_are_said_once(self):
+        for part, flags in (("--bogus", ["--bogus"]), ("mpirun has started 3", ["--ranks", 2]),
+                            ("cannot read", ["--resume", "--checkpoint", self.folder / "none"])):
+            done = self.run_processes(3, *TRANSFORMER, *flags)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            said = [line for line in done.stderr.splitlines() if line.startswith("gradsync_train:")]
+            self.assertEqual(len(said), 1, done.stderr)
+            self.assertIn(part, said[0])
+        done = self.run_processes(3, "--help")
+        self.assertEqual((done.returncode, done.stdout.count("--backend"), done.stderr), (0, 1, ""))
+
+    def test_a_run_that_loses_a_process_goes_on(self):
+        """One of four is killed within a step: the others say so, one keeps the state, which leads to the same bits."""
+        if "Open MPI" not in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout:
+            self.skipTest("Open MPI's launcher is needed to let the others live on")
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200]
+        expected = self.digest(*flags, "--ranks", 4)
+        for victim, resume in ((2, [4]), (0, [1, "--accumulate", 4])):
+            run = ["--checkpoint", self.folder / f"without{victim}"]
+            errors = self.lose(victim, *flags, *run)
+            said = [line for line in errors.splitlines() if line.startswith("gradsync_train:")]
+            self.assertEqual(errors.count("exit code 1\n"), 3, errors)
+            left = [rank for rank in range(4) if rank != victim]
+            for rank in left:
+                lost = [line for line in said if line.startswith(f"gradsync_train: rank {rank}: ")]
+                self.assertEqual(len(lost), 1, errors)
+                self.assertIn(f"rank {victim} ", lost[0])
+            kept = [line for line in said if "kept" in line]
+            self.assertEqual((len(kept), len(said)), (1, 4), errors)
+            self.assertIn(f"rank {left[0]} has kept", kept[0])
+            resumed = self.train_processes(*resume, *flags, *run, "--resume")
+            self.assertEqual(resumed["params_digest"], expected, (victim, errors))
+
+    def lose(self, victim, *arguments):
+        """Kills one of four processes after some steps; returns what the others had to say."""
+        # The launcher itself returns 0 from a job that it let go on.
+        telling = ["sh", "-c", '"$@"; echo "exit code $?" >&2', "sh"]
+        with subprocess.Popen([MPIEXEC, "--enable-recovery", "-n", "4", *telling, *self.program(*arguments)],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment) as job:
+            self.addCleanup(job.kill)
+            job.stdout.readline()  # a line every twentieth of the run
+            os.kill(self.process_of(victim), signal.SIGKILL)
+            killed = time.monotonic()
+            errors = job.communicate(timeout=30)[1]
+            self.assertLess(time.monotonic() - killed, 10, errors)
+        return errors
+
+    def process_of(self, rank):
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                command = (process / "cmdline").read_text().split("\0")
+                ours = command[0] == PROGRAM and self.text in command
+                if ours and f"OMPI_COMM_WORLD_RANK={rank}" in (process / "environ").read_text().split("\0"):
+                    return int(process.name)
+            except OSError:  # gone meanwhile, or not ours
+                pass
+        raise AssertionError(f"no process of rank {rank}")
+
+
 if __name__ == "__main__":
-    suite, PROGRAM = sys.argv[1:]
-    classes = {"command_line": CommandLine, "digests": Digests, "checkpoints": Checkpoints, "report": Report}
+    suite, PROGRAM, *rest = sys.argv[1:]
+    MPIEXEC = rest[0] if rest else None
+    classes = {"command_line": CommandLine, "digests": Digests, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi}
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(classes[suite])
     sys.exit(not unittest.TextTestRunner(verbosity=2).run(tests).wasSuccessful())

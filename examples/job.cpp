@@ -1,0 +1,72 @@
+#include "job.hpp"
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "ops_cpu.hpp"
+#include "sample.hpp"
+
+namespace gradsync_train {
+
+namespace {
+
+template <class Config>
+void prepare_for(Job& job, bool speaks) {
+    const Options& o = job.options;
+    Config config;
+    o.model_config(config);
+    job.reading = config.reading();
+    check_text(o, job.reading, job.text);
+    if (!o.resume) return;
+    job.checkpoint = std::make_unique<Checkpoint const>(o.checkpoint);
+    job.checkpoint->expect_model(config.description());
+    const Progress progress = job.checkpoint->progress();
+    if (progress.steps > o.last_step()) {
+        throw UsageError("--resume: the checkpoint is at step " + std::to_string(progress.steps) +
+                         " already; raise --steps or --stop-after");
+    }
+    if (speaks && progress.fingerprint != job.text.fingerprint()) {
+        std::fprintf(stderr, "gradsync_train: the text has changed since the checkpoint; going on with the new one\n");
+    }
+}
+
+}  // namespace
+
+Job prepare(Options options, bool speaks) {
+    CpuOps::initialise();
+    Text text = read_text(options.data.empty() ? default_files(GRADSYNC_SOURCE_DIR) : options.data);
+    std::FILE* const out = options.json == "-" ? stderr : stdout;
+    Job job{std::move(options), out, {}, std::move(text), nullptr};
+    if (job.options.model == "mlp") prepare_for<MlpConfig>(job, speaks);
+    else prepare_for<TransformerConfig>(job, speaks);
+    return job;
+}
+
+void present(const Job& job, const Results& results) {
+    report(job.out, job.options, results.ranks, job.reading.targets, job.text);
+    if (!results.sample.empty()) std::fprintf(job.out, "\n----\n%s\n----\n", printable(results.sample).c_str());
+}
+
+Ending ending_of_current_exception() {
+    try {
+        throw;
+    } catch (const HelpWanted& help) {
+        return {0, help.what()};
+    } catch (const UsageError& error) {
+        return {2, error.what()};
+    } catch (const std::bad_alloc&) {
+        return {1, "not enough memory; lower --d-model, --hidden, --micro-batch or --ranks, or use --recompute"};
+    } catch (const std::exception& error) {
+        return {1, error.what()};
+    }
+}
+
+void Ending::print() const {
+    if (code == 0) std::printf("%s", text.c_str());
+    else std::fprintf(stderr, "gradsync_train: %s\n", text.c_str());
+}
+
+}  // namespace gradsync_train

@@ -1,0 +1,44 @@
+#pragma once
+// What surrounds the training, whichever backend the ranks use: what is read before, and what is said at the end.
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "checkpoint.hpp"
+#include "data.hpp"
+#include "options.hpp"
+#include "report.hpp"
+
+namespace gradsync_train {
+
+/// All that the ranks of this process need, complete and checked.
+struct Job {
+    Options options;
+    std::FILE* out;  // for people; standard output is for one reader at a time, a program or a person
+    Reading reading;
+    Text text;
+    std::unique_ptr<Checkpoint const> checkpoint;  // to go on from; or none
+};
+
+/// Reads what the flags name. Throws UsageError. One process of several says what there is to say: `speaks`.
+Job prepare(Options options, bool speaks = true);
+
+/// The table, the JSON object and the sample.
+void present(const Job& job, const Results& results);
+
+/// The end of a program or of a rank that could not go on; or that was only asked for help.
+struct Ending {
+    int code;
+    std::string text;  // a sentence if code > 0
+
+    void print() const;
+};
+
+/// Of the exception that is being handled.
+Ending ending_of_current_exception();
+
+/// The rest of the program where `--backend mpi` is given: this process is one of mpirun's. Returns the exit code.
+int main_over_mpi(int argc, char** argv);
+
+}  // namespace gradsync_train

@@ -1,0 +1,98 @@
+// gradsync_train --backend mpi: the ranks are the processes that mpirun has started, and this is one of them.
+
+#include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include <gradsync/gradsync.hpp>
+
+#include "job.hpp"
+#include "run_rank.hpp"
+
+namespace gradsync_train {
+
+namespace {
+
+struct Place {
+    int rank = 0, size = 1;
+};
+
+/// Runs what every rank does before the training. If it throws anywhere, the lowest rank where it does says why, and
+/// all get the exit code; otherwise none.
+template <class F>
+std::optional<int> end_together(Place place, F&& f) {
+    std::optional<Ending> ending;
+    try {
+        f();
+    } catch (...) {
+        ending = ending_of_current_exception();
+    }
+    int speaker = ending ? place.rank : place.size;
+    MPI_Allreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (speaker == place.size) return {};
+    if (speaker == place.rank) ending->print();
+    int code = ending ? ending->code : 0;
+    MPI_Bcast(&code, 1, MPI_INT, speaker, MPI_COMM_WORLD);
+    return code;
+}
+
+/// Until the library has the option, ranks are on one machine, where sums are in the order of the ranks anyway.
+template <class Options>
+void set_reproducible([[maybe_unused]] Options& options, [[maybe_unused]] bool reproducible) {
+    if constexpr (requires { options.reproducible; }) options.reproducible = reproducible;
+}
+
+int run(Place place, int argc, char** argv) {
+    const bool speaks = place.rank == 0;
+    std::optional<Job> job;
+    std::optional<gs::MpiBackend> comm;
+    auto code = end_together(place, [&] { job = prepare(parse_options(argc, argv, place.size), speaks); });
+    if (code) return *code;
+    code = end_together(place, [&] {
+        gs::MpiOptions options{.timeout = time_limit(job->options)};
+        set_reproducible(options, job->options.reproducible);
+        comm.emplace(MPI_COMM_WORLD, options);
+    });
+    if (code) return *code;
+
+    Results results;
+    try {
+        results = run_rank(*comm, *job);
+    } catch (...) {
+        // This rank has failed, or has lost another one. MPI_Finalize would wait for it forever.
+        const Ending ending = ending_of_current_exception();
+        const std::string name = "rank " + std::to_string(place.rank) + ": ";  // the library's errors have it already
+        std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(),
+                     ending.text.c_str());
+        comm->fail(ending.text);
+        std::fflush(nullptr);
+        std::_Exit(ending.code);
+    }
+    if (!speaks) return 0;
+    try {
+        present(*job, results);
+        return 0;
+    } catch (...) {
+        const Ending ending = ending_of_current_exception();
+        ending.print();
+        return ending.code;
+    }
+}
+
+}  // namespace
+
+int main_over_mpi(int argc, char** argv) {
+    int provided = 0;  // any level will do for what is done here
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    Place place;
+    MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &place.size);
+    const int code = run(place, argc, argv);
+    MPI_Finalize();
+    return code;
+}
+
+}  // namespace gradsync_train
