@@ -46,8 +46,9 @@ retry() {
     return 1
 }
 
-# What every preset needs; what the trainer needs; what the tests need: theirs, a second compiler, and the
+# What every preset needs; what the trainer needs, and over MPI; what the tests need: theirs, a second compiler, and the
 # interpreter of those that run the trainer.
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
-test_packages=(doctest-dev clang++=clang python3=python3 libopenmpi-dev openmpi-bin)
+mpi_packages=(libopenmpi-dev openmpi-bin)
+test_packages=(doctest-dev clang++=clang python3=python3 "${mpi_packages[@]}")
