@@ -38,6 +38,19 @@ struct Ending {
 /// Of the exception that is being handled.
 Ending ending_of_current_exception();
 
+/// Runs the rest of the program; returns the exit code, having said what there is to say.
+template <class F>
+int exit_code_of(F&& f) {
+    try {
+        f();
+        return 0;
+    } catch (...) {
+        const Ending ending = ending_of_current_exception();
+        ending.print();
+        return ending.code;
+    }
+}
+
 /// The rest of the program where `--backend mpi` is given: this process is one of mpirun's. Returns the exit code.
 int main_over_mpi(int argc, char** argv);
 

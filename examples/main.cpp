@@ -35,12 +35,5 @@ int main(int argc, char** argv) {
 #ifdef GRADSYNC_TRAIN_OVER_MPI
     if (asks_for_mpi(argc, argv)) return main_over_mpi(argc, argv);
 #endif
-    try {
-        train_over_threads(prepare(parse_options(argc, argv)));
-        return 0;
-    } catch (...) {
-        const Ending ending = ending_of_current_exception();
-        ending.print();
-        return ending.code;
-    }
+    return exit_code_of([&] { train_over_threads(prepare(parse_options(argc, argv))); });
 }

@@ -2,6 +2,7 @@
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -58,9 +59,13 @@ int run(Place place, int argc, char** argv) {
     });
     if (code) return *code;
 
-    Results results;
     try {
-        results = run_rank(*comm, *job);
+        const Results results = run_rank(*comm, *job);
+        // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
+        comm->set_timeout(std::chrono::hours(24));
+        const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;
+        comm->barrier().wait();
+        return exit_code;
     } catch (...) {
         // This rank has failed, or has lost another one. MPI_Finalize would wait for it forever.
         const Ending ending = ending_of_current_exception();
@@ -70,15 +75,6 @@ int run(Place place, int argc, char** argv) {
         comm->fail(ending.text);
         std::fflush(nullptr);
         std::_Exit(ending.code);
-    }
-    if (!speaks) return 0;
-    try {
-        present(*job, results);
-        return 0;
-    } catch (...) {
-        const Ending ending = ending_of_current_exception();
-        ending.print();
-        return ending.code;
     }
 }
 
