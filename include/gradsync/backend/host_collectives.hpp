@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../collective/call.hpp"
+#include "../collective/group.hpp"
 #include "../core/buffer_view.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -16,14 +17,6 @@
 #include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0::detail {
-
-/// What becomes of a split, for one of the ranks.
-struct Group {
-    std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
-    int color = 0;
-    std::vector<int> members = {};  ///< the parent's ranks, in their new order
-    int rank = 0;                   ///< this rank's place among them
-};
 
 /// A collective that an engine knows by its number. See the concept `Work`.
 template <class Engine>
@@ -116,7 +109,7 @@ public:
         struct Entry { std::int32_t color, key; };
         std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
         const Entry own{color, key};
-        Group group{.split = self().shared_engine()->next_split(), .color = color};
+        collective::Group group{.split = self().shared_engine()->next_split(), .color = color};
         all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
 
         for (int r = 0; r < self().size(); ++r)

@@ -32,7 +32,7 @@ public:
     explicit ThreadWorld(int ranks) : World(ranks, state) {}
 
     /// The board that the members of a group share: made by the first of them who asks, forgotten once all have it.
-    static std::shared_ptr<shared_memory::Board> meet(const shared_memory::Board& parent, const Group& group) {
+    static std::shared_ptr<shared_memory::Board> meet(const shared_memory::Board& parent, const collective::Group& group) {
         auto& world = static_cast<ThreadWorld&>(parent.world());
         std::lock_guard lock(world.mutex_);
         auto meeting = std::find_if(world.meetings_.begin(), world.meetings_.end(), [&](const Meeting& m) {
@@ -113,7 +113,7 @@ private:
 
     int world_rank() const noexcept { return seat_->board().world_rank(rank()); }
     const std::shared_ptr<detail::ThreadSeat>& shared_engine() const noexcept { return seat_; }
-    ThreadBackend join(const detail::Group& group) const {
+    ThreadBackend join(const collective::Group& group) const {
         return ThreadBackend(detail::ThreadWorld::meet(seat_->board(), group), group.rank, timeout());
     }
 

@@ -57,6 +57,36 @@ inline std::string describe(const Call& call) {
     return text + ')';
 }
 
+constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
+
+/// Is `in`, or `out`, the shard of the rank that calls? Otherwise it is the whole buffer.
+constexpr bool in_is_shard(Operation operation) noexcept { return operation == Operation::all_gather || operation == Operation::gather; }
+constexpr bool out_is_shard(Operation operation) noexcept { return operation == Operation::reduce_scatter || operation == Operation::scatter; }
+
+/// Does `rank` bring something to the share of the buffer that belongs to `owner`?
+constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept {
+    switch (ranks_call.operation) {
+        case Operation::barrier: return false;
+        case Operation::broadcast:
+        case Operation::scatter: return rank == ranks_call.root;
+        case Operation::all_gather:
+        case Operation::gather: return rank == owner;
+        default: return ranks_call.op != ReduceOp::mean || ranks_call.contribution.scale != 0;
+    }
+}
+/// Does `rank` get the result of that share? (The root of a broadcast has it already.)
+constexpr bool receives(const Call& call, int rank, int owner) noexcept {
+    switch (call.operation) {
+        case Operation::barrier: return false;
+        case Operation::reduce:
+        case Operation::gather: return rank == call.root;
+        case Operation::reduce_scatter:
+        case Operation::scatter: return rank == owner;
+        case Operation::broadcast: return rank != call.root;
+        default: return true;
+    }
+}
+
 /// Elements of the whole buffer, which is split over the ranks.
 inline std::size_t whole_count(std::span<const Call> calls) noexcept {
     const Call& own = calls[0];

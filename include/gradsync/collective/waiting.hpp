@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstdint>
@@ -50,16 +51,17 @@ public:
 #endif
     }
 
+    /// Returns when it rings, or after the time limit, which is less than a second.
     template <class Predicate>
-    void nap(Predicate&& awake) {
+    void nap(Predicate&& awake, std::chrono::nanoseconds limit) {
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         [[maybe_unused]] const std::uint32_t heard = rings_.load(std::memory_order_acquire);
         if (!awake()) {
 #if defined(__linux__)
-            const timespec millisecond{0, 1'000'000};
-            ::syscall(SYS_futex, &rings_, FUTEX_WAIT, heard, &millisecond, nullptr, 0);
+            const timespec time{0, static_cast<long>(limit.count())};
+            ::syscall(SYS_futex, &rings_, FUTEX_WAIT, heard, &time, nullptr, 0);
 #else
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
+            std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(limit, std::chrono::microseconds(50)));
 #endif
         }
         sleepers_.fetch_sub(1, std::memory_order_relaxed);
@@ -76,7 +78,9 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == 4, "a futex is a 32-bit word
 /// millisecond the core is worth more to others than the microseconds are to us.
 class Backoff {
 public:
-    explicit Backoff(bool cores_are_shared) noexcept : spins_left_(cores_are_shared ? 20 : 50) {}
+    /// `nap`: the longest that it sleeps without a look.
+    explicit Backoff(bool cores_are_shared, std::chrono::nanoseconds nap = std::chrono::milliseconds(1)) noexcept
+        : spins_left_(cores_are_shared ? 20 : 50), nap_(nap) {}
 
     /// One round. `awake` says whether to skip a nap.
     template <class Predicate>
@@ -89,7 +93,7 @@ public:
         const auto now = std::chrono::steady_clock::now();
         if (yielding_since_ == std::chrono::steady_clock::time_point{}) yielding_since_ = now;
         if (now - yielding_since_ < std::chrono::microseconds(500)) std::this_thread::yield();
-        else bell.nap(awake);
+        else bell.nap(awake, nap_);
     }
 
     /// True once spinning is over: from then on a look at the clock and at flags costs nothing that matters.
@@ -97,6 +101,7 @@ public:
 
 private:
     int spins_left_;
+    std::chrono::nanoseconds nap_;
     std::chrono::steady_clock::time_point yielding_since_{};
 };
 

@@ -46,9 +46,7 @@ public:
     virtual ~World() = default;
 
     /// Records the failure if it is the first, and wakes everybody.
-    void fail(const Failure& failure) noexcept {
-        if (record(failure)) announce(failure);
-    }
+    void fail(const Failure& failure) noexcept { record(failure); }
 
     bool failed() const noexcept { return state_.failed.load(std::memory_order_seq_cst) == written; }
 
@@ -83,9 +81,6 @@ protected:
     }
 
 private:
-    /// Tells ranks that do not see the state; from the rank that recorded the failure, once.
-    virtual void announce(const Failure&) noexcept {}
-
     static constexpr std::uint32_t being_written = 1, written = 2;
 
     State& state_;

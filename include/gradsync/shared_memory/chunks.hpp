@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "../collective/call.hpp"
+#include "../collective/combine.hpp"
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
-#include "../kernel/reduce.hpp"
 
 namespace gradsync::inline v0::shared_memory {
 
@@ -65,10 +65,9 @@ private:
 /// time.
 class ChunkWorker {
 public:
-    explicit ChunkWorker(std::size_t ranks) {
+    explicit ChunkWorker(std::size_t ranks) : combiner_(ranks) {
         inputs_.reserve(ranks);
         outputs_.reserve(ranks);
-        scales_.reserve(ranks);
     }
 
     /// Works on `range`, a part of the share of `owner`.
@@ -118,36 +117,14 @@ private:
     }
 
     void reduce(std::span<const Call> calls, ElementRange range) {
-        const Call& call = calls[0];
         inputs_.clear();
-        scales_.clear();
-        double weight = 0;
-        bool scaled = false;
-        for (const Call& c : calls) {
-            const bool mean = call.op == ReduceOp::mean;
-            if (mean) weight += c.contribution.weight;
-            if (mean && c.contribution.scale == 0) continue;
-            inputs_.push_back(static_cast<const std::byte*>(c.in) + range.first * size_of(call.dtype));
-            scales_.push_back(c.contribution.scale);
-            scaled |= mean && c.contribution.scale != 1;
-        }
-        kernel::Reduction reduction;
-        if (call.op == ReduceOp::mean) {
-            if (weight == 0) inputs_.clear();
-            else reduction.factor = 1 / weight;
-        }
-        reduction.inputs = inputs_;
-        if (scaled) reduction.scales = scales_;
-        reduction.outputs = outputs_;
-        reduction.count = range.size();
-        reduction.dtype = call.dtype;
-        reduction.op = call.op;
-        kernel::reduce(reduction);
+        for (const Call& c : calls) inputs_.push_back(static_cast<const std::byte*>(c.in) + range.first * size_of(c.dtype));
+        combiner_.run(calls, inputs_, outputs_, range.size());
     }
 
+    collective::Combiner combiner_;
     std::vector<const void*> inputs_;
     std::vector<void*> outputs_;
-    std::vector<double> scales_;
 };
 
 }  // namespace gradsync::inline v0::shared_memory

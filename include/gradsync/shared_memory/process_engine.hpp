@@ -7,12 +7,14 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "../collective/engine.hpp"
 #include "../core/clock.hpp"
 #include "../core/shard_range.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "process_world.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
@@ -25,7 +27,7 @@ namespace gradsync::inline v0::shared_memory {
 /// order on all ranks, on a second.
 ///
 /// For any thread; one at a time does the staging.
-class ProcessEngine final : collective::Chore {
+class ProcessEngine final : public collective::Engine, collective::Chore {
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t piece_bytes = 256 * 1024;
     static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the other is worked on
@@ -50,26 +52,23 @@ public:
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
         world_->chores().enlist(*this);
     }
-    ProcessEngine(const ProcessEngine&) = delete;
-    ProcessEngine& operator=(const ProcessEngine&) = delete;
-    ~ProcessEngine() {
+    ~ProcessEngine() override {
         world_->chores().dismiss(*this);
         regions_->remove(staging_region_);
     }
 
-    int rank() const noexcept { return direct_.rank(); }
-    Board& board() const noexcept { return direct_.board(); }
-    const std::shared_ptr<ProcessWorld>& world() const noexcept { return world_; }
-    const std::shared_ptr<Regions>& regions() const noexcept { return regions_; }
+    int rank() const noexcept override { return direct_.rank(); }
+    int size() const noexcept override { return direct_.board().size(); }
+    int world_rank(int rank) const noexcept override { return direct_.board().world_rank(rank); }
 
-    std::chrono::nanoseconds timeout() const noexcept { return direct_.timeout(); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept {
+    std::chrono::nanoseconds timeout() const noexcept override { return direct_.timeout(); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
         direct_.set_timeout(limit);
         staged_.set_timeout(limit);
     }
-    std::size_t next_split() noexcept { return direct_.next_split(); }
+    std::size_t next_split() noexcept override { return direct_.next_split(); }
 
-    std::uint64_t start(const Call& call) {
+    std::uint64_t start(const Call& call) override {
         for (;;) {
             std::uint64_t oldest;
             {
@@ -87,20 +86,20 @@ public:
     }
 
     /// Advances what is under way; never blocks.
-    void progress() noexcept { try_advance(); }
+    void progress() noexcept override { try_advance(); }
 
-    std::chrono::nanoseconds progress_time() const noexcept {
+    std::chrono::nanoseconds progress_time() const noexcept override {
         return direct_.progress_time() + staged_.progress_time() + copy_time_.load(std::memory_order_relaxed);
     }
 
-    bool test(std::uint64_t n) {
+    bool test(std::uint64_t n) override {
         advance();
         std::lock_guard lock(mutex_);
         return complete(n);
     }
 
     /// Also waits for what was started before: it may need this rank's staging.
-    void wait(std::uint64_t n) {
+    void wait(std::uint64_t n) override {
         for (;;) {
             advance();
             bool is_staged;
@@ -117,7 +116,7 @@ public:
         }
     }
 
-    void abandon(std::uint64_t n) noexcept {
+    void abandon(std::uint64_t n) noexcept override {
         {
             std::lock_guard lock(mutex_);
             if (complete(n)) return;
@@ -128,9 +127,85 @@ public:
     }
 
     /// Ends the world and returns once no rank touches another's buffers.
-    void fail(const Failure& failure) noexcept { direct_.fail(failure); }
+    void fail(const Failure& failure) noexcept override { direct_.fail(failure); }
+
+    /// Memory that every rank has mapped, and each uses its part of. Where the system has none left, of this process alone:
+    /// collectives on it are slower.
+    collective::Memory allocate(std::size_t bytes) override {
+        if (bytes == 0) return {};
+        if (size() == 1) return own_memory(bytes);
+        constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
+        const std::size_t unit = bytes >= huge_page ? huge_page : page;
+        const std::size_t stride = (bytes + unit - 1) / unit * unit;
+        std::string problem;
+        Segment created;
+        Offer own;
+        if (rank() == 0) own = offer(created, stride * static_cast<std::size_t>(size()), problem);
+        const Offer chosen = exchange(own).front();
+        Segment segment = open(chosen, problem);
+        if (!all_have(segment)) return own_memory(bytes);
+        const auto number = static_cast<std::uint32_t>(chosen.region);
+        auto lent = std::make_shared<LentRegion>(regions_, number, std::move(segment));
+        std::byte* const data = lent->segment.data() + stride * static_cast<std::size_t>(rank());
+        return collective::Memory(std::shared_ptr<void>(std::move(lent), data));
+    }
+
+    /// Every group's first member makes its memory; all ranks of this communicator hear of all of it.
+    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+        const std::size_t room = ProcessEngine::bytes(group.members.size());
+        std::string problem;
+        Segment created;
+        Offer own;
+        if (group.rank == 0) own = offer(created, room, problem);
+        const Offer chosen = exchange(own)[static_cast<std::size_t>(group.members.front())];
+        auto segment = std::make_shared<Segment>(open(chosen, problem));
+        if (!all_have(*segment))
+            throw Error(Errc::invalid_argument, "split on rank " + std::to_string(world_rank(rank())) + ": no shared memory of " +
+                                                    std::to_string(room) + " bytes" + (problem.empty() ? "" : " (" + problem + ")"),
+                        {.operation = "split", .rank = world_rank(rank())});
+        std::vector<int> world_ranks;
+        for (const int r : group.members) world_ranks.push_back(world_rank(r));
+        std::shared_ptr<std::byte> memory(segment, segment->data());
+        return std::make_shared<ProcessEngine>(world_, regions_, std::move(world_ranks), group.rank, std::move(memory),
+                                               static_cast<std::uint32_t>(chosen.region), timeout());
+    }
 
 private:
+    /// A segment that its creator has for others, and the number that its region has everywhere.
+    struct Offer {
+        Segment::Ticket ticket;
+        std::uint64_t region = 0;
+    };
+    /// While it lives, collectives find their buffers in it.
+    struct LentRegion {
+        LentRegion(std::shared_ptr<Regions> regions_, std::uint32_t number_, Segment segment_)
+            : regions(std::move(regions_)), number(number_), segment(std::move(segment_)) {
+            regions->add(number, segment.data(), segment.bytes());
+        }
+        ~LentRegion() { regions->remove(number); }
+        std::shared_ptr<Regions> regions;
+        std::uint32_t number;
+        Segment segment;
+    };
+
+    Offer offer(Segment& created, std::size_t bytes, std::string& problem) const {
+        created = Segment::attempt(problem, [&] { return Segment::create(bytes); });
+        return {created.ticket(), world_->next_region()};
+    }
+    static Segment open(const Offer& offer, std::string& problem) {
+        return offer.ticket.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.ticket); });
+    }
+    /// Has every rank of this communicator its segment open? Until then those who created them keep theirs. Collective.
+    bool all_have(const Segment& segment) {
+        const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
+        return std::find(good.begin(), good.end(), 0) == good.end();
+    }
+    static collective::Memory own_memory(std::size_t bytes) {
+        auto buffer = std::make_shared<kernel::HostBuffer>(bytes);
+        void* const data = buffer->data();
+        return collective::Memory(std::shared_ptr<void>(std::move(buffer), data));
+    }
+
     static constexpr std::size_t not_staged = static_cast<std::size_t>(-1);
 
     struct Started {
@@ -166,8 +241,6 @@ private:
         ProcessWorld* world_;
     };
     Space space(const std::vector<int>& world_ranks) const { return {regions_, world_ranks.size() == 1, *world_}; }
-
-    int size() const noexcept { return direct_.board().size(); }
 
     /// Under the mutex. Numbers are consecutive.
     bool complete(std::uint64_t n) const noexcept {
@@ -245,10 +318,8 @@ private:
         copy_time_.store(copy_time_.load(std::memory_order_relaxed) + (Clock::now() - begin), std::memory_order_relaxed);
     }
 
-    static bool has_shards(Operation operation) noexcept {
-        return operation == Operation::all_gather || operation == Operation::gather || operation == Operation::scatter;
-    }
-    static bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
+    /// Does a piece come from one source, or go to one?
+    static bool has_shards(Operation operation) noexcept { return collective::in_is_shard(operation) || operation == Operation::scatter; }
 
     Piece next_piece(const Started& started) const noexcept {
         const Call& call = started.call;
@@ -298,10 +369,10 @@ private:
                         static_cast<const std::byte*>(started.call.in) + (part.in.first - part.in_begins) * width, part.in.size() * width);
 
         Call call = started.call;
-        call.operation = reduces(started.call.operation) ? Operation::all_reduce : Operation::broadcast;
+        call.operation = collective::reduces(started.call.operation) ? Operation::all_reduce : Operation::broadcast;
         // A gathered piece comes from the rank whose shard it is of, a scattered one from the root.
-        const bool from_owner = started.call.operation == Operation::all_gather || started.call.operation == Operation::gather;
-        call.root = reduces(started.call.operation) ? 0 : from_owner ? piece.source : started.call.root;
+        const bool from_owner = collective::in_is_shard(started.call.operation);
+        call.root = collective::reduces(started.call.operation) ? 0 : from_owner ? piece.source : started.call.root;
         call.in = call.out = area;
         call.in_count = call.out_count = piece.range.size();
         in_flight_[launched_ % pieces_in_flight] = piece;

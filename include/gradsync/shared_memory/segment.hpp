@@ -81,6 +81,17 @@ public:
         return segment;
     }
 
+    /// What `make` returns; nothing where it throws, with the reason in `problem`.
+    template <class F>
+    static Segment attempt(std::string& problem, F&& make) {
+        try {
+            return make();
+        } catch (const std::system_error& error) {
+            problem = error.what();
+            return Segment();
+        }
+    }
+
     Segment(Segment&& other) noexcept { swap(other); }
     Segment& operator=(Segment&& other) noexcept {
         Segment(std::move(other)).swap(*this);

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "../kernel/reduce.hpp"
+#include "call.hpp"
+
+namespace gradsync::inline v0::collective {
+
+/// Combines elements of all ranks as their calls ask for. Keeps its scratch, so that a steady state allocates nothing;
+/// one thread at a time.
+class Combiner {
+public:
+    explicit Combiner(std::size_t ranks) {
+        inputs_.reserve(ranks);
+        scales_.reserve(ranks);
+    }
+
+    /// `inputs[r]`: `count` elements that rank r brings; not read where its scale is 0.
+    void run(std::span<const Call> calls, std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count) {
+        const Call& call = calls[0];
+        const bool mean = call.op == ReduceOp::mean;
+        inputs_.clear();
+        scales_.clear();
+        double weight = 0;
+        bool scaled = false;
+        for (std::size_t r = 0; r < calls.size(); ++r) {
+            const Contribution& contribution = calls[r].contribution;
+            if (mean) weight += contribution.weight;
+            if (mean && contribution.scale == 0) continue;
+            inputs_.push_back(inputs[r]);
+            scales_.push_back(contribution.scale);
+            scaled |= mean && contribution.scale != 1;
+        }
+        kernel::Reduction reduction;
+        if (mean) {
+            if (weight == 0) inputs_.clear();
+            else reduction.factor = 1 / weight;
+        }
+        reduction.inputs = inputs_;
+        if (scaled) reduction.scales = scales_;
+        reduction.outputs = outputs;
+        reduction.count = count;
+        reduction.dtype = call.dtype;
+        reduction.op = call.op;
+        kernel::reduce(reduction);
+    }
+
+private:
+    std::vector<const void*> inputs_;
+    std::vector<double> scales_;
+};
+
+}  // namespace gradsync::inline v0::collective

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/clock.hpp"
+#include "call.hpp"
+#include "group.hpp"
+#include "world.hpp"
+
+namespace gradsync::inline v0::collective {
+
+/// Memory that an engine has made, for as long as the object lives.
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(std::shared_ptr<void> memory) noexcept : memory_(std::move(memory)) {}
+    void* data() const noexcept { return memory_.get(); }
+
+private:
+    std::shared_ptr<void> memory_;
+};
+
+/// One rank's side of a communicator, for backends that choose at run time how its ranks reach one another.
+///
+/// `start` begins this rank's next collective and returns its number, from 0 on. `test` moves things on and says whether
+/// it is complete, `wait` returns when it is; both throw Error when the world has failed, `wait` also at the time limit.
+/// `abandon` says that nobody will wait for it. `fail` ends the world; it returns once no other rank touches this
+/// rank's buffers. The rest is as in the concept Backend.
+class Engine {
+public:
+    Engine() = default;
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+    virtual ~Engine() = default;
+
+    virtual int rank() const noexcept = 0;
+    virtual int size() const noexcept = 0;
+    virtual int world_rank(int rank) const noexcept = 0;
+
+    virtual std::uint64_t start(const Call& call) = 0;
+    virtual bool test(std::uint64_t number) = 0;
+    virtual void wait(std::uint64_t number) = 0;
+    virtual void abandon(std::uint64_t number) noexcept = 0;
+    virtual void fail(const Failure& failure) noexcept = 0;
+    virtual void progress() noexcept = 0;
+    virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
+
+    virtual std::chrono::nanoseconds timeout() const noexcept = 0;
+    virtual void set_timeout(std::chrono::nanoseconds limit) noexcept = 0;
+
+    /// Number of the next split: the same on all ranks, as splits are collective.
+    virtual std::size_t next_split() noexcept = 0;
+    /// Collective over all ranks, each with its own group.
+    virtual std::shared_ptr<Engine> split(const Group& group) = 0;
+    /// Memory in which collectives are fastest, zeroed, aligned to 64 bytes at least. Collective.
+    virtual Memory allocate(std::size_t bytes) = 0;
+
+protected:
+    /// `own` of all ranks, by rank. Collective.
+    template <class T>
+        requires std::is_trivially_copyable_v<T>
+    std::vector<T> exchange(const T& own) {
+        std::vector<T> all(static_cast<std::size_t>(size()));
+        Call call;
+        call.operation = Operation::all_gather;
+        call.in = &own;
+        call.out = all.data();
+        call.in_count = sizeof(T);
+        call.out_count = all.size() * sizeof(T);
+        call.dtype = DType::u8;
+        wait(start(call));
+        return all;
+    }
+};
+
+}  // namespace gradsync::inline v0::collective

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "../collective/call.hpp"
+#include "../collective/combine.hpp"
+#include "../core/shard_range.hpp"
+#include "known_memory.hpp"
+#include "transport.hpp"
+
+namespace gradsync::inline v0::message_passing {
+
+using collective::Call;
+using collective::Operation;
+
+/// What every rank says to every other when it starts a collective: its call, and what it brings, where that is little.
+struct Hello {
+    std::uint64_t number = 0;
+    Call call;
+    bool carries_all = false;  ///< the elements follow, and nothing else will be sent
+};
+static_assert(std::is_trivially_copyable_v<Hello>);
+
+/// One rank's part of one collective.
+class Flight {
+public:
+    /// `room`: the most bytes that a hello carries.
+    Flight(int ranks, int rank, std::size_t room)
+        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), hellos_(calls_.size() * (sizeof(Hello) + room)),
+          hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(calls_.size(), Transport::no_ticket) {}
+
+    /// `communicator_ranks[r]`: the transport's number of rank r.
+    void start(std::uint64_t number, const Call& call, const KnownMemory& known, Transport& transport, const std::vector<int>& transport_ranks,
+               int stream) {
+        number_ = number;
+        call_ = call;
+        heard_ = complete_ = false;
+        const std::size_t width = size_of(call.dtype);
+        in_is_known_ = known.contains(call.in, call.in_count * width);
+        out_is_known_ = known.contains(call.out, call.out_count * width);
+        // Who scatters or gathers alone knows how much it is.
+        whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
+        if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
+        small_ = whole_is_known_ && whole_ * width <= room_;
+
+        Hello hello{number, call, small_};
+        hello.call.in = hello.call.out = nullptr;
+        std::byte* const own = hello_of(rank_);
+        std::memcpy(own, &hello, sizeof hello);
+        std::size_t bytes = 0;
+        if (small_ && brings_something()) {
+            bytes = call.in_count * width;
+            if (bytes != 0) std::memcpy(own + sizeof hello, call.in, bytes);
+        }
+        for (int r = 0; r < ranks_; ++r)
+            if (r != rank_) hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), sizeof(Hello) + room_);
+        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
+            const int r = (rank_ + k) % ranks_;
+            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, sizeof hello + bytes);
+        }
+    }
+
+    std::uint64_t number() const noexcept { return number_; }
+    const Call& call() const noexcept { return call_; }
+
+    /// Have all ranks started it? From then on `calls()` is valid.
+    bool hear(Transport& transport) {
+        if (!transport.finish_all(hellos_in_)) return false;
+        for (int r = 0; r < ranks_; ++r) {
+            Hello hello;
+            std::memcpy(&hello, hello_of(r), sizeof hello);
+            calls_[index(r)] = hello.call;
+        }
+        calls_[index(rank_)] = call_;
+        return true;
+    }
+    bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
+    const std::vector<Call>& calls() const noexcept { return calls_; }
+
+    /// The calls fit.
+    void accept() noexcept {
+        heard_ = true;
+        whole_ = collective::whole_count(calls_);
+        whole_is_known_ = true;
+    }
+    bool accepted() const noexcept { return heard_; }
+
+    /// All that there is came with the hellos.
+    bool small() const noexcept { return small_; }
+
+    /// A small one: computes this rank's results. `inputs`: scratch.
+    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs) {
+        const std::size_t width = size_of(call_.dtype);
+        const bool gathers = collective::in_is_shard(call_.operation);
+        inputs.assign(calls_.size(), nullptr);
+        for (int owner = 0; owner < ranks_; ++owner) {
+            const ElementRange range = shard(owner);
+            if (range.size() == 0 || !collective::receives(call_, rank_, owner)) continue;
+            for (int r = 0; r < ranks_; ++r)
+                inputs[index(r)] = hello_of(r) + sizeof(Hello) + (gathers ? 0 : range.first * width);
+            void* const out = output(range);
+            if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&out, 1}, range.size());
+            else std::memcpy(out, inputs[index(gathers ? owner : call_.root)], range.size() * width);
+        }
+        complete_ = true;
+    }
+
+    bool complete() const noexcept { return complete_; }
+    void set_complete() noexcept { complete_ = true; }
+
+    /// May its memory be used for another collective?
+    bool is_over(Transport& transport) { return complete_ && transport.finish_all(hellos_out_); }
+
+    /// What is_over() waits for.
+    const std::vector<Transport::Ticket>& hellos_out() const noexcept { return hellos_out_; }
+
+    /// The world has failed. False if a message may still be written into its memory.
+    bool give_up(Transport& transport) noexcept {
+        const bool in = transport.give_up_all(hellos_in_), out = transport.give_up_all(hellos_out_);
+        return in && out;
+    }
+
+    /// Elements of the whole buffer are known: to all at once, but where one rank gathers or scatters, after the hellos.
+    bool whole_is_known() const noexcept { return whole_is_known_; }
+    ElementRange shard(int rank) const noexcept { return shard_range(whole_, ranks_, rank); }
+
+    /// May messages go from `in`, and come to `out`, without a copy between?
+    bool in_is_known() const noexcept { return in_is_known_; }
+    bool out_is_known() const noexcept { return out_is_known_; }
+
+    /// Where elements of the whole buffer lie in this rank's `in` and `out`.
+    const void* input(ElementRange range) const noexcept {
+        return static_cast<const std::byte*>(call_.in) + (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+    }
+    void* output(ElementRange range) const noexcept {
+        return static_cast<std::byte*>(call_.out) + (range.first - (collective::out_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+    }
+
+private:
+    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
+    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * (sizeof(Hello) + room_); }
+
+    bool brings_something() const noexcept {
+        for (int owner = 0; owner < ranks_; ++owner)
+            if (collective::contributes(call_, rank_, owner)) return true;
+        return false;
+    }
+
+    std::uint64_t number_ = 0;
+    Call call_;
+    std::vector<Call> calls_;
+    const int ranks_;
+    const int rank_;
+    const std::size_t room_;
+    std::size_t whole_ = 0;
+    bool whole_is_known_ = false, small_ = false, heard_ = false, complete_ = false;
+    bool in_is_known_ = false, out_is_known_ = false;
+    std::vector<std::byte> hellos_;
+    std::vector<Transport::Ticket> hellos_in_, hellos_out_;
+};
+
+}  // namespace gradsync::inline v0::message_passing

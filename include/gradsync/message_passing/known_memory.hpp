@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace gradsync::inline v0::message_passing {
+
+/// Memory that outlives every message from or to it: what messages may go to and come from without a copy between. For
+/// concurrent use.
+class KnownMemory {
+public:
+    void add(const void* base, std::size_t bytes) {
+        std::lock_guard lock(mutex_);
+        blocks_.push_back({reinterpret_cast<std::uintptr_t>(base), bytes});
+    }
+    void remove(const void* base) noexcept {
+        std::lock_guard lock(mutex_);
+        std::erase_if(blocks_, [&](const Block& block) { return block.base == reinterpret_cast<std::uintptr_t>(base); });
+    }
+    bool contains(const void* address, std::size_t bytes) const noexcept {
+        const auto at = reinterpret_cast<std::uintptr_t>(address);
+        std::lock_guard lock(mutex_);
+        for (const Block& block : blocks_)
+            if (at >= block.base && at - block.base <= block.bytes && bytes <= block.bytes - (at - block.base)) return true;
+        return false;
+    }
+
+private:
+    struct Block {
+        std::uintptr_t base;
+        std::size_t bytes;
+    };
+
+    mutable std::mutex mutex_;
+    std::vector<Block> blocks_;
+};
+
+/// Keeps something until the process ends: a message may still be written into it.
+inline void keep_for_good(std::shared_ptr<void> what) {
+    static std::mutex mutex;
+    static auto& kept = *new std::vector<std::shared_ptr<void>>;
+    std::lock_guard lock(mutex);
+    kept.push_back(std::move(what));
+}
+
+}  // namespace gradsync::inline v0::message_passing

@@ -1,0 +1,410 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../collective/engine.hpp"
+#include "../collective/failures.hpp"
+#include "../collective/waiting.hpp"
+#include "../core/clock.hpp"
+#include "flight.hpp"
+#include "known_memory.hpp"
+#include "message_world.hpp"
+#include "round.hpp"
+
+namespace gradsync::inline v0::message_passing {
+
+using collective::Failure;
+
+/// A communicator of ranks that send one another messages, on any memory.
+///
+/// Every collective begins with a small message from every rank to every other, which says what it has started: so
+/// each knows who is there, and that all mean the same. Little data travels in it; more in rounds, some of which are under
+/// way at a time, of one collective after another.
+///
+/// User memory is sent and received through areas of the engine's own, unless it is known to outlive every message: so a
+/// rank that fails can be unwound at once, whatever the others do.
+///
+/// May be used from several threads of the rank that the transport allows.
+class MessageEngine final : public collective::Engine, collective::Chore {
+    using Clock = std::chrono::steady_clock;
+
+public:
+    static constexpr std::size_t slots = 512;  ///< collectives in flight before a start has to wait
+    static constexpr std::size_t streams = 3;  ///< of a communicator
+
+    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
+    /// another one which has ranks in common with it.
+    MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator, std::shared_ptr<KnownMemory> known,
+                  std::chrono::nanoseconds timeout)
+        : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
+          timeout_(timeout), flights_(slots), dead_since_(world_ranks_.size()), combiner_(world_ranks_.size()),
+          context_{world_->transport(), world_ranks_, rank, first_stream() + 1, first_stream() + 2, piece_bytes(world_ranks_.size()), combiner_} {
+        for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
+        world_->chores().enlist(*this);
+    }
+    ~MessageEngine() override {
+        world_->chores().dismiss(*this);
+        const std::lock_guard lock(world_->mutex());
+        if (world_->failed() || world_->transport().refusal() != nullptr) {
+            give_up();
+        } else {
+            try {
+                for (; first_ < next_; ++first_) {
+                    const std::shared_ptr<Flight> last = std::move(flights_[first_ % slots]);
+                    for (const Transport::Ticket ticket : last->hellos_out()) world_->keep_until_over(ticket, last);
+                }
+                world_->say_left(communicator_, world_ranks_, next_);
+            } catch (const std::exception&) {
+                // Who waits for this rank will run into the time limit.
+            }
+        }
+        world_->forget(communicator_);
+    }
+
+    int rank() const noexcept override { return rank_; }
+    int size() const noexcept override { return static_cast<int>(world_ranks_.size()); }
+    int world_rank(int rank) const noexcept override { return world_ranks_[static_cast<std::size_t>(rank)]; }
+    const std::shared_ptr<MessageWorld>& world() const noexcept { return world_; }
+    const std::shared_ptr<KnownMemory>& known_memory() const noexcept { return known_; }
+
+    std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override { timeout_.store(limit, std::memory_order_relaxed); }
+
+    /// Number of the next split of this communicator: the same on all ranks, as splits are collective.
+    std::size_t next_split() noexcept override { return splits_++; }
+
+    /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
+    /// world has failed.
+    std::uint64_t start(const Call& call) override {
+        refuse_wrong_thread(call.operation);
+        for (;;) {
+            std::uint64_t oldest;
+            {
+                std::lock_guard lock(world_->mutex());
+                if (next_ - first_ == slots) advance();
+                if (next_ - first_ < slots && !world_->failed()) return begin(call);
+                oldest = first_;
+            }
+            if (world_->failed()) throw_failure(call.operation);
+            wait(oldest);
+        }
+    }
+
+    /// Moves what can be moved; never blocks.
+    void progress() noexcept override { try_advance(); }
+
+    /// The time that this rank has spent in `progress()` and `test()`.
+    std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
+
+    /// The same; true if collective n is complete.
+    bool test(std::uint64_t n) override {
+        Operation operation;
+        {
+            std::lock_guard lock(world_->mutex());
+            if (is_complete(n)) return true;
+            refuse_wrong_thread(operation = flight(n).call().operation);
+            const auto begun = Clock::now();
+            advance();
+            add_progress_time(begun);
+            if (is_complete(n)) return true;
+        }
+        if (world_->failed()) throw_failure(operation);
+        return false;
+    }
+
+    /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
+    void wait(std::uint64_t n) override {
+        collective::Backoff backoff(world_->cores_are_shared, std::chrono::microseconds(50));  // nobody rings when a message comes
+        Clock::time_point deadline{}, roll_call{};
+        for (;;) {
+            Operation operation;
+            {
+                std::lock_guard lock(world_->mutex());
+                if (is_complete(n)) return;
+                refuse_wrong_thread(operation = flight(n).call().operation);
+                advance();
+                if (is_complete(n)) return;
+                if (backoff.patient() && !world_->failed()) {
+                    const auto now = Clock::now();
+                    if (deadline == Clock::time_point{}) deadline = now + timeout();
+                    else if (now >= deadline) report_timeout();
+                    if (now >= roll_call) {
+                        report_missing();
+                        roll_call = now + std::chrono::milliseconds(5);
+                    }
+                }
+            }
+            if (world_->failed()) throw_failure(operation);
+            if (backoff.patient()) world_->chores().try_advance();
+            backoff.wait_a_little(world_->bell, [&] { return world_->failed(); });
+        }
+    }
+
+    /// Collective n will not be waited for, and its buffers may be about to go.
+    void abandon(std::uint64_t n) noexcept override {
+        std::string what;
+        {
+            std::lock_guard lock(world_->mutex());
+            if (is_complete(n)) return;
+            try_advance_locked();  // it may be over without this rank's having had to do anything
+            if (is_complete(n)) return;
+            what = collective::name_of(flight(n).call(), n);
+        }
+        fail(collective::abandoned(what, world_rank(rank_)));
+    }
+
+    /// Ends the world, and tells the others.
+    void fail(const Failure& failure) noexcept override {
+        world_->fail(failure);
+        world_->deliver();
+    }
+
+    /// Memory from and to which messages go without a copy. (It stays until the process ends if a message may still be
+    /// written into it.)
+    collective::Memory allocate(std::size_t bytes) override {
+        if (bytes == 0) return {};
+        auto lent = std::make_shared<LentMemory>(world_, known_, bytes);
+        void* const data = lent->buffer->data();
+        return collective::Memory(std::shared_ptr<void>(std::move(lent), data));
+    }
+
+    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+        // Any two communicators that have a rank in common get different numbers: each rank's only grow.
+        const std::vector<int> proposals = exchange(world_->next_communicator());
+        const int number = *std::max_element(proposals.begin(), proposals.end());
+        if (number >= world_->transport().last_stream() / static_cast<int>(streams))
+            throw Error(Errc::invalid_argument, "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
+                        {.operation = "split", .rank = world_rank(rank_)});
+        world_->set_next_communicator(number + 1);
+        std::vector<int> members;
+        for (const int r : group.members) members.push_back(world_rank(r));
+        return std::make_shared<MessageEngine>(world_, std::move(members), group.rank, number, known_, timeout());
+    }
+
+private:
+    /// While it lives, messages find their buffers in it.
+    struct LentMemory {
+        LentMemory(std::shared_ptr<MessageWorld> world_, std::shared_ptr<KnownMemory> known_, std::size_t bytes)
+            : world(std::move(world_)), known(std::move(known_)), buffer(std::make_shared<kernel::HostBuffer>(bytes)) {
+            known->add(buffer->data(), bytes);
+        }
+        ~LentMemory() {
+            known->remove(buffer->data());
+            if (world->failed()) keep_for_good(std::move(buffer));
+        }
+        std::shared_ptr<MessageWorld> world;
+        std::shared_ptr<KnownMemory> known;
+        std::shared_ptr<kernel::HostBuffer> buffer;
+    };
+
+    static constexpr std::size_t rounds_in_flight = 4;
+
+    /// Of one round's share. Small enough that a few of every rank's are under way, large enough that their number does not
+    /// matter.
+    static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
+        std::size_t bytes = 256 * 1024;
+        while (bytes > 32 * 1024 && bytes * ranks > 1024 * 1024) bytes /= 2;
+        return bytes;
+    }
+    /// Of what a hello carries: as much as costs no more than another round trip.
+    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 8 * 1024 / ranks / 64 * 64; }
+
+    int first_stream() const noexcept { return 1 + communicator_ * static_cast<int>(streams); }
+
+    // All below: under the world's mutex.
+
+    Flight& flight(std::uint64_t n) noexcept { return *flights_[n % slots]; }
+    /// Numbers below first_ are complete, and their flights used for others.
+    bool is_complete(std::uint64_t n) noexcept { return n < first_ || flight(n).complete(); }
+
+    std::uint64_t begin(const Call& call) {
+        const std::uint64_t n = next_;
+        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size())));
+        std::unique_ptr<Flight> started = std::move(spare_.back());
+        spare_.pop_back();
+        try {
+            started->start(n, call, *known_, world_->transport(), world_ranks_, first_stream());
+        } catch (const std::exception& error) {
+            fail_transport(error);
+        }
+        flights_[n % slots] = std::move(started);
+        ++next_;
+        if (!world_->failed()) try_move([this] { open_rounds(); });
+        return n;
+    }
+
+    void try_advance() noexcept override {
+        if (world_->transport().refusal() != nullptr) return;
+        std::unique_lock lock(world_->mutex(), std::try_to_lock);
+        if (!lock || first_ == next_) return;
+        const auto begun = Clock::now();
+        try_advance_locked();
+        add_progress_time(begun);
+    }
+    void try_advance_locked() noexcept {
+        if (world_->transport().refusal() == nullptr) advance();
+    }
+
+    void advance() noexcept {
+        if (world_->failed()) return;
+        try_move([this] {
+            world_->poll();
+            // Also where it brought the news that the world has failed: what came before them counts.
+            hear();
+            open_rounds();
+            advance_rounds();
+            retire();
+        });
+    }
+
+    template <class F>
+    void try_move(F&& move) noexcept {
+        try {
+            move();
+        } catch (const std::exception& error) {
+            fail_transport(error);
+        }
+    }
+
+    void add_progress_time(Clock::time_point begun) noexcept {
+        progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
+    }
+
+    /// Sees who has started what.
+    void hear() {
+        for (; heard_ < next_; ++heard_) {
+            Flight& next = flight(heard_);
+            if (!next.hear(world_->transport())) return;
+            if (const int r = collective::first_misfit(next.calls()); r >= 0) {
+                world_->fail(collective::mismatch(heard_, next.calls()[0], world_rank(0), next.calls()[static_cast<std::size_t>(r)], world_rank(r)));
+                return;
+            }
+            next.accept();
+            if (next.small()) next.finish_small(combiner_, inputs_);
+            else if (Round::count(next, context_.piece_bytes) == 0) next.set_complete();
+        }
+    }
+
+    void open_rounds() {
+        for (; opening_ < next_; ++opening_, next_piece_ = 0) {
+            Flight& next = flight(opening_);
+            if (next.small()) continue;
+            if (!next.whole_is_known()) return;
+            for (const std::size_t count = Round::count(next, context_.piece_bytes); next_piece_ < count; ++next_piece_) {
+                if (opened_ - closed_ == rounds_in_flight) return;
+                rounds_[opened_++ % rounds_in_flight].open(next, next_piece_, context_);
+            }
+        }
+    }
+
+    void advance_rounds() {
+        Round::Gates gates;
+        for (std::uint64_t i = closed_; i < opened_; ++i) {
+            Round& round = rounds_[i % rounds_in_flight];
+            const bool over = round.advance(gates, context_);
+            if (!over || i != closed_) continue;
+            ++closed_;
+            const bool last = closed_ == opened_ ? opening_ > round.flight().number() : &rounds_[closed_ % rounds_in_flight].flight() != &round.flight();
+            if (last) round.flight().set_complete();
+        }
+    }
+
+    void retire() {
+        while (first_ < heard_ && first_ < opening_ && flight(first_).is_over(world_->transport())) {
+            spare_.push_back(std::move(flights_[first_ % slots]));
+            ++first_;
+        }
+    }
+
+    /// Reports that a rank does not start what this one waits for: because it has left, or is dead.
+    void report_missing() {
+        if (first_ == next_) return;
+        Flight& oldest = flight(std::min(std::max(first_, heard_), next_ - 1));
+        const std::string what = collective::name_of(oldest.call(), oldest.number());
+        for (int r = 0; r < size(); ++r) {
+            if (r == rank_) continue;
+            const auto left = world_->left(communicator_, world_rank(r));
+            if (left && *left <= oldest.number()) return world_->fail(collective::left_early(what, world_rank(r)));
+            // Its last messages may still be on their way, one that says that it has left among them.
+            auto& dead_since = dead_since_[static_cast<std::size_t>(r)];
+            if (left || world_->alive(world_rank(r))) dead_since = {};
+            else if (dead_since == Clock::time_point{}) dead_since = Clock::now();
+            else if (Clock::now() - dead_since > std::chrono::milliseconds(20)) return world_->fail(collective::died(what, world_rank(r)));
+        }
+    }
+
+    void report_timeout() {
+        Flight& oldest = flight(std::min(std::max(first_, heard_), next_ - 1));
+        std::vector<int> missing;
+        if (!oldest.accepted())
+            for (int r = 0; r < size(); ++r)
+                if (!oldest.arrived(r)) missing.push_back(world_rank(r));
+        world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), missing, world_rank(rank_), timeout()));
+    }
+
+    void fail_transport(const std::exception& error) noexcept {
+        const int self = world_rank(rank_);
+        world_->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot communicate: " + error.what()});
+    }
+
+    void refuse_wrong_thread(Operation operation) const {
+        if (const char* const refusal = world_->transport().refusal())
+            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + refusal,
+                        {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
+    }
+
+    /// Without the mutex.
+    [[noreturn]] void throw_failure(Operation operation) {
+        world_->deliver();
+        throw collective::as_error(world_->failure(), operation, world_rank(rank_));
+    }
+
+    /// What a message may still be written into is kept.
+    void give_up() noexcept {
+        Transport& transport = world_->transport();
+        bool all = transport.refusal() == nullptr;
+        if (all) {
+            for (std::uint64_t n = first_; n < next_; ++n) all &= flight(n).give_up(transport);
+            for (std::uint64_t i = closed_; i < opened_; ++i) all &= rounds_[i % rounds_in_flight].give_up(transport);
+        }
+        if (all) return;
+        keep_for_good(std::make_shared<decltype(flights_)>(std::move(flights_)));
+        keep_for_good(std::make_shared<decltype(rounds_)>(std::move(rounds_)));
+    }
+
+    const std::shared_ptr<MessageWorld> world_;
+    const std::shared_ptr<KnownMemory> known_;
+    const std::vector<int> world_ranks_;
+    const int rank_;
+    const int communicator_;
+    std::atomic<std::chrono::nanoseconds> timeout_;
+    std::size_t splits_ = 0;
+
+    std::vector<std::unique_ptr<Flight>> flights_;  ///< numbers first_ to next_, each at its number modulo slots
+    std::vector<std::unique_ptr<Flight>> spare_;
+    std::uint64_t first_ = 0;    ///< all below are complete
+    std::uint64_t heard_ = 0;    ///< of all below it is known that all ranks have started them
+    std::uint64_t opening_ = 0;  ///< of all below all rounds were opened
+    std::uint64_t next_ = 0;
+    std::size_t next_piece_ = 0;  ///< of opening_
+
+    std::vector<Clock::time_point> dead_since_;  ///< by rank, where it is not alive
+
+    std::vector<Round> rounds_;
+    std::uint64_t opened_ = 0, closed_ = 0;
+    collective::Combiner combiner_;
+    std::vector<const void*> inputs_;
+    RoundContext context_;
+    std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
+};
+
+}  // namespace gradsync::inline v0::message_passing

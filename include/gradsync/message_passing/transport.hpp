@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace gradsync::inline v0::message_passing {
+
+/// Messages between the ranks of a world. Those from one rank to another in one stream arrive in the order in which they
+/// were sent, each in the receive that was begun in its turn. Nothing moves but inside these calls.
+///
+/// Buffers belong to the transport until the message's ticket is `complete`. Calls throw std::exception where the
+/// transport itself has failed; the caller holds `mutex()`.
+class Transport {
+public:
+    using Ticket = std::uint32_t;
+    static constexpr Ticket no_ticket = ~Ticket{0};
+    static constexpr int any_rank = -1;
+    static constexpr int control_stream = 0;
+
+    virtual ~Transport() = default;
+
+    virtual int rank() const noexcept = 0;
+    virtual int size() const noexcept = 0;
+
+    /// Streams are 0 to this number.
+    virtual int last_stream() const noexcept = 0;
+
+    /// Why the calling thread may not communicate now; nullptr if it may.
+    virtual const char* refusal() const noexcept = 0;
+
+    virtual std::mutex& mutex() noexcept = 0;
+
+    virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
+    /// `bytes`: the most that may come.
+    virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
+
+    /// Moves what can be moved now.
+    virtual void poll() = 0;
+
+    /// Has `poll` found the message to be over? Then its ticket is forgotten, and used for others.
+    virtual bool finish(Ticket ticket) = 0;
+
+    /// Forgets a message that may never be over. False where its buffer may still be touched, for as long as the process
+    /// lives.
+    virtual bool give_up(Ticket ticket) noexcept = 0;
+
+    /// The same as `finish`, for a place of a ticket: true once there is none in it.
+    bool finish_one(Ticket& ticket) {
+        if (ticket != no_ticket && finish(ticket)) ticket = no_ticket;
+        return ticket == no_ticket;
+    }
+    template <class Tickets>
+    bool finish_all(Tickets& tickets) {
+        bool all = true;
+        for (Ticket& ticket : tickets) all &= finish_one(ticket);
+        return all;
+    }
+    template <class Tickets>
+    bool give_up_all(Tickets& tickets) noexcept {
+        bool all = true;
+        for (Ticket& ticket : tickets)
+            if (const Ticket open = std::exchange(ticket, no_ticket); open != no_ticket) all &= give_up(open);
+        return all;
+    }
+};
+
+}  // namespace gradsync::inline v0::message_passing

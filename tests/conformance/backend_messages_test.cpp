@@ -1,0 +1,89 @@
+// The engine of message_passing/ under the suite that every backend passes, over a transport of threads.
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gradsync/backend/host_collectives.hpp>
+#include <gradsync/core/backend.hpp>
+#include <gradsync/message_passing/message_engine.hpp>
+
+#include "conformance/backend.hpp"
+#include "support/loopback_transport.hpp"
+
+namespace {
+
+class MessageBackend : public gradsync::detail::HostCollectives<MessageBackend, gradsync::collective::Engine> {
+public:
+    explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : engine_(std::move(engine)) {}
+    int rank() const noexcept { return engine_->rank(); }
+    int size() const noexcept { return engine_->size(); }
+    gradsync::collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
+
+private:
+    friend HostCollectives;
+    int world_rank() const noexcept { return engine_->world_rank(rank()); }
+    const std::shared_ptr<gradsync::collective::Engine>& shared_engine() const noexcept { return engine_; }
+    MessageBackend join(const gradsync::collective::Group& group) { return MessageBackend(engine_->split(group)); }
+
+    std::shared_ptr<gradsync::collective::Engine> engine_;
+};
+static_assert(gradsync::Backend<MessageBackend>);
+
+struct Messages {
+    using Backend = MessageBackend;
+    using Memory = gradsync_test::HostMemory;
+    static constexpr int largest = 4;
+    static constexpr bool rank_order = true;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        using namespace gradsync::message_passing;
+        const auto network = std::make_shared<gradsync_test::LoopbackNetwork>(size);
+        std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
+        std::vector<bool> blames_another(errors.size());
+        std::mutex mutex;
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < size; ++rank)
+            threads.emplace_back([&, rank] {
+                std::vector<int> ranks(static_cast<std::size_t>(size));
+                std::iota(ranks.begin(), ranks.end(), 0);
+                auto world = std::make_shared<MessageWorld>(std::make_unique<gradsync_test::LoopbackTransport>(network, rank), 7,
+                                                            std::vector<gradsync::collective::ProcessIdentity>(ranks.size()), size);
+                MessageBackend backend(std::make_shared<MessageEngine>(std::move(world), ranks, rank, 0, std::make_shared<KnownMemory>(), limit));
+                const auto failed = [&](bool by_another, const std::string& what) {
+                    {
+                        const std::lock_guard lock(mutex);
+                        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+                        blames_another[static_cast<std::size_t>(rank)] = by_another;
+                    }
+                    backend.fail(what);
+                };
+                try {
+                    f(MessageBackend(backend));
+                } catch (const gradsync::Error& error) {
+                    failed(error.context().peer >= 0 && error.context().peer != rank, error.what());
+                } catch (const std::exception& error) {
+                    failed(false, error.what());
+                } catch (...) {
+                    failed(false, "an exception that is no std::exception");
+                }
+            });
+        for (std::thread& thread : threads) thread.join();
+        for (const bool any : {false, true})
+            for (std::size_t r = 0; r < errors.size(); ++r)
+                if (errors[r] && (any || !blames_another[r])) std::rethrow_exception(errors[r]);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("messages: results") { gradsync_test::check_results<Messages>(); }
+TEST_CASE("messages: collectives in flight") { gradsync_test::check_in_flight<Messages>(); }
+TEST_CASE("messages: groups") { gradsync_test::check_groups<Messages>(); }
+TEST_CASE("messages: failures") { gradsync_test::check_failures<Messages>(); }
