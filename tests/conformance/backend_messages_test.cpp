@@ -53,8 +53,8 @@ struct Messages {
             threads.emplace_back([&, rank] {
                 std::vector<int> ranks(static_cast<std::size_t>(size));
                 std::iota(ranks.begin(), ranks.end(), 0);
-                auto world = std::make_shared<MessageWorld>(std::make_unique<gradsync_test::LoopbackTransport>(network, rank), 7,
-                                                            std::vector<gradsync::collective::ProcessIdentity>(ranks.size()), size);
+                auto world = MessageWorld::make(std::make_unique<gradsync_test::LoopbackTransport>(network, rank),
+                                                std::vector<gradsync::collective::ProcessIdentity>(ranks.size()), size);
                 MessageBackend backend(std::make_shared<MessageEngine>(std::move(world), ranks, rank, 0, std::make_shared<KnownMemory>(), limit));
                 const auto failed = [&](bool by_another, const std::string& what) {
                     {

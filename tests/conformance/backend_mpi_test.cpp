@@ -9,12 +9,18 @@
 #include "conformance/backend.hpp"
 #include "conformance/mpi_launcher.hpp"
 
+using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
 
 TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>(); }
 TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
 TEST_CASE("MpiBackend: groups") { gradsync_test::check_groups<MpiProcesses>(); }
 TEST_CASE("MpiBackend: failures") { gradsync_test::check_failures<MpiProcesses>(); }
+
+TEST_CASE("MpiBackend by messages: results") { gradsync_test::check_results<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages: collectives in flight") { gradsync_test::check_in_flight<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages: groups") { gradsync_test::check_groups<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages: failures") { gradsync_test::check_failures<MpiMessengers>(); }
 
 namespace {
 
@@ -56,9 +62,11 @@ TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
     using gradsync::GradientStorage;
     const int size = MpiProcesses::largest;
     for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
-        std::vector<float> own;
-        MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { own = trained(comm, storage); });
+        std::vector<float> shared, sent;
+        MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { shared = trained(comm, storage); });
+        MpiMessengers::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { sent = trained(comm, storage); });
         const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, storage); });
-        CHECK(own == expected.front());
+        CHECK(shared == expected.front());
+        CHECK(sent == expected.front());
     }
 }

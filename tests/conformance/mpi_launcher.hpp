@@ -9,26 +9,28 @@
 
 namespace gradsync_test {
 
+/// MPI, for as long as the program runs.
+struct MpiEnvironment {
+    int rank = 0, size = 1;
+    MpiEnvironment() {
+        MPI_Init(nullptr, nullptr);
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &size);
+    }
+    ~MpiEnvironment() { MPI_Finalize(); }
+};
+inline MpiEnvironment& environment() {
+    static MpiEnvironment only;
+    return only;
+}
+
 /// Runs the suite on the processes of one mpirun, which all run the same test cases.
-struct MpiProcesses {
+template <bool shared_memory>
+struct MpiProcessesWith {
     using Backend = gradsync::MpiBackend;
     using Memory = HostMemory;
     static constexpr bool rank_order = true;
 
-    /// MPI, for as long as the program runs.
-    struct Environment {
-        int rank = 0, size = 1;
-        Environment() {
-            MPI_Init(nullptr, nullptr);
-            MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-            MPI_Comm_size(MPI_COMM_WORLD, &size);
-        }
-        ~Environment() { MPI_Finalize(); }
-    };
-    static Environment& environment() {
-        static Environment only;
-        return only;
-    }
     static inline const int largest = environment().size;
 
     static bool here(int rank) { return environment().rank == rank; }
@@ -39,7 +41,7 @@ struct MpiProcesses {
         MPI_Comm comm = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
         if (member) {
-            gradsync::MpiBackend backend(comm, {.timeout = limit});
+            gradsync::MpiBackend backend(comm, {.timeout = limit, .shared_memory = shared_memory});
             MPI_Comm_free(&comm);
             try {
                 f(gradsync::MpiBackend(backend));
@@ -59,5 +61,7 @@ struct MpiProcesses {
         }
     }
 };
+using MpiProcesses = MpiProcessesWith<true>;
+using MpiMessengers = MpiProcessesWith<false>;
 
 }  // namespace gradsync_test

@@ -22,12 +22,8 @@ namespace detail {
 
 using ThreadSeat = shared_memory::Seat<shared_memory::OneAddressSpace>;
 
-struct OwnWorldState {
-    collective::World::State state;
-};
-
 /// The world of ranks that are threads, and where the members of a new group find one another.
-class ThreadWorld : OwnWorldState, public collective::World {
+class ThreadWorld : collective::OwnState, public collective::World {
 public:
     explicit ThreadWorld(int ranks) : World(ranks, state) {}
 

@@ -86,4 +86,9 @@ private:
     State& state_;
 };
 
+/// The state of a world in one process: a base that comes before World.
+struct OwnState {
+    World::State state;
+};
+
 }  // namespace gradsync::inline v0::collective

@@ -24,32 +24,17 @@
 
 namespace gradsync::inline v0::message_passing {
 
-namespace detail {
-struct OwnState {
-    collective::World::State state;
-};
-}  // namespace detail
-
 /// The world of ranks that send one another messages. Failures, and who left, travel in a stream of their own, which each
 /// rank looks into whenever it communicates.
-class MessageWorld final : detail::OwnState, public collective::World {
+class MessageWorld final : collective::OwnState, public collective::World {
 public:
-    /// `id`: the same on all ranks, and another in every world. `processes`: of all ranks. `ranks_here`: how many run on
-    /// this machine.
-    MessageWorld(std::unique_ptr<Transport> transport, std::uint64_t id, std::vector<collective::ProcessIdentity> processes, int ranks_here)
-        : World(ranks_here, state), transport_(std::move(transport)), id_(id), processes_(std::move(processes)) {
-        std::lock_guard lock(mutex());
-        listen();
-    }
-
-    ~MessageWorld() override {
-        deliver();
-        const std::unique_lock lock(mutex());
-        const bool may_call = transport_->refusal() == nullptr;
-        const auto is_over = [&](Transport::Ticket ticket) { return ticket == Transport::no_ticket || (may_call && transport_->give_up(ticket)); };
-        if (!is_over(incoming_ticket_)) keep_for_good(std::move(incoming_));
-        for (Outgoing& outgoing : outgoing_)
-            if (!is_over(outgoing.ticket)) keep_for_good(std::move(outgoing.memory));
+    /// `processes`: of all ranks. `ranks_here`: how many run on this machine.
+    ///
+    /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
+    /// goes later: when a new one is made, and all others have said good-bye to this one. A world that has failed stays.
+    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here) {
+        retired().sweep();
+        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here), [](MessageWorld* world) { world->retire(); }};
     }
 
     Transport& transport() noexcept { return *transport_; }
@@ -121,9 +106,61 @@ public:
     }
 
 private:
+    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here)
+        : World(ranks_here, state), transport_(std::move(transport)), processes_(std::move(processes)) {
+        std::lock_guard lock(mutex());
+        listen();
+    }
+
+    /// Worlds that nobody uses any more.
+    class Retired {
+    public:
+        void add(MessageWorld* world) {
+            std::lock_guard lock(mutex_);
+            worlds_.emplace_back(world);
+        }
+        void sweep() noexcept {
+            std::lock_guard lock(mutex_);
+            std::erase_if(worlds_, [](const auto& world) { return world->is_quiet(); });
+        }
+
+    private:
+        std::mutex mutex_;
+        std::vector<std::unique_ptr<MessageWorld>> worlds_;
+    };
+    static Retired& retired() {
+        static auto& only = *new Retired;  // for as long as there are threads
+        return only;
+    }
+
+    void retire() noexcept {
+        deliver();
+        if (!failed() && transport_->refusal() == nullptr) {
+            try {
+                std::lock_guard lock(mutex());
+                for (int r = 0; r < transport_->size(); ++r)
+                    if (r != transport_->rank()) post(r, header(ControlMessage::gone), offsetof(ControlMessage, text));
+            } catch (const std::exception&) {
+                // It stays, then.
+            }
+        }
+        retired().add(this);
+    }
+
+    /// Will no message come any more, and has every one arrived?
+    bool is_quiet() noexcept {
+        if (failed() || transport_->refusal() != nullptr) return false;
+        try {
+            std::lock_guard lock(mutex());
+            poll();
+            return !failed() && outgoing_.empty() && gone_ == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
+        } catch (const std::exception&) {
+            return false;
+        }
+    }
+
     struct ControlMessage {
-        enum Kind : std::int32_t { failure, left };
-        std::uint64_t world = 0;
+        enum Kind : std::int32_t { failure, left, gone };
         std::uint64_t next = 0;
         Kind kind = failure;
         std::int32_t sender = 0;
@@ -144,7 +181,6 @@ private:
 
     ControlMessage header(ControlMessage::Kind kind) const noexcept {
         ControlMessage message;
-        message.world = id_;
         message.kind = kind;
         message.sender = transport_->rank();
         return message;
@@ -169,12 +205,13 @@ private:
     }
 
     void take_in(const ControlMessage& message) {
-        if (message.world != id_) return;  // of an earlier world, whose ranks left at different times
         if (message.kind == ControlMessage::failure) {
             announced_.store(true, std::memory_order_relaxed);  // the others hear it from where we have it
             record({static_cast<Errc>(message.code), message.culprit, message.text});
-        } else {
+        } else if (message.kind == ControlMessage::left) {
             leavers_.push_back({message.communicator, message.sender, message.next});
+        } else {
+            ++gone_;
         }
     }
 
@@ -183,7 +220,6 @@ private:
     }
 
     std::unique_ptr<Transport> transport_;
-    const std::uint64_t id_;
     const std::vector<collective::ProcessIdentity> processes_;
     collective::Chores chores_;
 
@@ -193,6 +229,7 @@ private:
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     std::vector<Outgoing> outgoing_;
     std::vector<Leaver> leavers_;
+    int gone_ = 0;  ///< ranks that will send nothing more
 };
 
 }  // namespace gradsync::inline v0::message_passing

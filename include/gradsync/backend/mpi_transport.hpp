@@ -1,0 +1,179 @@
+#pragma once
+
+// The C interface alone: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#endif
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../message_passing/transport.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// Messages of MPI, between the ranks of a communicator of its own.
+///
+/// MPI must let the calling thread in: any one with MPI_THREAD_MULTIPLE, one at a time with MPI_THREAD_SERIALIZED (all
+/// transports of the process have one mutex; the program's own calls are its own affair), else the main thread alone.
+class MpiTransport final : public message_passing::Transport {
+public:
+    /// Duplicates `comm`: collective over it. Throws std::runtime_error.
+    explicit MpiTransport(MPI_Comm comm) {
+        std::lock_guard lock(mutex());
+        check(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
+        MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+        MPI_Comm_rank(comm_, &rank_);
+        MPI_Comm_size(comm_, &size_);
+        MPI_Query_thread(&thread_level_);
+        void* bound = nullptr;
+        int found = 0;
+        MPI_Comm_get_attr(comm_, MPI_TAG_UB, &bound, &found);
+        if (found) last_stream_ = *static_cast<int*>(bound);
+        // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
+        MPI_Comm_create_keyval(
+            MPI_COMM_NULL_COPY_FN,
+            [](MPI_Comm, int, void* self, void*) {
+                static_cast<MpiTransport*>(self)->close();
+                return static_cast<int>(MPI_SUCCESS);
+            },
+            &key_, nullptr);
+        MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
+    }
+
+    /// No message is on its way any more: freeing a communicator is collective by the letter of the standard, but local in
+    /// practice, and one that comes for a communicator that is gone ends the process in Open MPI 4.
+    ~MpiTransport() override {
+        if (refusal() != nullptr) return;
+        std::lock_guard lock(mutex());
+        MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // closes
+        MPI_Comm_free_keyval(&key_);
+        if (requests_.empty()) MPI_Comm_free(&comm_);
+    }
+
+    int rank() const noexcept override { return rank_; }
+    int size() const noexcept override { return size_; }
+    int last_stream() const noexcept override { return last_stream_; }
+
+    const char* refusal() const noexcept override {
+        int finalised = 0;
+        MPI_Finalized(&finalised);
+        if (finalised || closed_) return "MPI was finalised; do so after the last collective";
+        if (thread_level_ >= MPI_THREAD_SERIALIZED) return nullptr;
+        int is_main = 0;
+        MPI_Is_thread_main(&is_main);
+        return is_main ? nullptr
+                       : "MPI was initialised for the main thread alone; ask MPI_Init_thread (or boost::mpi::environment) for "
+                         "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
+    }
+
+    std::mutex& mutex() noexcept override {
+        static std::mutex only;
+        return only;
+    }
+
+    Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
+        MPI_Request request;
+        check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
+        return enlist(request, false);
+    }
+    Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
+        MPI_Request request;
+        check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
+        return enlist(request, true);
+    }
+
+    void poll() override {
+        if (requests_.empty()) return;
+        finished_.resize(requests_.size());
+        int count = 0;
+        check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
+        if (count == MPI_UNDEFINED || count == 0) return;
+        for (int i = 0; i < count; ++i) entries_[tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].done = true;
+        std::size_t kept = 0;
+        for (std::size_t i = 0; i < requests_.size(); ++i) {
+            if (entries_[tickets_[i]].done) continue;
+            requests_[kept] = requests_[i];
+            tickets_[kept++] = tickets_[i];
+        }
+        requests_.resize(kept);
+        tickets_.resize(kept);
+    }
+
+    bool finish(Ticket ticket) override {
+        if (!entries_[ticket].done) return false;
+        free_.push_back(ticket);
+        return true;
+    }
+
+    bool give_up(Ticket ticket) noexcept override {
+        if (entries_[ticket].done) return finish(ticket);
+        for (std::size_t i = 0; i < requests_.size(); ++i) {
+            if (tickets_[i] != ticket) continue;
+            int over = 0;
+            if (entries_[ticket].receives) MPI_Cancel(&requests_[i]);
+            MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
+            if (!over) return false;  // the request stays where it is, and so does the communicator
+            requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(i));
+            tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
+            free_.push_back(ticket);
+            return true;
+        }
+        return true;
+    }
+
+private:
+    struct Entry {
+        bool receives = false;
+        bool done = false;
+    };
+
+    static void check(int code, const char* function) {
+        if (code == MPI_SUCCESS) return;
+        char text[MPI_MAX_ERROR_STRING] = {};
+        int length = 0;
+        MPI_Error_string(code, text, &length);
+        throw std::runtime_error(std::string(function) + ": " + text);
+    }
+
+    Ticket enlist(MPI_Request request, bool receives) {
+        if (free_.empty()) {
+            free_.push_back(static_cast<Ticket>(entries_.size()));
+            entries_.emplace_back();
+        }
+        const Ticket ticket = free_.back();
+        free_.pop_back();
+        entries_[ticket] = {receives, false};
+        requests_.push_back(request);
+        tickets_.push_back(ticket);
+        return ticket;
+    }
+
+    void close() noexcept {
+        closed_ = true;
+        for (std::size_t i = requests_.size(); i-- > 0;) give_up(tickets_[i]);
+    }
+
+    MPI_Comm comm_ = MPI_COMM_NULL;
+    int rank_ = 0, size_ = 1;
+    int thread_level_ = MPI_THREAD_SINGLE;
+    int last_stream_ = 32767;  ///< what the standard guarantees
+    int key_ = MPI_KEYVAL_INVALID;
+    bool closed_ = false;
+
+    std::vector<Entry> entries_;  ///< by ticket
+    std::vector<Ticket> free_;
+    std::vector<MPI_Request> requests_;  ///< that are not over
+    std::vector<Ticket> tickets_;        ///< theirs
+    std::vector<int> finished_;          ///< scratch
+};
+
+}  // namespace gradsync::inline v0::detail
