@@ -83,6 +83,23 @@ GRADSYNC_ALWAYS_INLINE void replace_where(const Condition& condition, const Bits
     else result = condition ? yes : result;
 }
 
+/// For results that are x where x is a NaN, as comparisons have chosen them: makes them so under `-ffast-math` too, where
+/// compilers take it that there are no NaNs, in comparisons and in choices between numbers.
+template <class A>
+GRADSYNC_ALWAYS_INLINE void keep_nan([[maybe_unused]] A x, [[maybe_unused]] A& result) noexcept {
+#if __FINITE_MATH_ONLY__
+    if constexpr (std::is_floating_point_v<A>) {
+        using U = typename Layout<A>::Unsigned;
+        using S = typename Layout<A>::Signed;
+        constexpr S infinity = S(2 * Layout<A>::bias + 1) << Layout<A>::mantissa;
+        const U bits = __builtin_bit_cast(U, x);
+        U chosen = __builtin_bit_cast(U, result);
+        replace_where(S(bits << 1 >> 1) > infinity, bits, chosen);
+        result = __builtin_bit_cast(A, chosen);
+    }
+#endif
+}
+
 /// Rounds `value` once to the 16-bit type To, whose bits become the lower ones of `half`. Like `widen`, for single
 /// numbers and packs, hence the reference parameters, and __builtin_bit_cast for the function std::bit_cast.
 template <class To, class From>
@@ -224,7 +241,8 @@ void convert_from(const From* from, void* to, DType to_type, std::size_t n) noex
 }  // namespace detail
 
 /// The same, types known at run time only. Both must be floating types.
-inline void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept {
+template <class = void>
+void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept {
     assert(is_floating(from_type) && is_floating(to_type));
     switch (from_type) {
         case DType::f16: return detail::convert_from(static_cast<const Float16*>(from), to, to_type, n);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <type_traits>
 
 #include "../core/buffer_view.hpp"
@@ -48,7 +49,9 @@ struct Clamp {  // a NaN stays
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A x, A limit) {
         const A below = x > limit ? limit : x;
-        return below < -limit ? -limit : below;
+        A within = below < -limit ? -limit : below;
+        keep_nan(x, within);
+        return within;
     }
 };
 
@@ -99,12 +102,22 @@ void add(BufferView to, ConstBufferView from) {
 /// Sixteen partial sums, whatever the vector width: the bits do not depend on the processor.
 inline constexpr std::size_t square_sums = 16;
 
-/// Keeps the compiler from fusing the product in `value` with a sum that follows, see isa.hpp.
+/// Keeps the compiler from fusing the product in `value` with a sum that follows, see isa.hpp; and from adding up in
+/// another order, as it may under `-ffast-math`.
 template <class T>
 GRADSYNC_ALWAYS_INLINE void round_now([[maybe_unused]] T& value) {
 #if defined(__GNUC__) || defined(__clang__)
     asm("" : "+m"(value));
 #endif
+}
+
+inline double sum_in_order(std::span<const double> numbers) noexcept {
+    double sum = 0;
+    for (const double number : numbers) {
+        sum += number;
+        round_now(sum);
+    }
+    return sum;
 }
 
 /// Adds the squares of the elements to the partial sums, in turns.
@@ -133,19 +146,23 @@ struct SumOfSquares {
 }  // namespace detail
 
 /// to[i] += from[i], in the accumulator's type of `to`; the two are of the same count and do not overlap.
-inline void add(BufferView to, ConstBufferView from) {
+template <class = void>
+void add(BufferView to, ConstBufferView from) {
     if (to.dtype == DType::f64) detail::add<double>(to, from);
     else detail::add<float>(to, from);
 }
 
 /// data[i] *= factor.
-inline void scale(BufferView buffer, double factor) { detail::in_place<detail::Scale>(buffer, factor); }
+template <class = void>
+void scale(BufferView buffer, double factor) { detail::in_place<detail::Scale>(buffer, factor); }
 
 /// data[i] = min(max(data[i], -limit), limit).
-inline void clamp(BufferView buffer, double limit) { detail::in_place<detail::Clamp>(buffer, limit); }
+template <class = void>
+void clamp(BufferView buffer, double limit) { detail::in_place<detail::Clamp>(buffer, limit); }
 
 /// The sum of the squares, in double.
-inline double sum_of_squares(ConstBufferView buffer) {
+template <class = void>
+double sum_of_squares(ConstBufferView buffer) {
     using detail::SumOfSquares;
     double sums[detail::square_sums] = {};
     if (buffer.dtype == DType::f64) dispatch<SumOfSquares>(static_cast<const double*>(buffer.data), buffer.count, sums);
@@ -156,9 +173,7 @@ inline double sum_of_squares(ConstBufferView buffer) {
             convert(buffer.subview(first, n).data, buffer.dtype, block, DType::f32, n);
             dispatch<SumOfSquares>(static_cast<const float*>(block), n, sums);
         });
-    double sum = 0;
-    for (double s : sums) sum += s;
-    return sum;
+    return detail::sum_in_order(sums);
 }
 
 }  // namespace gradsync::inline v0::kernel

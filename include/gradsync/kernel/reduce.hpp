@@ -50,11 +50,21 @@ struct Product {
 };
 struct Min {  // a NaN wins
     template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) { return x < a || x != x ? x : a; }
+    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
+        A result = x < a || x != x ? x : a;
+        keep_nan(a, result);
+        keep_nan(x, result);
+        return result;
+    }
 };
 struct Max {
     template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) { return x > a || x != x ? x : a; }
+    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
+        A result = x > a || x != x ? x : a;
+        keep_nan(a, result);
+        keep_nan(x, result);
+        return result;
+    }
 };
 
 /// Any operation, any number of inputs: block by block through accumulators, which stay in the first-level cache. All
@@ -181,7 +191,8 @@ void reduce(const Reduction& r) {
 }  // namespace detail
 
 /// Runs a reduction on the calling thread. Without inputs the outputs become zero.
-inline void reduce(const Reduction& r) {
+template <class = void>
+void reduce(const Reduction& r) {
     if (r.count == 0) return;
     const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
     if (one_to_itself && r.scales.empty() && r.factor == 1) return;
