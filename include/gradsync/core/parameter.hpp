@@ -23,7 +23,7 @@ struct ParameterView {
 };
 
 /// What a type of parameter looks like: the only thing that a user specialises. All functions are static and
-/// take a `T&`; only `gradient` must be there.
+/// take a `T&`, or a `const T&` for handles that may be constant; only `gradient` must be there.
 ///
 /// | function | returns | default |
 /// |---|---|---|
@@ -54,7 +54,14 @@ struct parameter_traits<ParameterView> {
 namespace detail {
 
 template <class T>
-concept HasGradient = requires(T& t) { parameter_traits<T>::gradient(t); };
+concept HasOwnTraits = requires(T& t) { parameter_traits<T>::gradient(t); };
+
+/// What a constant T is described by: its type's traits, unless it has some of its own, as a constant range has.
+template <class T>
+using traits_of = parameter_traits<std::conditional_t<HasOwnTraits<T>, T, std::remove_const_t<T>>>;
+
+template <class T>
+concept HasGradient = requires(T& t) { traits_of<T>::gradient(t); };
 
 template <class X>
 BufferView to_buffer(X&& x) {
@@ -81,7 +88,7 @@ ParameterView parameter_view(T& t) {
                       "gradient(T&) that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
         ParameterView view;
         if constexpr (detail::HasGradient<T>) {
-            using Traits = parameter_traits<T>;
+            using Traits = detail::traits_of<T>;
             view.gradient = detail::to_buffer(Traits::gradient(t));
             if constexpr (requires { Traits::value(t); }) view.value = detail::to_buffer(Traits::value(t));
             if constexpr (requires { Traits::name(t); }) view.name = Traits::name(t);

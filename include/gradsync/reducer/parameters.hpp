@@ -1,8 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -22,13 +22,13 @@ namespace gradsync::inline v0::detail {
 /// all is to be like the value, without memory.
 template <MemorySpace space, class Range>
 std::vector<ParameterView> view_parameters(Range&& parameters) {
-    using T = std::remove_cv_t<range_element_t<std::remove_reference_t<Range>>>;
+    using T = range_element_t<std::remove_reference_t<Range>>;
     static_assert(Parameter<T>,
                   "gradsync: specialise gradsync::parameter_traits for this type, with a static function gradient(T&) "
                   "that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
     std::vector<ParameterView> views;
     if constexpr (Parameter<T>) {
-        using Traits = parameter_traits<std::remove_pointer_t<T>>;
+        using Traits = traits_of<std::remove_pointer_t<T>>;
         if constexpr (requires { Traits::space; })
             static_assert(Traits::space == space,
                           "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
@@ -45,16 +45,24 @@ std::vector<ParameterView> view_parameters(Range&& parameters) {
     return views;
 }
 
-/// Two trainable parameters whose gradients share memory; the same one twice if there are none.
-inline std::pair<std::size_t, std::size_t> overlapping_gradients(const std::vector<ParameterView>& parameters) {
-    std::vector<std::size_t> order;  // by address
-    order.reserve(parameters.size());
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-        if (parameters[i].requires_grad && parameters[i].gradient.bytes() != 0) order.push_back(i);
-    const auto first = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(parameters[i].gradient.data); };
-    std::sort(order.begin(), order.end(), [&](std::size_t i, std::size_t j) { return first(i) != first(j) ? first(i) < first(j) : i < j; });
-    for (std::size_t k = 1; k < order.size(); ++k)
-        if (first(order[k]) - first(order[k - 1]) < parameters[order[k - 1]].gradient.bytes()) return std::minmax({order[k - 1], order[k]});
+/// Two trainable parameters whose gradients share memory; none and none where there are no such two.
+inline std::pair<const ParameterView*, const ParameterView*> overlapping_gradients(const std::vector<ParameterView>& parameters) {
+    std::vector<const ParameterView*> by_address(parameters.size());
+    std::size_t n = 0;
+    for (const ParameterView& p : parameters)
+        if (p.requires_grad && p.gradient.bytes() != 0) by_address[n++] = &p;
+    if (n == 0) return {};
+    static constexpr auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>(p->gradient.data); };
+    // Not std::sort, for which <algorithm> would have to be read wherever the library is included.
+    std::qsort(by_address.data(), n, sizeof by_address[0], [](const void* a, const void* b) {
+        const auto *one = *static_cast<const ParameterView* const*>(a), *other = *static_cast<const ParameterView* const*>(b);
+        const bool before = first(one) != first(other) ? first(one) < first(other) : one < other;
+        return before ? -1 : 1;
+    });
+    for (std::size_t k = 1; k < n; ++k) {
+        const ParameterView *one = by_address[k - 1], *other = by_address[k];
+        if (first(other) - first(one) < one->gradient.bytes()) return one < other ? std::pair(one, other) : std::pair(other, one);
+    }
     return {};
 }
 
@@ -75,9 +83,10 @@ inline std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>&
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
         refuse("reduce_dtype must be a floating type, not " + text(*options.reduce_dtype));
 
-    std::vector<ParameterInfo> infos;
-    infos.reserve(parameters.size());
-    for (const ParameterView& p : parameters) {
+    std::vector<ParameterInfo> infos(parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const ParameterView& p = parameters[i];
+        ParameterInfo& info = infos[i];
         const BufferView& g = p.gradient;
         const auto check = [&](bool ok, auto&& what) {
             if (!ok) refuse("parameter '" + p.name + "' " + what(), p.name);
@@ -91,7 +100,7 @@ inline std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>&
             return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count);
         });
         check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
-        infos.push_back({g.count, g.dtype, space});
+        info = {g.count, g.dtype, space};
         if (!p.requires_grad) continue;
 
         check(!borrowed || g.data != nullptr || g.count == 0, [] {
@@ -103,16 +112,16 @@ inline std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>&
                   [&] { return "has a gradient of " + text(g.dtype) + ", which can be summed only (Averaging::sum)"; });
             check(!adds_up, [&] { return "has a gradient of " + text(g.dtype) + ", which buckets do not add up (Accumulation::in_gradients)"; });
         } else if (options.reduce_dtype) {
-            infos.back().dtype = *options.reduce_dtype;
+            info.dtype = *options.reduce_dtype;
         } else if (adds_up) {
-            infos.back().dtype = accumulator_of(g.dtype);
+            info.dtype = accumulator_of(g.dtype);
         }
     }
     if (borrowed)
-        if (const auto [one, other] = overlapping_gradients(parameters); one != other)
-            refuse("the gradients of '" + parameters[one].name + "' and '" + parameters[other].name +
+        if (const auto [one, other] = overlapping_gradients(parameters); one != nullptr)
+            refuse("the gradients of '" + one->name + "' and '" + other->name +
                        "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2",
-                   parameters[other].name);
+                   other->name);
     return infos;
 }
 
@@ -127,18 +136,16 @@ inline std::vector<std::size_t> default_order(const std::vector<ParameterView>& 
 
 /// Marks until each gradient is ready; 0 for frozen parameters.
 inline std::vector<std::uint32_t> uses_of(const std::vector<ParameterView>& parameters) {
-    std::vector<std::uint32_t> uses;
-    uses.reserve(parameters.size());
-    for (const ParameterView& p : parameters) uses.push_back(p.requires_grad ? p.uses : 0);
+    std::vector<std::uint32_t> uses(parameters.size());
+    for (std::size_t i = 0; i < uses.size(); ++i) uses[i] = parameters[i].requires_grad ? parameters[i].uses : 0;
     return uses;
 }
 
 /// Elements of each gradient that has a norm; 0 for frozen parameters and integers.
 inline std::vector<std::size_t> norm_counts(const std::vector<ParameterView>& parameters) {
-    std::vector<std::size_t> counts;
-    counts.reserve(parameters.size());
-    for (const ParameterView& p : parameters)
-        counts.push_back(p.requires_grad && is_floating(p.gradient.dtype) ? p.gradient.count : 0);
+    std::vector<std::size_t> counts(parameters.size());
+    for (std::size_t i = 0; i < counts.size(); ++i)
+        if (const ParameterView& p = parameters[i]; p.requires_grad && is_floating(p.gradient.dtype)) counts[i] = p.gradient.count;
     return counts;
 }
 

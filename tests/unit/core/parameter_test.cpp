@@ -21,6 +21,10 @@ struct Full {
 struct Least {
     std::array<double, 3> gradient{};
 };
+struct Handle {
+    float* data;
+    std::size_t count;
+};
 struct Unsupported {};
 
 }  // namespace
@@ -39,10 +43,18 @@ struct gradsync::parameter_traits<Least> {
     static BufferView gradient(Least& t) { return buffer(t.gradient); }
 };
 
+template <>
+struct gradsync::parameter_traits<Handle> {
+    static constexpr MemorySpace space = MemorySpace::host;
+    static std::span<float> gradient(const Handle& t) { return {t.data, t.count}; }
+};
+
 static_assert(Parameter<Full> && Parameter<Full*> && Parameter<Least> && Parameter<ParameterView>);
 static_assert(Parameter<std::vector<float>> && Parameter<std::span<double>> && Parameter<std::vector<float>*>);
 static_assert(!Parameter<Unsupported> && !Parameter<Unsupported*> && !Parameter<int> && !Parameter<std::deque<float>> && !Parameter<std::list<float>>);
 static_assert(!Parameter<Full**>);
+static_assert(Parameter<const Handle> && Parameter<const Handle*> && Parameter<const ParameterView>);
+static_assert(!Parameter<const Full>, "its traits ask for a tensor that is not constant");
 
 TEST_CASE("parameter_view: everything that parameter_traits say") {
     Full tensor;
@@ -72,6 +84,14 @@ TEST_CASE("parameter_view: a pointer to a tensor is that tensor") {
     Full* const constant = &tensor;
     CHECK(parameter_view(pointer).gradient == parameter_view(tensor).gradient);
     CHECK(parameter_view(constant).name == "fc.weight");
+}
+
+TEST_CASE("parameter_view: a constant handle is described by its type's traits") {
+    std::vector<float> memory(4);
+    const std::vector<Handle> handles{{memory.data(), 4}};
+    const Handle* pointer = handles.data();
+    CHECK(parameter_view(handles[0]).gradient == buffer(memory));
+    CHECK(parameter_view(pointer).gradient == buffer(memory));
 }
 
 TEST_CASE("parameter_view: contiguous ranges are gradients without a name") {
