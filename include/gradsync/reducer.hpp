@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,11 +17,13 @@
 #include "core/bucket_plan.hpp"
 #include "core/clock.hpp"
 #include "core/error.hpp"
+#include "core/math.hpp"
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "kernel/elementwise.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
+#include "reducer/exposure.hpp"
 #include "reducer/failure_latch.hpp"
 #include "reducer/flight.hpp"
 #include "reducer/gradient_buckets.hpp"
@@ -82,6 +83,7 @@ public:
           overlap_(std::move(overlap)) {
         detail::verify<B>(backend_, gradients_.parameters(), gradients_.plan(),
                           gradients_.describe_policy() + " " + overlap_.describe() + " " + describe(options_));
+        gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.buckets.resize(gradients_.plan().size());
         overlap_.attach(background_);
     }
@@ -94,12 +96,13 @@ public:
 
     /// Gives every rank the root's weights, of frozen parameters too. Collective.
     void broadcast_parameters(int root = 0) {
-        std::vector<BufferView> values;
-        for (const ParameterView& p : gradients_.parameters()) {
+        std::vector<BufferView> values(size());
+        for (std::size_t i = 0; i < size(); ++i) {
+            const ParameterView& p = gradients_.parameter(i);
             if (p.value.data == nullptr && p.gradient.count != 0)
                 throw_here(Errc::invalid_argument, "broadcast_parameters",
                            "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
-            values.push_back(p.value);
+            values[i] = p.value;
         }
         broadcast_buffers(values, root);
     }
@@ -135,7 +138,7 @@ public:
         check_usable("set_weight");
         if (options_.averaging != Averaging::weighted_mean && options_.averaging != Averaging::mean_over_count)
             throw_here(Errc::invalid_argument, "set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
-        if (!(weight >= 0) || !std::isfinite(weight))
+        if (!(weight >= 0) || !detail::is_finite(weight))
             throw_here(Errc::invalid_argument, "set_weight", "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
         if (flight_.started() != 0)
             throw_here(Errc::invalid_argument, "set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
@@ -183,7 +186,7 @@ public:
             } else {
                 const auto begin = Clock::now();
                 gradients_.deposit(i);
-                add_exposed(Clock::now() - begin);
+                exposure_.add(begin, Clock::now());
             }
         }
         if (recording_) readiness_.record(i);
@@ -226,7 +229,7 @@ public:
             flight_.poll();
             complete = !flight_.in_flight() && used_map_work_.test();
             if (complete) complete_step(begin);
-            else add_exposed(Clock::now() - begin);
+            else exposure_.add(begin, Clock::now());
         });
         return complete;
     }
@@ -262,7 +265,7 @@ public:
     /// save the pass. 1 where nothing is to be done; not finite where the norm is not.
     static double clip_factor(double norm, double max_norm) noexcept {
         if (norm <= max_norm) return 1;
-        return std::isfinite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();
+        return detail::is_finite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();
     }
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. Collective.
@@ -383,7 +386,7 @@ private:
             flight_.start(start(b), now);
             now = Clock::now();
         }
-        if (in_hook) add_exposed(now - begin);
+        if (in_hook) exposure_.add(begin, now);
     }
 
     void poll(bool in_hook) {
@@ -391,7 +394,11 @@ private:
         std::lock_guard polling(polling_, std::adopt_lock);
         const auto before = backend_.progress_time();
         flight_.poll();
-        if (in_hook) add_exposed(std::chrono::duration_cast<Clock::duration>(backend_.progress_time() - before));
+        if (!in_hook) return;
+        const auto worked = std::chrono::duration_cast<Clock::duration>(backend_.progress_time() - before);
+        if (worked == Clock::duration::zero()) return;  // and the clock need not be read
+        const auto now = Clock::now();
+        exposure_.add(now - worked, now);
     }
 
     bool all_ready() const noexcept {
@@ -407,7 +414,7 @@ private:
         else if (!all_ready()) settle_unready();
         launch_full_buckets(false);
         if (options_.unused == UnusedParameters::agree && backend_.size() > 1) {
-            if (!has_batch_) std::fill(readiness_.used().begin(), readiness_.used().end(), std::uint8_t{0});
+            if (!has_batch_) readiness_.forget_used();
             used_map_work_ = backend_.all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
         closed_ = true;
@@ -456,7 +463,7 @@ private:
                 gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
             gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
         }
-        add_exposed(Clock::now() - begin);
+        exposure_.add(begin, Clock::now());
         record_statistics();
         readiness_.reset();
         flight_.reset();
@@ -474,12 +481,10 @@ private:
 
     // ----------------------------------------------------------------------------------------------- observation
 
-    void add_exposed(Clock::duration time) noexcept { exposed_.fetch_add(time.count(), std::memory_order_relaxed); }
-
     void record_statistics() {
         StepStatistics& last = statistics_.last;
         last = {};
-        last.exposed_seconds = Flight::seconds(Clock::duration(exposed_.exchange(0, std::memory_order_relaxed)));
+        last.exposed_seconds = Flight::seconds(exposure_.take());
         if (backend_.size() > 1) {
             for (std::size_t b = 0; b < flight_.size(); ++b) {
                 statistics_.buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
@@ -543,7 +548,7 @@ private:
     [[noreturn]] void report_missing(const std::vector<std::size_t>& missing) {
         constexpr std::size_t named = 5;
         std::string names;
-        for (std::size_t k = 0; k < std::min(named, missing.size()); ++k) {
+        for (std::size_t k = 0; k < missing.size() && k < named; ++k) {
             const std::size_t i = missing[k];
             const std::uint32_t marks = readiness_.uses(i) - readiness_.remaining(i);
             names += (k ? ", '" : "'") + name(i) + "' (bucket " + std::to_string(readiness_.bucket_of(i)) + ", marked " +
@@ -576,7 +581,7 @@ private:
     detail::SpinLock launching_;
     detail::SpinLock polling_;
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
-    std::atomic<Clock::rep> exposed_{0};
+    detail::Exposure exposure_;
     detail::FailureLatch failure_;
 
     Engine<true> hook_{*this};

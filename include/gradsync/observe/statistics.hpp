@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -12,12 +11,11 @@ struct StepStatistics {
     std::size_t bytes = 0;             ///< handed to collectives by this rank
     std::size_t collectives = 0;
     double communication_seconds = 0;  ///< while at least one bucket was in flight, seen from this rank
-    double exposed_seconds = 0;        ///< what `finish()` and the hooks added to the step
+    double exposed_seconds = 0;        ///< what `finish()` and the hooks added to the step; what threads did at once counts once
 
     /// The share of the communication that hid behind the backward: 1 - exposed / communication, within [0, 1].
     double overlap_ratio() const noexcept {
-        if (communication_seconds <= 0) return 0;
-        return std::clamp(1 - exposed_seconds / communication_seconds, 0.0, 1.0);
+        return exposed_seconds < communication_seconds ? 1 - exposed_seconds / communication_seconds : 0;
     }
 
     StepStatistics& operator+=(const StepStatistics& other) noexcept {

@@ -7,6 +7,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/parameter.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -17,17 +18,18 @@ class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `own_memory[b]`: false where the bucket is the gradient of its only parameter, in the trainer's memory
-    /// (`gradients`). Collective, as the backend's `allocate` is.
-    BucketStorage(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos,
-                  std::span<const BufferView> gradients, const std::vector<bool>& own_memory)
+    /// `is_direct(b)`: the bucket is the gradient of its only parameter, in the trainer's memory. Collective, as the
+    /// backend's `allocate` is.
+    template <class IsDirect>
+    BucketStorage(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::span<const ParameterView> parameters,
+                  IsDirect is_direct)
         : buckets_(plan.size()), parameters_(infos.size()) {
         std::size_t total = 0;
         std::vector<std::size_t> offsets(infos.size());
         std::vector<std::size_t> starts(plan.size());
         const auto round_up = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            if (!own_memory[b]) continue;
+            if (is_direct(b)) continue;
             starts[b] = total;
             for (std::size_t i : plan.bucket(b)) {
                 offsets[i] = total;
@@ -38,8 +40,8 @@ public:
         auto* base = static_cast<std::byte*>(memory_.data());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const ParameterInfo& first = infos[plan.bucket(b).front()];
-            if (!own_memory[b]) {
-                buckets_[b] = parameters_[plan.bucket(b).front()] = gradients[plan.bucket(b).front()];
+            if (is_direct(b)) {
+                buckets_[b] = parameters_[plan.bucket(b).front()] = parameters[plan.bucket(b).front()].gradient;
                 continue;
             }
             std::size_t end = starts[b];

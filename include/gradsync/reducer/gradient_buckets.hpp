@@ -1,7 +1,7 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
@@ -25,16 +25,18 @@ namespace gradsync::inline v0::detail {
 template <Backend B, class Buckets>
 class GradientBuckets {
 public:
-    /// Collective. Throws Error where parameters, options and policy do not go together.
-    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy)
+    /// Plans, without memory yet. Throws Error where parameters, options and policy do not go together.
+    GradientBuckets(const B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy)
         : options_(options),
           policy_(std::move(policy)),
           parameters_(std::move(parameters)),
           infos_(bucket_infos(parameters_, options_, B::memory_space, backend.rank())),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
-          storage_(make_storage(backend)),
           deposited_(parameters_.size()) {}
+
+    /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
+    void allocate(B& backend) { storage_ = make_storage(backend); }
 
     const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
     const ParameterView& parameter(std::size_t i) const noexcept { return parameters_[i]; }
@@ -82,14 +84,15 @@ public:
     void keep(std::size_t i) {
         if (!live_here()) return;
         const BufferView slot = storage_.parameter(i);
-        const auto* bytes = static_cast<const std::byte*>(slot.data);
+        const std::size_t end = kept_bytes_.size();
         kept_.push_back(i);
-        kept_bytes_.insert(kept_bytes_.end(), bytes, bytes + slot.bytes());
+        kept_bytes_.resize(end + slot.bytes());
+        if (slot.bytes() != 0) std::memcpy(kept_bytes_.data() + end, slot.data, slot.bytes());
     }
     /// Puts back what was kept of those for which `unused(i)`.
     template <class Unused>
     void restore(Unused&& unused) {
-        const std::byte* bytes = kept_bytes_.data();
+        const std::uint8_t* bytes = kept_bytes_.data();
         for (std::size_t i : kept_) {
             const BufferView slot = storage_.parameter(i);
             if (unused(i) && slot.bytes() != 0) std::memcpy(slot.data, bytes, slot.bytes());
@@ -100,11 +103,11 @@ public:
     }
 
     /// The step is over: the next deposits overwrite.
-    void forget_sums() noexcept { std::fill(deposited_.begin(), deposited_.end(), char{0}); }
+    void forget_sums() noexcept { deposited_.assign(deposited_.size(), 0); }
 
     /// Plans anew for another order of readiness; values and sums move along. True if the plan changed. Collective.
     bool reorder(B& backend, std::span<const std::uint64_t> order) {
-        order_.assign(order.begin(), order.end());
+        for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
         BucketPlan plan = make_plan(backend);
         if (plan == plan_) return false;
         plan_ = std::move(plan);
@@ -130,7 +133,7 @@ private:
         else if (from.bytes() != 0) std::memcpy(to.data, from.data, from.bytes());
     }
 
-    BucketPlan make_plan(B& backend) const {
+    BucketPlan make_plan(const B& backend) const {
         BucketPlan plan;
         // One rank has nothing to send: with a bucket each, borrowed gradients are not even copied.
         if (backend.size() == 1 && !live_here()) {
@@ -150,13 +153,7 @@ private:
     }
 
     BucketStorage<B> make_storage(B& backend) const {
-        std::vector<BufferView> gradients;
-        gradients.reserve(parameters_.size());
-        for (const ParameterView& p : parameters_) gradients.push_back(p.gradient);
-        std::vector<bool> own_memory;
-        own_memory.reserve(plan_.size());
-        for (std::size_t b = 0; b < plan_.size(); ++b) own_memory.push_back(!is_direct(b));
-        return {backend, plan_, infos_, gradients, own_memory};
+        return {backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); }};
     }
 
     ReducerOptions options_;
@@ -166,9 +163,9 @@ private:
     std::vector<std::size_t> order_;
     BucketPlan plan_;
     BucketStorage<B> storage_;
-    std::vector<char> deposited_;        ///< by parameter: the next deposit adds
+    std::vector<std::uint8_t> deposited_;        ///< by parameter: the next deposit adds
     std::vector<std::size_t> kept_;      ///< gradients to put back if nobody used them
-    std::vector<std::byte> kept_bytes_;  ///< what they held, one after the other
+    std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,7 +18,7 @@ public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
     Readiness(std::vector<std::uint32_t> uses, const BucketPlan& plan)
         : uses_(std::move(uses)),
-          remaining_(std::make_unique<std::atomic<std::uint32_t>[]>(uses_.size())),
+          remaining_(uses_.size()),
           used_(uses_.size()),
           order_(uses_.size()) {
         set_plan(plan);
@@ -30,7 +28,7 @@ public:
     void set_plan(const BucketPlan& plan) {
         bucket_of_.assign(uses_.size(), 0);
         sizes_.resize(plan.size());
-        pending_ = std::make_unique<std::atomic<std::uint32_t>[]>(plan.size());
+        pending_ = std::vector<std::atomic<std::uint32_t>>(plan.size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             for (std::size_t i : plan.bucket(b)) bucket_of_[i] = static_cast<std::uint32_t>(b);
             sizes_[b] = static_cast<std::uint32_t>(plan.bucket(b).size());
@@ -63,11 +61,13 @@ public:
 
     /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
     std::vector<std::uint8_t>& used() noexcept { return used_; }
+    void forget_used() noexcept { used_.assign(used_.size(), 0); }
 
     /// Records the order in which gradients become ready.
     void record(std::size_t i) noexcept { order_[recorded_.fetch_add(1, std::memory_order_relaxed) % order_.size()] = i; }
     std::span<const std::size_t> recorded() const noexcept {
-        return std::span(order_).first(std::min(order_.size(), recorded_.load(std::memory_order_relaxed)));
+        const std::size_t n = recorded_.load(std::memory_order_relaxed);
+        return {order_.data(), n < order_.size() ? n : order_.size()};
     }
     void forget_order() noexcept { recorded_.store(0, std::memory_order_relaxed); }
 
@@ -93,16 +93,16 @@ public:
     void reset() noexcept {
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
         for (std::size_t b = 0; b < sizes_.size(); ++b) pending_[b].store(sizes_[b], std::memory_order_relaxed);
-        std::fill(used_.begin(), used_.end(), std::uint8_t{0});
+        forget_used();
     }
 
 private:
     std::vector<std::uint32_t> uses_;
-    std::unique_ptr<std::atomic<std::uint32_t>[]> remaining_;
+    std::vector<std::atomic<std::uint32_t>> remaining_;
     std::vector<std::uint8_t> used_;
     std::vector<std::uint32_t> bucket_of_;
     std::vector<std::uint32_t> sizes_;
-    std::unique_ptr<std::atomic<std::uint32_t>[]> pending_;
+    std::vector<std::atomic<std::uint32_t>> pending_;
     std::vector<std::size_t> order_;
     std::atomic<std::size_t> recorded_{0};
 };

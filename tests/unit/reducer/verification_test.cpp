@@ -51,6 +51,19 @@ void check_mismatch(const std::vector<std::string>& words, const std::string& pa
         }
 }
 
+/// Counts what is allocated, which is collective: ranks that want different buckets must not get so far.
+struct CountingBackend : ThreadBackend {
+    CountingBackend(ThreadBackend backend, int& count) : ThreadBackend(std::move(backend)), allocations(&count) {}
+    CountingBackend split(int color, int key) { return {ThreadBackend::split(color, key), *allocations}; }
+    CountingBackend duplicate() { return {ThreadBackend::duplicate(), *allocations}; }
+    auto allocate(std::size_t bytes) {
+        ++*allocations;
+        return ThreadBackend::allocate(bytes);
+    }
+    int* allocations;
+};
+static_assert(Backend<CountingBackend>);
+
 /// The odd rank's model is changed by `change`.
 void check_odd_model(const std::vector<std::string>& words, const std::string& parameter, const std::function<void(std::vector<Tensor>&)>& change) {
     check_mismatch(words, parameter, [&](ThreadBackend comm, bool odd) {
@@ -248,6 +261,20 @@ TEST_CASE("gradients without memory of their own live in the buckets") {
         sync.mark_ready(0);
         sync.finish();
         for (const float x : sync.gradient<float>(0)) finding.check(x == 0.5f, "not the mean");
+    }) == "");
+}
+
+TEST_CASE("buckets are allocated once all ranks are known to want the same ones") {
+    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
+        const bool odd = comm.rank() == 1;
+        int allocations = 0;
+        CountingBackend backend(std::move(comm), allocations);
+        auto model = tensors({10, 24, 30}), others = tensors({10, 25, 30});
+        const Outcome outcome = outcome_of([&] { Reducer sync(backend, odd ? others : model); });
+        finding.check(outcome.is(Errc::parameter_mismatch), "the difference was not found: " + outcome.text);
+        finding.check(allocations == 0, "memory was allocated before");
+        Reducer sync(backend, model);
+        finding.check(allocations == 1, "no memory was allocated, or too often");
     }) == "");
 }
 

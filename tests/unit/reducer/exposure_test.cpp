@@ -1,0 +1,48 @@
+#include <gradsync/reducer/exposure.hpp>
+
+#include <doctest/doctest.h>
+
+#include <thread>
+#include <vector>
+
+using gradsync::detail::Exposure;
+using Clock = Exposure::Clock;
+
+namespace {
+
+Clock::time_point at(int tick) { return Clock::time_point(Clock::duration(tick)); }
+
+}  // namespace
+
+TEST_CASE("Exposure: spans one after the other add up") {
+    Exposure exposure;
+    exposure.add(at(10), at(15));
+    exposure.add(at(15), at(16));
+    exposure.add(at(20), at(30));
+    CHECK(exposure.take() == Clock::duration(16));
+    CHECK(exposure.take() == Clock::duration(0));
+    exposure.add(at(40), at(41));
+    CHECK(exposure.take() == Clock::duration(1));
+}
+
+TEST_CASE("Exposure: what several threads do at once counts once") {
+    Exposure exposure;
+    exposure.add(at(10), at(20));
+    exposure.add(at(12), at(18));
+    exposure.add(at(15), at(25));
+    CHECK(exposure.take() == Clock::duration(15));
+}
+
+TEST_CASE("Exposure: never more than went by, from any number of threads") {
+    constexpr int threads = 4, spans = 2000;
+    Exposure exposure;
+    std::vector<std::thread> running;
+    for (int t = 0; t < threads; ++t)
+        running.emplace_back([&exposure, t] {
+            for (int i = 1; i <= spans; ++i) exposure.add(at(10 * i), at(10 * i + 5 + t));
+        });
+    for (std::thread& thread : running) thread.join();
+    const auto sum = exposure.take();
+    CHECK(sum > Clock::duration(0));
+    CHECK(sum <= Clock::duration(spans * (5 + threads - 1)));
+}
