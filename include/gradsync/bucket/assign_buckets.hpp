@@ -9,61 +9,59 @@
 
 namespace gradsync::inline v0::detail {
 
-/// The loop that bucket policies share: takes the parameters in `order`, keeps one open bucket for each (dtype,
-/// memory space), and asks of every parameter but a bucket's first whether it may join:
-/// `joins(k, bytes, more)`, the open bucket being number k of its (dtype, space), holding `bytes` so far, and the
-/// parameter having `more`. Where it may not, that bucket closes, and the parameter opens the next one.
+/// The loop that bucket policies share: takes the parameters in `order` and keeps one open bucket for each (dtype,
+/// memory space). A parameter joins it if the total stays within the bucket's cap; else, or where it is the first, it
+/// opens the next one. The k-th bucket of its (dtype, space) may hold `caps[k]` bytes; the last cap repeats.
 ///
 /// Buckets are launched in the order in which they become complete: by the place in `order` of their last
 /// parameter. Linear in the number of parameters.
-template <class Joins>
-BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order, Joins joins) {
-    struct Bucket {
-        std::size_t last = 0;   ///< place in `order` of its last parameter
-        std::size_t count = 0;  ///< parameters
-        std::size_t next = 0;   ///< where its next parameter goes in `grouped`
-    };
+inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order,
+                                 std::span<const std::size_t> caps) {
     struct Sequence {  // the buckets of one (dtype, space)
         std::size_t opened = 0;
-        std::size_t open = 0;  ///< index of the open bucket, where opened > 0
+        std::size_t open = 0;  ///< number of the open bucket, where opened > 0
         std::size_t bytes = 0;
     };
     constexpr std::size_t spaces = 2;
     std::array<Sequence, dtype_count * spaces> sequences{};
-    std::vector<Bucket> buckets;
-    std::vector<std::size_t> bucket_of(order.size());
+    std::vector<std::size_t> bucket_of(order.size());  // by place in `order`
+    std::vector<std::size_t> last;                     // by bucket: the place in `order` of its last parameter,
+    std::vector<std::size_t> count;                    // and how many it has
 
     for (std::size_t at = 0; at < order.size(); ++at) {
         const ParameterInfo& parameter = parameters[order[at]];
         Sequence& sequence =
             sequences[static_cast<std::size_t>(parameter.dtype) * spaces + static_cast<std::size_t>(parameter.space)];
-        if (sequence.opened == 0 || !joins(sequence.opened - 1, sequence.bytes, parameter.bytes())) {
-            sequence = {sequence.opened + 1, buckets.size(), 0};
-            buckets.emplace_back();
+        const auto joins = [&] {
+            if (sequence.opened == 0) return false;
+            const std::size_t cap = sequence.opened < caps.size() ? caps[sequence.opened - 1] : caps.back();
+            return sequence.bytes <= cap && parameter.bytes() <= cap - sequence.bytes;
+        };
+        if (!joins()) {
+            sequence = {sequence.opened + 1, last.size(), 0};
+            last.push_back(at);
+            count.push_back(0);
         }
         sequence.bytes += parameter.bytes();
         bucket_of[at] = sequence.open;
-        buckets[sequence.open].last = at;
-        ++buckets[sequence.open].count;
+        last[sequence.open] = at;
+        ++count[sequence.open];
     }
 
-    std::vector<std::size_t> launches;  // indices into `buckets`
-    launches.reserve(buckets.size());
+    std::vector<std::size_t> next(last.size());  // by bucket: where its next parameter goes in `grouped`
     std::size_t placed = 0;
     for (std::size_t at = 0; at < order.size(); ++at) {
-        Bucket& bucket = buckets[bucket_of[at]];
-        if (bucket.last != at) continue;
-        launches.push_back(bucket_of[at]);
-        bucket.next = placed;
-        placed += bucket.count;
+        const std::size_t b = bucket_of[at];
+        if (last[b] != at) continue;
+        next[b] = placed;
+        placed += count[b];
     }
-
     std::vector<std::size_t> grouped(order.size());
-    for (std::size_t at = 0; at < order.size(); ++at) grouped[buckets[bucket_of[at]].next++] = order[at];
+    for (std::size_t at = 0; at < order.size(); ++at) grouped[next[bucket_of[at]]++] = order[at];
 
     BucketPlan plan;
-    for (std::size_t b : launches)
-        plan.push_back(std::span(grouped).subspan(buckets[b].next - buckets[b].count, buckets[b].count));
+    for (std::size_t at = 0; at < order.size(); ++at)
+        if (const std::size_t b = bucket_of[at]; last[b] == at) plan.push_back({grouped.data() + next[b] - count[b], count[b]});
     return plan;
 }
 

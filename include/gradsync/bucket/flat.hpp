@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -13,7 +14,8 @@ namespace gradsync::inline v0 {
 /// gradient is ready. Good where nothing can be overlapped, or launches are dear.
 struct Flat {
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
-        return detail::assign_buckets(parameters, order, [](std::size_t, std::size_t, std::size_t) { return true; });
+        constexpr std::size_t no_cap[] = {SIZE_MAX};
+        return detail::assign_buckets(parameters, order, no_cap);
     }
 
     std::string describe() const { return "Flat"; }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -32,7 +31,7 @@ public:
     SizeCappedBuckets() : SizeCappedBuckets(default_cap) {}
 
     /// Every bucket within `cap`, the first within 1 MiB too.
-    explicit SizeCappedBuckets(std::size_t cap) : SizeCappedBuckets(cap, std::min(cap, default_first_cap)) {}
+    explicit SizeCappedBuckets(std::size_t cap) : SizeCappedBuckets(cap, cap < default_first_cap ? cap : default_first_cap) {}
 
     /// The first bucket within `first_cap`, all others within `cap`.
     /// Throws Error(invalid_argument) where a cap is 0.
@@ -43,13 +42,10 @@ public:
     static SizeCappedBuckets with_caps(std::vector<std::size_t> caps) { return SizeCappedBuckets(std::move(caps)); }
 
     /// At least one; without repetitions at the end.
-    std::span<const std::size_t> caps() const noexcept { return caps_; }
+    std::span<const std::size_t> caps() const noexcept { return {caps_.data(), caps_.size()}; }
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
-        return detail::assign_buckets(parameters, order, [this](std::size_t k, std::size_t bytes, std::size_t more) {
-            const std::size_t cap = caps_[std::min(k, caps_.size() - 1)];
-            return bytes <= cap && more <= cap - bytes;
-        });
+        return detail::assign_buckets(parameters, order, caps());
     }
 
     /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; three caps and more: "SizeCappedBuckets{caps=[1, 2, 4]}".
@@ -69,11 +65,12 @@ private:
         if (caps_.empty())
             throw Error(Errc::invalid_argument, "SizeCappedBuckets: give at least one bucket cap, in bytes",
                         {.operation = "SizeCappedBuckets"});
-        if (std::find(caps_.begin(), caps_.end(), std::size_t{0}) != caps_.end())
-            throw Error(Errc::invalid_argument,
-                        "SizeCappedBuckets: a bucket cap is 0 bytes, but must be positive; for one bucket a parameter "
-                        "use PerParameter",
-                        {.operation = "SizeCappedBuckets"});
+        for (const std::size_t cap : caps_)
+            if (cap == 0)
+                throw Error(Errc::invalid_argument,
+                            "SizeCappedBuckets: a bucket cap is 0 bytes, but must be positive; for one bucket a parameter "
+                            "use PerParameter",
+                            {.operation = "SizeCappedBuckets"});
         while (caps_.size() > 1 && caps_.back() == caps_[caps_.size() - 2]) caps_.pop_back();
     }
 

@@ -25,7 +25,7 @@ class BucketPlan {
 public:
     /// Appends a bucket with these parameters.
     void push_back(std::span<const std::size_t> parameters) {
-        parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
+        for (const std::size_t i : parameters) parameters_.push_back(i);
         ends_.push_back(parameters_.size());
     }
 
@@ -34,7 +34,7 @@ public:
 
     std::span<const std::size_t> bucket(std::size_t b) const noexcept {
         const std::size_t first = b == 0 ? 0 : ends_[b - 1];
-        return std::span(parameters_).subspan(first, ends_[b] - first);
+        return {parameters_.data() + first, ends_[b] - first};
     }
 
     friend bool operator==(const BucketPlan&, const BucketPlan&) = default;

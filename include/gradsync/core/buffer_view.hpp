@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -52,7 +51,8 @@ using ConstBufferView = BasicBufferView<const void>;
 
 namespace detail {
 
-// The concepts of <ranges> without that header, which costs more compile time than all of ours.
+// The concepts of <ranges> without that header, which costs more compile time than all of ours. What std::begin, end,
+// data and size are comes with <span> too.
 template <class R>
 concept Range = requires(R& range) {
     std::begin(range);
@@ -63,11 +63,10 @@ template <Range R>
 using range_element_t = std::remove_reference_t<decltype(*std::begin(std::declval<R&>()))>;
 
 template <class R>
-concept ContiguousRange = Range<R> && std::contiguous_iterator<decltype(std::begin(std::declval<R&>()))> &&
-                          requires(R& range) {
-                              std::data(range);
-                              std::size(range);
-                          };
+concept ContiguousRange = Range<R> && requires(R& range) {
+    std::data(range);
+    std::span(std::begin(range), std::size(range));  // takes contiguous iterators only
+};
 
 template <class R>
 consteval void check_buffer_range() {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 namespace gradsync::inline v0 {
@@ -19,8 +18,8 @@ struct ElementRange {
 /// buffer over the ranks splits it so.
 constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexcept {
     const std::size_t each = (count + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
-    const std::size_t first = std::min(each * static_cast<std::size_t>(rank), count);
-    return {first, std::min(first + each, count)};
+    const auto limited = [count](std::size_t element) { return element < count ? element : count; };
+    return {limited(each * static_cast<std::size_t>(rank)), limited(each * (static_cast<std::size_t>(rank) + 1))};
 }
 
 }  // namespace gradsync::inline v0

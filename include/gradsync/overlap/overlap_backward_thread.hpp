@@ -1,7 +1,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -15,22 +14,21 @@ namespace gradsync::inline v0 {
 class OverlapBackwardThread {
 public:
     OverlapBackwardThread() = default;
-    OverlapBackwardThread(OverlapBackwardThread&&) = default;
-    OverlapBackwardThread& operator=(OverlapBackwardThread&&) = delete;
+    /// Only before `attach`, and so there is nothing to move.
+    OverlapBackwardThread(OverlapBackwardThread&&) noexcept {}
     ~OverlapBackwardThread() { detach(); }
 
     template <BucketEngine Engine>
     void attach(Engine& engine) {
-        state_ = std::make_unique<State>();
-        state_->thread = std::thread([&engine, &state = *state_] {
-            std::unique_lock lock(state.mutex);
+        thread_ = std::thread([this, &engine] {
+            std::unique_lock lock(mutex_);
             for (;;) {
-                state.wake.wait(lock, [&] { return state.stop || state.work; });
-                if (state.stop) return;
-                state.work = false;
+                wake_.wait(lock, [&] { return stop_ || work_; });
+                if (stop_) return;
+                work_ = false;
                 lock.unlock();
                 try {
-                    while (engine.in_flight() && !stopping(state)) {
+                    while (engine.in_flight() && !stopping()) {
                         engine.poll();
                         std::this_thread::yield();
                     }
@@ -44,43 +42,37 @@ public:
 
     void bucket_full(BucketEngine auto& engine) {
         engine.launch_full_buckets();
-        {
-            std::lock_guard lock(state_->mutex);
-            state_->work = true;
-        }
-        state_->wake.notify_one();
+        set(work_);
     }
 
     void gradients_ready(BucketEngine auto&) {}
 
     void detach() noexcept {
-        if (!state_) return;
-        {
-            std::lock_guard lock(state_->mutex);
-            state_->stop = true;
-        }
-        state_->wake.notify_one();
-        state_->thread.join();
-        state_.reset();
+        if (!thread_.joinable()) return;
+        set(stop_);
+        thread_.join();
     }
 
     std::string describe() const { return "OverlapBackwardThread"; }
 
 private:
-    struct State {
-        std::mutex mutex;
-        std::condition_variable wake;
-        bool work = false;
-        bool stop = false;
-        std::thread thread;
-    };
-
-    static bool stopping(State& state) {
-        std::lock_guard lock(state.mutex);
-        return state.stop;
+    void set(bool& flag) {
+        {
+            std::lock_guard lock(mutex_);
+            flag = true;
+        }
+        wake_.notify_one();
+    }
+    bool stopping() {
+        std::lock_guard lock(mutex_);
+        return stop_;
     }
 
-    std::unique_ptr<State> state_;  // at a fixed address, for the thread
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    bool work_ = false;  ///< collectives may be in flight
+    bool stop_ = false;
+    std::thread thread_;
 };
 
 static_assert(OverlapPolicy<OverlapBackwardThread>);

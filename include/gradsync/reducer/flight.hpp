@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <utility>
@@ -19,9 +18,9 @@ class Flight {
 public:
     using Clock = std::chrono::steady_clock;
 
-    explicit Flight(std::size_t buckets) : works_(buckets), launches_(buckets), ends_(buckets) {}
+    explicit Flight(std::size_t buckets) : buckets_(buckets) {}
 
-    std::size_t size() const noexcept { return works_.size(); }
+    std::size_t size() const noexcept { return buckets_.size(); }
     std::size_t started() const noexcept { return started_.load(std::memory_order_acquire); }
     std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < started(); }
@@ -29,28 +28,24 @@ public:
     /// The next bucket's collective, started at `when`.
     void start(W work, Clock::time_point when) noexcept {
         const std::size_t b = started_.load(std::memory_order_relaxed);
-        works_[b] = std::move(work);
-        launches_[b] = when;
+        buckets_[b].work = std::move(work);
+        buckets_[b].launch = when;
         started_.store(b + 1, std::memory_order_release);
     }
 
     /// Advances, never blocks.
     void poll() {
-        for (std::size_t b = completed(); b < started() && works_[b].test(); ++b) complete(b);
+        for (std::size_t b = completed(); b < started() && buckets_[b].work.test(); ++b) complete(b);
     }
 
     /// Returns when bucket b's collective is complete; b is the first that was not known to be.
     void wait(std::size_t b) {
-        works_[b].wait();
+        buckets_[b].work.wait();
         complete(b);
     }
 
     /// For a new plan; nothing is in flight.
-    void resize(std::size_t buckets) {
-        works_.resize(buckets);
-        launches_.resize(buckets);
-        ends_.resize(buckets);
-    }
+    void resize(std::size_t buckets) { buckets_.resize(buckets); }
 
     /// Forgets the step, which is complete.
     void reset() noexcept {
@@ -62,29 +57,32 @@ public:
     Clock::duration covered() const noexcept {
         Clock::duration sum{};
         Clock::time_point until{};
-        for (std::size_t b = 0; b < size(); ++b) {
-            const Clock::time_point begin = std::max(launches_[b], until);
-            if (ends_[b] > begin) sum += ends_[b] - begin;
-            until = std::max(until, ends_[b]);
+        for (const Bucket& b : buckets_) {
+            if (b.end <= until) continue;
+            sum += b.end - (b.launch < until ? until : b.launch);
+            until = b.end;
         }
         return sum;
     }
 
     /// Seconds since the first start.
-    double launch_seconds(std::size_t b) const noexcept { return seconds(launches_[b] - launches_[0]); }
-    double end_seconds(std::size_t b) const noexcept { return seconds(ends_[b] - launches_[0]); }
+    double launch_seconds(std::size_t b) const noexcept { return seconds(buckets_[b].launch - buckets_[0].launch); }
+    double end_seconds(std::size_t b) const noexcept { return seconds(buckets_[b].end - buckets_[0].launch); }
 
     static double seconds(Clock::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
 private:
+    struct Bucket {
+        W work;
+        Clock::time_point launch, end;
+    };
+
     void complete(std::size_t b) noexcept {
-        ends_[b] = Clock::now();
+        buckets_[b].end = Clock::now();
         completed_.store(b + 1, std::memory_order_release);
     }
 
-    std::vector<W> works_;
-    std::vector<Clock::time_point> launches_;
-    std::vector<Clock::time_point> ends_;
+    std::vector<Bucket> buckets_;
     std::atomic<std::size_t> started_{0};
     std::atomic<std::size_t> completed_{0};
 };

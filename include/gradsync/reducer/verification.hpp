@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -115,24 +114,14 @@ template <Backend B>
 std::vector<std::string> gather_texts(B& backend, std::string_view own) {
     const std::uint64_t size[] = {own.size()};
     const std::vector<std::uint64_t> sizes = gather_values(backend, size);
-    const std::size_t longest = *std::max_element(sizes.begin(), sizes.end());
-    std::vector<std::uint8_t> mine(longest, 0);
-    std::copy(own.begin(), own.end(), mine.begin());
-    std::vector<std::uint8_t> all(longest * sizes.size());
+    std::size_t longest = 0;
+    for (const std::uint64_t s : sizes) longest = s < longest ? longest : s;
+    std::string mine(own), all(longest * sizes.size(), '\0');
+    mine.resize(longest);
     backend.all_gather(const_buffer(mine), buffer(all)).wait();
-    std::vector<std::string> texts;
-    for (std::size_t r = 0; r < sizes.size(); ++r) {
-        const auto first = all.begin() + static_cast<std::ptrdiff_t>(r * longest);
-        texts.emplace_back(first, first + static_cast<std::ptrdiff_t>(sizes[r]));
-    }
+    std::vector<std::string> texts(sizes.size());
+    for (std::size_t r = 0; r < sizes.size(); ++r) texts[r] = all.substr(r * longest, sizes[r]);
     return texts;
-}
-
-/// The first rank whose entry differs from rank 0's; the number of ranks if none does.
-template <class T>
-std::size_t first_different(const std::vector<T>& by_rank) {
-    return static_cast<std::size_t>(
-        std::find_if(by_rank.begin(), by_rank.end(), [&](const T& entry) { return entry != by_rank.front(); }) - by_rank.begin());
 }
 
 /// Compares parameters, settings and plan over all ranks; where they differ, every rank throws the same text,
@@ -156,14 +145,15 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     bool equal = true;
     std::size_t common = parameters.size();  // parameters that every rank has
     for (std::size_t r = 0; r < seen.size(); r += 3) {
-        equal = equal && std::equal(own, own + 3, seen.begin() + static_cast<std::ptrdiff_t>(r));
-        common = std::min<std::size_t>(common, seen[r]);
+        for (std::size_t k = 0; k < 3; ++k) equal = equal && seen[r + k] == own[k];
+        common = seen[r] < common ? seen[r] : common;
     }
     if (equal) return;
 
     const auto report = [&](const std::string& what, const std::string& remedy, std::string_view mine, std::string parameter) {
         const std::vector<std::string> texts = gather_texts(backend, mine);
-        const std::size_t r = first_different(texts);
+        std::size_t r = 1;
+        while (r < texts.size() && texts[r] == texts[0]) ++r;
         if (r == texts.size()) return;
         throw Error(Errc::parameter_mismatch,
                     what + " differs: rank 0 has " + texts[0] + ", rank " + std::to_string(r) + " has " + texts[r] + "; " + remedy,

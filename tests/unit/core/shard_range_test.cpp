@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <initializer_list>
 
 using gradsync::ElementRange;
 using gradsync::shard_range;
