@@ -2,19 +2,32 @@
 //
 //     bench_all_reduce [--seconds=S] [--gib] [--no-pin] [Google Benchmark's flags]
 //
-// Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B, where WHO is `threads` (gradsync's ThreadBackend), `limit`
-// (a bare loop: see limit_loop.hpp), `gloo` or `mpi_library` (where they were found at build time). Times are medians.
-// Counters: bytes; algbw and busbw, bytes a second as nccl-tests counts them; limit_ratio, the limit's time over this
-// one's, measured in turns with it; time_min and time_max in seconds; handoff_ns, the state of the machine.
+// Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B. WHO is of the library
+//
+//     threads                   ThreadBackend
+//     mpi                       MpiBackend, ranks that share memory, on buffers that it has allocated
+//     mpi_borrowed              the same on ordinary memory
+//     mpi_messages              MpiBackend, ranks that send messages, on buffers that it has allocated
+//
+// and else
+//
+//     limit                     a bare loop: see limit_loop.hpp
+//     gloo                      Gloo, where it was found at build time
+//     mpi_library               the MPI library's MPI_Allreduce, where it was found
+//     mpi_library_nonblocking   its MPI_Iallreduce and MPI_Wait
+//
+// Times are medians. Counters: bytes; algbw and busbw, bytes a second as nccl-tests counts them; WHO_ratio, that one's
+// time over this one's, measured in turns with it (mpi_library_best_ratio: of the library's two the faster one's);
+// time_min and time_max in seconds; handoff_ns, the state of the machine.
 
+#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "buffers.hpp"
@@ -25,7 +38,7 @@
 #include "gloo_all_reduce.hpp"
 #endif
 #if GRADSYNC_BENCH_MPI
-#include "mpi_peer.hpp"
+#include "mpi_contest.hpp"
 #endif
 
 namespace {
@@ -48,14 +61,14 @@ struct Case {
     bool has_limit() const { return collective == "all_reduce" && LimitLoop::supports(ranks); }
 };
 
+/// What came out of a contest.
 struct Measured {
-    Summary own;
-    Summary limit;  ///< empty where there is none
+    std::map<std::string, Summary> of;  ///< by contestant
     double handoff = 0;
 };
 
 /// Runs `contestant` in turns with the limit.
-Measured against_limit(const Case& c, Buffers& buffers, Contestant& contestant) {
+Measured against_limit(const Case& c, Buffers& buffers, const std::string& who, Contestant& contestant) {
     LimitLoop limit(buffers.pointers(), c.bytes);
     if (c.collective == "all_reduce") buffers.check_sum(contestant, c.dtype, "all_reduce");
     std::vector<Contestant*> contestants{&contestant};
@@ -65,68 +78,66 @@ Measured against_limit(const Case& c, Buffers& buffers, Contestant& contestant) 
     }
     const double before = handoff_latency();
     const ContestResult samples = run_contest(c.ranks, contestants, contest_options);
-    Measured measured{summarise(samples[0]), {}, (before + handoff_latency()) / 2};
-    if (c.has_limit()) measured.limit = summarise(samples[1]);
+    Measured measured{{{who, summarise(samples[0])}}, (before + handoff_latency()) / 2};
+    if (c.has_limit()) measured.of["limit"] = summarise(samples[1]);
     return measured;
 }
 
 Measured measure_threads(const Case& c) {
     Buffers buffers(c.ranks, c.bytes);
     ThreadsCollective threads(c.collective, c.dtype, buffers.pointers(), c.bytes);
-    return against_limit(c, buffers, threads);
+    return against_limit(c, buffers, "threads", threads);
 }
 
 #if GRADSYNC_BENCH_GLOO
 Measured measure_gloo(const Case& c) {
     Buffers buffers(c.ranks, c.bytes);
     GlooAllReduce gloo(buffers.pointers(), c.bytes);
-    return against_limit(c, buffers, gloo);
+    return against_limit(c, buffers, "gloo", gloo);
 }
 #endif
 
 #if GRADSYNC_BENCH_MPI
-/// MPI's ranks are other processes, which spin while they wait: the limit is measured between three runs of them.
 Measured measure_mpi(const Case& c) {
-    Buffers buffers(c.ranks, c.bytes);
-    LimitLoop limit(buffers.pointers(), c.bytes);
-    Contestant* contestants[] = {&limit};
-    std::vector<double> own, limits;
-    ContestOptions part_options = contest_options;
-    part_options.seconds /= 6;
-    part_options.least_rounds = 5;
     const double before = handoff_latency();
-    for (int part = 0; part < 3; ++part) {
-        const ContestResult of_limit = run_contest(c.ranks, contestants, part_options);
-        limits.insert(limits.end(), of_limit[0].begin(), of_limit[0].end());
-        const std::vector<double> of_mpi = mpi_samples(c.ranks, c.bytes, part_options.seconds);
-        own.insert(own.end(), of_mpi.begin(), of_mpi.end());
-    }
-    return {summarise(own), summarise(limits), (before + handoff_latency()) / 2};
+    ContestOptions options = contest_options;
+    options.seconds *= 3;  // there are seven of them
+    const auto samples = mpi_contest(c.ranks, c.bytes, options);
+    Measured measured{{}, (before + handoff_latency()) / 2};
+    for (const auto& [who, seconds] : samples) measured.of[who] = summarise(seconds);
+    return measured;
 }
 #endif
 
-void report_case(benchmark::State& state, const Case& c, const Summary& own, const Measured& measured) {
+void report_case(benchmark::State& state, const Case& c, const std::string& who, const Measured& measured) {
+    const Summary& own = measured.of.at(who);
     report(state, own, measured.handoff);
     const double bandwidth = static_cast<double>(c.bytes) / own.median;
     state.counters["bytes"] = static_cast<double>(c.bytes);
     state.counters["algbw"] = bandwidth;
     state.counters["busbw"] = bandwidth * bus_factor(c.collective, c.ranks);
-    if (measured.limit.count != 0) {
-        state.counters["limit_ratio"] = measured.limit.median / own.median;
-        state.counters["limit_ratio_of_minima"] = measured.limit.min / own.min;
-    }
+    const auto other = [&](const std::string& name) {
+        const auto found = measured.of.find(name);
+        return found == measured.of.end() || name == who ? nullptr : &found->second;
+    };
+    for (const char* name : {"limit", "threads", "mpi_library"})
+        if (other(name)) state.counters[name + std::string("_ratio")] = other(name)->median / own.median;
+    if (other("limit")) state.counters["limit_ratio_of_minima"] = other("limit")->min / own.min;
+    const Summary *blocking = other("mpi_library"), *nonblocking = other("mpi_library_nonblocking");
+    if (blocking && nonblocking)
+        state.counters["mpi_library_best_ratio"] = std::min(blocking->median, nonblocking->median) / own.median;
 }
 
-/// The contest between the library and the limit is the measurement of both: whichever is asked for first runs it,
-/// and the other reports the same one.
+/// A contest is the measurement of all its contestants: whichever is asked for first runs it, and the others report the
+/// same one.
 class SharedContests {
 public:
-    Measured take(const Case& c, bool limit) {
-        auto& own = left_[{c.name(), limit}];
+    template <class Measure>
+    Measured take(const Case& c, const std::vector<std::string>& contestants, const std::string& who, Measure measure) {
+        auto& own = left_[{c.name(), who}];
         if (own.empty()) {
-            const Measured measured = measure_threads(c);
-            own.push_back(measured);
-            left_[{c.name(), !limit}].push_back(measured);
+            const Measured measured = measure(c);
+            for (const std::string& each : contestants) left_[{c.name(), each}].push_back(measured);
         }
         const Measured measured = own.front();
         own.pop_front();
@@ -134,45 +145,32 @@ public:
     }
 
 private:
-    std::map<std::tuple<std::string, bool>, std::deque<Measured>> left_;
+    std::map<std::pair<std::string, std::string>, std::deque<Measured>> left_;
 };
 SharedContests shared_contests;
 
-template <class Run>
-void add(const std::string& who, const Case& c, Run run) {
-    benchmark::RegisterBenchmark((who + "/" + c.name()).c_str(),
-                                 [=](benchmark::State& state) {
-                                     try {
-                                         run(state);
-                                     } catch (const std::exception& e) {
-                                         state.SkipWithError(e.what());
-                                     }
-                                 })
-        ->UseManualTime()
-        ->Iterations(1)
-        ->Unit(benchmark::kMicrosecond);
+/// A benchmark for each of the contestants in what `measure` runs.
+template <class Measure>
+void add(const std::vector<std::string>& contestants, const Case& c, Measure measure) {
+    for (const std::string& who : contestants)
+        benchmark::RegisterBenchmark((who + "/" + c.name()).c_str(),
+                                     [=](benchmark::State& state) {
+                                         try {
+                                             const Measured measured =
+                                                 shared_contests.take(c, contestants, who, measure);
+                                             report_case(state, c, who, measured);
+                                         } catch (const std::exception& e) {
+                                             state.SkipWithError(e.what());
+                                         }
+                                     })
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Unit(benchmark::kMicrosecond);
 }
 
 void add_threads(const Case& c) {
-    add("threads", c, [=](benchmark::State& state) {
-        const Measured measured = shared_contests.take(c, false);
-        report_case(state, c, measured.own, measured);
-    });
-}
-
-void add_limit(const Case& c) {
-    add("limit", c, [=](benchmark::State& state) {
-        const Measured measured = shared_contests.take(c, true);
-        report_case(state, c, measured.limit, measured);
-    });
-}
-
-template <class Measure>
-void add_peer(const std::string& who, const Case& c, Measure measure) {
-    add(who, c, [=](benchmark::State& state) {
-        const Measured measured = measure(c);
-        report_case(state, c, measured.own, measured);
-    });
+    if (c.has_limit()) add({"threads", "limit"}, c, measure_threads);
+    else add({"threads"}, c, measure_threads);
 }
 
 void add_all(bool gib) {
@@ -184,12 +182,11 @@ void add_all(bool gib) {
             const Case c{"all_reduce", DType::f32, ranks, bytes};
             add_threads(c);
             if (!c.has_limit()) continue;
-            add_limit(c);
 #if GRADSYNC_BENCH_GLOO
-            add_peer("gloo", c, measure_gloo);
+            add({"gloo"}, c, measure_gloo);
 #endif
 #if GRADSYNC_BENCH_MPI
-            add_peer("mpi_library", c, measure_mpi);
+            add({"mpi", "mpi_borrowed", "mpi_messages", "mpi_library", "mpi_library_nonblocking"}, c, measure_mpi);
 #endif
         }
     for (DType dtype : {DType::bf16, DType::f64})

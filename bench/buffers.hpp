@@ -16,6 +16,39 @@
 
 namespace bench {
 
+/// 4 KiB or more of equal elements.
+inline std::vector<std::byte> pattern(gradsync::DType dtype, float value) {
+    const std::vector<float> floats(1024, value);
+    std::vector<std::byte> bytes(floats.size() * gradsync::size_of(dtype));
+    if (dtype == gradsync::DType::f32) std::memcpy(bytes.data(), floats.data(), bytes.size());
+    else gradsync::kernel::convert(floats.data(), gradsync::DType::f32, bytes.data(), dtype, floats.size());
+    return bytes;
+}
+
+template <class Use>
+void for_each_piece(void* data, std::size_t bytes, Use&& use) {
+    constexpr std::size_t piece = 2048;  // no larger than the smallest pattern
+    for (std::size_t at = 0; at < bytes; at += piece)
+        use(static_cast<std::byte*>(data) + at, std::min(piece, bytes - at));
+}
+
+/// Makes all elements equal to `value`.
+inline void fill(void* data, std::size_t bytes, gradsync::DType dtype, float value) {
+    const auto from = pattern(dtype, value);
+    for_each_piece(data, bytes, [&](std::byte* piece, std::size_t size) { std::memcpy(piece, from.data(), size); });
+}
+
+/// Throws unless they are.
+inline void check_filled(void* data, std::size_t bytes, gradsync::DType dtype, float value, const std::string& who) {
+    const auto expected = pattern(dtype, value);
+    for_each_piece(data, bytes, [&](std::byte* piece, std::size_t size) {
+        if (std::memcmp(piece, expected.data(), size) != 0) throw std::runtime_error(who + ": the sum is wrong");
+    });
+}
+
+/// The sum of buffers full of 1, 2, ...
+inline float sum_of_ranks(int ranks) { return static_cast<float>(ranks * (ranks + 1) / 2); }
+
 /// One buffer a rank, of the kind that the library's buckets are; all contestants use the same ones. Zeros: sums
 /// of them stay what they are, however often they are taken.
 class Buffers {
@@ -34,7 +67,7 @@ public:
     /// Throws unless the contestant turns buffers full of 1, 2, ... into their sum.
     void check_sum(Contestant& contestant, gradsync::DType dtype, const std::string& who) {
         const int ranks = static_cast<int>(memory_.size());
-        for (int r = 0; r < ranks; ++r) fill(r, dtype, static_cast<float>(r + 1));
+        for (int r = 0; r < ranks; ++r) fill_rank(r, dtype, static_cast<float>(r + 1));
         std::vector<std::thread> threads;
         for (int r = 0; r < ranks; ++r)
             threads.emplace_back([&, r] {
@@ -43,35 +76,13 @@ public:
                 contestant.run(r, 1);
             });
         for (std::thread& thread : threads) thread.join();
-        const auto expected = pattern(dtype, static_cast<float>(ranks * (ranks + 1) / 2));
-        for (const auto& buffer : memory_)
-            for_each_piece(buffer.data(), [&](std::byte* piece, std::size_t size) {
-                if (std::memcmp(piece, expected.data(), size) != 0)
-                    throw std::runtime_error(who + ": the sum is wrong");
-            });
-        for (int r = 0; r < ranks; ++r) fill(r, dtype, 0);
+        for (const auto& buffer : memory_) check_filled(buffer.data(), bytes_, dtype, sum_of_ranks(ranks), who);
+        for (int r = 0; r < ranks; ++r) fill_rank(r, dtype, 0);
     }
 
 private:
-    static std::vector<std::byte> pattern(gradsync::DType dtype, float value) {
-        const std::vector<float> floats(1024, value);
-        std::vector<std::byte> bytes(floats.size() * gradsync::size_of(dtype));
-        if (dtype == gradsync::DType::f32) std::memcpy(bytes.data(), floats.data(), bytes.size());
-        else gradsync::kernel::convert(floats.data(), gradsync::DType::f32, bytes.data(), dtype, floats.size());
-        return bytes;
-    }
-
-    template <class Use>
-    void for_each_piece(void* data, Use&& use) const {
-        constexpr std::size_t piece = 2048;  // no larger than the smallest pattern
-        for (std::size_t at = 0; at < bytes_; at += piece)
-            use(static_cast<std::byte*>(data) + at, std::min(piece, bytes_ - at));
-    }
-
-    void fill(int rank, gradsync::DType dtype, float value) {
-        const auto bytes = pattern(dtype, value);
-        for_each_piece(memory_[static_cast<std::size_t>(rank)].data(),
-                       [&](std::byte* piece, std::size_t size) { std::memcpy(piece, bytes.data(), size); });
+    void fill_rank(int rank, gradsync::DType dtype, float value) {
+        fill(memory_[static_cast<std::size_t>(rank)].data(), bytes_, dtype, value);
     }
 
     std::size_t bytes_;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gradsync/backend/thread_backend.hpp>
@@ -20,47 +21,59 @@ inline double bus_factor(std::string_view collective, int ranks) {
     return (n - 1) / n;
 }
 
-/// One collective of the library, over ranks that are threads. `buffers[r]` is rank r's whole buffer, of `bytes`;
-/// a rank's shard, where the operation has one, is its place in it: nothing is copied that need not be.
-class ThreadsCollective final : public Contestant {
+/// One rank's part in one collective of the library. `buffer` is its whole buffer, of `bytes`; its shard, where the
+/// operation has one, is its place in it: nothing is copied that need not be.
+template <class Backend>
+class RankOfCollective {
 public:
-    ThreadsCollective(std::string collective, gradsync::DType dtype, std::vector<void*> buffers, std::size_t bytes)
+    RankOfCollective(std::string collective, gradsync::DType dtype, Backend comm, void* buffer, std::size_t bytes)
         : collective_(std::move(collective)),
-          ranks_(gradsync::ThreadBackend::make(static_cast<int>(buffers.size()))),
-          buffers_(std::move(buffers)),
-          dtype_(dtype),
-          count_(bytes / gradsync::size_of(dtype)) {}
+          comm_(std::move(comm)),
+          whole_{buffer, bytes / gradsync::size_of(dtype), dtype, gradsync::MemorySpace::host} {}
 
-    void meet(int rank) override { ranks_[static_cast<std::size_t>(rank)].barrier().wait(); }
+    void meet() { comm_.barrier().wait(); }
 
-    double run(int rank, int times) override {
-        gradsync::ThreadBackend& comm = ranks_[static_cast<std::size_t>(rank)];
-        const gradsync::BufferView whole{buffers_[static_cast<std::size_t>(rank)], count_, dtype_,
-                                         gradsync::MemorySpace::host};
-        const auto [first, last] = gradsync::shard_range(count_, comm.size(), rank);
-        const gradsync::BufferView shard = whole.subview(first, last - first);
+    void run(int times) {
+        const auto [first, last] = gradsync::shard_range(whole_.count, comm_.size(), comm_.rank());
+        const gradsync::BufferView shard = whole_.subview(first, last - first);
         constexpr auto sum = gradsync::ReduceOp::sum;
         const auto repeat = [times](auto&& once) {
-            return time([&] {
-                for (int i = 0; i < times; ++i) once().wait();
-            });
+            for (int i = 0; i < times; ++i) once().wait();
         };
-        if (collective_ == "all_reduce") return repeat([&] { return comm.all_reduce(whole, sum); });
-        if (collective_ == "reduce") return repeat([&] { return comm.reduce(whole, sum, 0); });
-        if (collective_ == "reduce_scatter") return repeat([&] { return comm.reduce_scatter(whole, shard, sum); });
-        if (collective_ == "all_gather") return repeat([&] { return comm.all_gather(shard, whole); });
-        if (collective_ == "broadcast") return repeat([&] { return comm.broadcast(whole, 0); });
-        if (collective_ == "gather") return repeat([&] { return comm.gather(shard, whole, 0); });
-        if (collective_ == "scatter") return repeat([&] { return comm.scatter(whole, shard, 0); });
-        return repeat([&] { return comm.barrier(); });
+        if (collective_ == "all_reduce") return repeat([&] { return comm_.all_reduce(whole_, sum); });
+        if (collective_ == "reduce") return repeat([&] { return comm_.reduce(whole_, sum, 0); });
+        if (collective_ == "reduce_scatter") return repeat([&] { return comm_.reduce_scatter(whole_, shard, sum); });
+        if (collective_ == "all_gather") return repeat([&] { return comm_.all_gather(shard, whole_); });
+        if (collective_ == "broadcast") return repeat([&] { return comm_.broadcast(whole_, 0); });
+        if (collective_ == "gather") return repeat([&] { return comm_.gather(shard, whole_, 0); });
+        if (collective_ == "scatter") return repeat([&] { return comm_.scatter(whole_, shard, 0); });
+        return repeat([&] { return comm_.barrier(); });
     }
 
 private:
     std::string collective_;
-    std::vector<gradsync::ThreadBackend> ranks_;
-    std::vector<void*> buffers_;
-    gradsync::DType dtype_;
-    std::size_t count_;
+    Backend comm_;
+    gradsync::BufferView whole_;
+};
+
+/// The same over ranks that are threads, all of them.
+class ThreadsCollective final : public Contestant {
+public:
+    ThreadsCollective(const std::string& collective, gradsync::DType dtype, const std::vector<void*>& buffers,
+                      std::size_t bytes) {
+        for (gradsync::ThreadBackend& comm : gradsync::ThreadBackend::make(static_cast<int>(buffers.size()))) {
+            void* const buffer = buffers[ranks_.size()];
+            ranks_.emplace_back(collective, dtype, std::move(comm), buffer, bytes);
+        }
+    }
+
+    void meet(int rank) override { ranks_[static_cast<std::size_t>(rank)].meet(); }
+    double run(int rank, int times) override {
+        return time([&] { ranks_[static_cast<std::size_t>(rank)].run(times); });
+    }
+
+private:
+    std::vector<RankOfCollective<gradsync::ThreadBackend>> ranks_;
 };
 
 }  // namespace bench

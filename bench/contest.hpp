@@ -4,6 +4,7 @@
 #include <barrier>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "measure.hpp"
@@ -37,67 +38,77 @@ struct ContestOptions {
     double seconds = 1;  ///< for all contestants together, roughly
     int least_rounds = 15;
     int most_rounds = 1001;
-    bool pin = true;  ///< keep every rank on one core: rank r on core r, modulo the number of cores
+    bool pin = true;           ///< keep every rank on one core: rank r on core r, modulo the number of cores
+    bool warm_caches = false;  ///< do it once before every batch: for contestants with buffers of their own, which find
+                               ///< those of others in the caches
 };
 
 /// Samples of each contestant: seconds for doing it once, the slowest rank's.
 using ContestResult = std::vector<std::vector<double>>;
 
-/// Measures the contestants against each other: in every round each of them runs one batch, of about a third of a
-/// millisecond at least. The machine may change its state, or be busy with something else, at any moment: what
-/// happens to one contestant then happens to all.
-inline ContestResult run_contest(int ranks, std::span<Contestant* const> contestants, ContestOptions options = {}) {
+/// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
+/// about a third of a millisecond at least. The machine may change its state, or be busy with something else, at any
+/// moment: what happens to one contestant then happens to all. `slowest(seconds)` returns the most of what the ranks
+/// say, once all have called it; meanwhile it sleeps: who has nothing to do must not take a core from those who have.
+template <class Slowest>
+ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
+                        Slowest&& slowest) {
     constexpr double batch_seconds = 300e-6;
+    std::vector<int> batches(contestants.size(), 1);
+    ContestResult samples(contestants.size());
+
+    const auto batch = [&](std::size_t which) {
+        Contestant& contestant = *contestants[which];
+        double seconds = 0;
+        if (contestant.takes_part(rank)) {
+            if (options.pin || contestant.needs_own_cores()) pin_to_core(rank % cores());
+            else unpin();
+            if (options.warm_caches) contestant.run(rank, 1);
+            contestant.meet(rank);
+            seconds = contestant.run(rank, batches[which]);
+        }
+        return slowest(seconds) / batches[which];  // the same on all ranks, so that what follows from it is too
+    };
+
+    // Warm-up; it also finds the sizes of the batches.
+    double round_seconds = 0;
+    for (std::size_t c = 0; c < contestants.size(); ++c) {
+        double once = batch(c);
+        for (int i = 0; i < (once < 10 * batch_seconds ? 4 : 1); ++i) {
+            batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
+            once = std::min(once, batch(c));
+        }
+        round_seconds += once * (batches[c] + options.warm_caches);
+    }
+    const int rounds =
+        std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds);
+    for (int round = 0; round < rounds; ++round)
+        for (std::size_t c = 0; c < contestants.size(); ++c) samples[c].push_back(batch(c));
+    return samples;
+}
+
+/// Measures the contestants against each other; the ranks are threads.
+inline ContestResult run_contest(int ranks, std::span<Contestant* const> contestants, ContestOptions options = {}) {
     struct alignas(64) Duration {
         double seconds = 0;
     };
     std::vector<Duration> durations(static_cast<std::size_t>(ranks));
-    std::vector<int> batches(contestants.size(), 1);
-    ContestResult samples(contestants.size());
-    int rounds = 0;
-    std::barrier<> everybody(ranks);  // sleeps: who has nothing to do must not take a core from those who have
-
-    const auto batch = [&](std::size_t which, int rank) {
-        Contestant& contestant = *contestants[which];
-        everybody.arrive_and_wait();
-        double& seconds = durations[static_cast<std::size_t>(rank)].seconds;
-        seconds = 0;
-        if (contestant.takes_part(rank)) {
-            if (options.pin || contestant.needs_own_cores()) pin_to_core(rank % cores());
-            else unpin();
-            contestant.meet(rank);
-            seconds = contestant.run(rank, batches[which]);
-        }
-        everybody.arrive_and_wait();
-        double slowest = 0;
-        for (const Duration& duration : durations) slowest = std::max(slowest, duration.seconds);
-        return slowest / batches[which];
-    };
-
-    const auto run_rank = [&](int rank) {
-        // Warm-up; it also finds the sizes of the batches.
-        double round_seconds = 0;
-        for (std::size_t c = 0; c < contestants.size(); ++c) {
-            double once = batch(c, rank);
-            for (int i = 0; i < 4; ++i) {
-                if (rank == 0) batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
-                once = std::min(once, batch(c, rank));
-            }
-            round_seconds += once * batches[c];
-        }
-        if (rank == 0)
-            rounds = std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds,
-                                options.most_rounds);
-        everybody.arrive_and_wait();
-        for (int round = 0; round < rounds; ++round)
-            for (std::size_t c = 0; c < contestants.size(); ++c) {
-                const double seconds = batch(c, rank);
-                if (rank == 0) samples[c].push_back(seconds);
-            }
-    };
-
+    std::barrier<> everybody(ranks);
+    ContestResult samples;
     std::vector<std::thread> threads;
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run_rank, rank);
+    for (int rank = 0; rank < ranks; ++rank)
+        threads.emplace_back([&, rank] {
+            const auto slowest = [&](double seconds) {
+                durations[static_cast<std::size_t>(rank)].seconds = seconds;
+                everybody.arrive_and_wait();
+                double most = 0;
+                for (const Duration& duration : durations) most = std::max(most, duration.seconds);
+                everybody.arrive_and_wait();
+                return most;
+            };
+            ContestResult own = take_part(rank, contestants, options, slowest);
+            if (rank == 0) samples = std::move(own);
+        });
     for (std::thread& thread : threads) thread.join();
     return samples;
 }
