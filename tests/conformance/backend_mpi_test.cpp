@@ -9,6 +9,7 @@
 #include "conformance/backend.hpp"
 #include "conformance/mpi_launcher.hpp"
 
+using gradsync_test::MpiMachines;
 using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
 
@@ -21,6 +22,11 @@ TEST_CASE("MpiBackend by messages: results") { gradsync_test::check_results<MpiM
 TEST_CASE("MpiBackend by messages: collectives in flight") { gradsync_test::check_in_flight<MpiMessengers>(); }
 TEST_CASE("MpiBackend by messages: groups") { gradsync_test::check_groups<MpiMessengers>(); }
 TEST_CASE("MpiBackend by messages: failures") { gradsync_test::check_failures<MpiMessengers>(); }
+
+TEST_CASE("MpiBackend on two machines: results") { gradsync_test::check_results<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines: groups") { gradsync_test::check_groups<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines: failures") { gradsync_test::check_failures<MpiMachines>(); }
 
 namespace {
 

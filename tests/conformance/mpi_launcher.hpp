@@ -24,12 +24,15 @@ inline MpiEnvironment& environment() {
     return only;
 }
 
+/// How the ranks reach one another: all share memory, none do, or each half of them does (where there are 4: two machines).
+enum class Reach { memory, messages, both };
+
 /// Runs the suite on the processes of one mpirun, which all run the same test cases.
-template <bool shared_memory>
+template <Reach reach>
 struct MpiProcessesWith {
     using Backend = gradsync::MpiBackend;
     using Memory = HostMemory;
-    static constexpr bool rank_order = true;
+    static constexpr bool rank_order = reach != Reach::both;
 
     static inline const int largest = environment().size;
 
@@ -41,7 +44,9 @@ struct MpiProcessesWith {
         MPI_Comm comm = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
         if (member) {
-            gradsync::MpiBackend backend(comm, {.timeout = limit, .shared_memory = shared_memory});
+            gradsync::MpiOptions options{.timeout = limit, .shared_memory = reach != Reach::messages};
+            if (reach == Reach::both) options.domain = 2 * environment().rank / size;
+            gradsync::MpiBackend backend(comm, options);
             MPI_Comm_free(&comm);
             try {
                 f(gradsync::MpiBackend(backend));
@@ -61,7 +66,8 @@ struct MpiProcessesWith {
         }
     }
 };
-using MpiProcesses = MpiProcessesWith<true>;
-using MpiMessengers = MpiProcessesWith<false>;
+using MpiProcesses = MpiProcessesWith<Reach::memory>;
+using MpiMessengers = MpiProcessesWith<Reach::messages>;
+using MpiMachines = MpiProcessesWith<Reach::both>;
 
 }  // namespace gradsync_test

@@ -16,16 +16,18 @@
 #include "../core/error.hpp"
 #include "../message_passing/message_engine.hpp"
 #include "../shared_memory/process_engine.hpp"
+#include "hierarchical_engine.hpp"
 #include "host_collectives.hpp"
 #include "mpi_transport.hpp"
 
 namespace gradsync::inline v0 {
 
-/// Options of `MpiBackend`, the same on all ranks.
+/// Options of `MpiBackend`, the same on all ranks (but for `domain`).
 struct MpiOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait; `set_timeout` changes it
     bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
-    bool reproducible = false;  ///< sums in rank order, the bits of ThreadBackend, also where several ranks run on each of several machines
+    int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
+    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on each of several machines
 };
 
 /// Ranks that are the processes of an MPI communicator.
@@ -36,7 +38,12 @@ struct MpiOptions {
 /// - **On several machines**, or where they cannot share memory (`describe()` says why), they send messages, in a
 ///   communicator of their own. MPI moves these only inside calls: of `progress()`, `test()` and `wait()`. It must have
 ///   been initialised for the threads from which these are called (MPI_THREAD_MULTIPLE: all).
-/// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same.
+/// - **On several machines with several ranks each**, the same number on all, an all-reduce does both: it is reduced on each
+///   machine, then between them, so that little crosses the network.
+/// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
+///   In the case just named they are made in rank order on each machine and then in the machines' order: the same for every
+///   run and policy, but others than ThreadBackend's, and 16-bit types are rounded twice. `MpiOptions::reproducible` sends
+///   messages between all ranks instead, which costs as many times the traffic as a machine has ranks.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names
 ///   it. From then on every call on any communicator of the same origin throws the same. (That a process has died on
 ///   another machine shows only by the time limit.) Keep the launcher from ending the survivors too, where they are to go on
@@ -51,16 +58,28 @@ public:
         check_mpi();
         if (options.timeout <= std::chrono::nanoseconds::zero())
             throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
-        const Ranks ranks(comm);
+        const Ranks ranks(comm, options.domain);
         check_options(ranks, options);
-        std::string problem = "shared memory is switched off";
-        if (ranks.machines > 1) problem = "they run on " + std::to_string(ranks.machines) + " machines";
-        else if (options.shared_memory && (engine_ = share_memory(ranks, options, problem)))
-            description_ = counted(ranks.size, "process") + " that share memory";
-        if (!engine_) {
-            engine_ = send_messages(ranks, options);
-            description_ = counted(ranks.size, "process") + " that send messages (" + problem + ")";
+        std::string problem;
+        const bool several = ranks.machine_count > 1;
+        if (several && ranks.machine_count == ranks.size) problem = "one on each machine";
+        else if (!options.shared_memory) problem = "shared memory is switched off";
+        else if (several && options.reproducible) problem = "sums are to be reproducible";
+        else if (!detail::HierarchicalEngine::is_even(ranks.machines)) problem = "machines have different numbers of them";
+
+        Sharing sharing;
+        if (problem.empty()) sharing = share_memory(ranks, options, problem);
+        if (!sharing.engine) {
+            engine_ = send_messages(ranks, options, {});
+            description_ = ranks.describe() + " that send messages (" + problem + ")";
+        } else if (!several) {
+            engine_ = sharing.engine;
+            description_ = ranks.describe() + " that share memory";
+        } else {
+            engine_ = detail::HierarchicalEngine::combine(send_messages(ranks, options, sharing), sharing.engine, ranks.machines);
+            description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
         }
+        MPI_Barrier(comm);  // what ends a rank from now on ends no other rank's construction
     }
 
     int rank() const noexcept { return engine_->rank(); }
@@ -96,40 +115,58 @@ private:
 
     /// Where the ranks of a communicator run.
     struct Ranks {
-        explicit Ranks(MPI_Comm comm_) : comm(comm_) {
+        Ranks(MPI_Comm comm_, int domain) : comm(comm_) {
             MPI_Comm_rank(comm, &rank);
             MPI_Comm_size(comm, &size);
-            MPI_Comm machine = MPI_COMM_NULL;
-            MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
-            int place = 0;
-            MPI_Comm_rank(machine, &place);
-            MPI_Comm_size(machine, &here);
-            MPI_Comm_free(&machine);
-            const int first = place == 0;
-            MPI_Allreduce(&first, &machines, 1, MPI_INT, MPI_SUM, comm);
+            MPI_Comm whole = MPI_COMM_NULL;
+            MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &whole);
+            MPI_Comm_split(whole, std::max(domain, -1) + 1, rank, &machine);
+            MPI_Comm_free(&whole);
+            MPI_Comm_rank(machine, &rank_here);
+            MPI_Comm_size(machine, &size_here);
+            int first = rank;  // its number names the machine
+            MPI_Bcast(&first, 1, MPI_INT, 0, machine);
+            machines = exchange(first, comm);
+            for (int r = 0; r < size; ++r) machine_count += machines[static_cast<std::size_t>(r)] == r;
+        }
+        ~Ranks() { MPI_Comm_free(&machine); }
+        Ranks(const Ranks&) = delete;
+        Ranks& operator=(const Ranks&) = delete;
+
+        /// `own` of all ranks of a communicator.
+        template <class T>
+        static std::vector<T> exchange(const T& own, MPI_Comm among) {
+            int count = 0;
+            MPI_Comm_size(among, &count);
+            std::vector<T> all(static_cast<std::size_t>(count));
+            MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, among);
+            return all;
         }
 
-        /// `own` of all ranks.
-        template <class T>
-        std::vector<T> exchange(const T& own) const {
-            std::vector<T> all(static_cast<std::size_t>(size));
-            MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm);
-            return all;
+        std::vector<int> all() const {
+            std::vector<int> numbers(static_cast<std::size_t>(size));
+            std::iota(numbers.begin(), numbers.end(), 0);
+            return numbers;
         }
-        std::vector<int> numbers() const {
-            std::vector<int> all(static_cast<std::size_t>(size));
-            std::iota(all.begin(), all.end(), 0);
-            return all;
+        /// Those on this machine.
+        std::vector<int> neighbours() const { return exchange(rank, machine); }
+
+        /// "4 processes on 2 machines"
+        std::string describe() const {
+            const auto counted = [](int count, const char* one, const char* many) { return std::to_string(count) + (count == 1 ? one : many); };
+            return counted(size, " process", " processes") + (machine_count > 1 ? " on " + std::to_string(machine_count) + " machines" : "");
         }
 
         MPI_Comm comm;
+        MPI_Comm machine = MPI_COMM_NULL;  ///< the ranks on this one
         int rank = 0, size = 1;
-        int here = 1;      ///< ranks on this machine
-        int machines = 0;
+        int rank_here = 0, size_here = 1;
+        std::vector<int> machines;  ///< of all ranks
+        int machine_count = 0;
     };
 
     static void check_options(const Ranks& ranks, const MpiOptions& options) {
-        const auto all = ranks.exchange<std::uint8_t>(static_cast<std::uint8_t>(options.shared_memory * 2 + options.reproducible));
+        const auto all = Ranks::exchange(static_cast<std::uint8_t>(options.shared_memory * 2 + options.reproducible), ranks.comm);
         const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
         if (other != all.end())
             throw Error(Errc::parameter_mismatch,
@@ -137,35 +174,44 @@ private:
                         {.operation = "MpiBackend", .rank = ranks.rank, .peer = static_cast<int>(other - all.begin())});
     }
 
-    /// Null where that cannot be, for this `problem`.
-    static std::shared_ptr<collective::Engine> share_memory(const Ranks& ranks, const MpiOptions& options, std::string& problem) {
-        const std::size_t room = ProcessEngine::bytes(static_cast<std::size_t>(ranks.size));
-        problem.clear();
+    /// What the ranks of one machine have in common.
+    struct Sharing {
+        std::shared_ptr<ProcessWorld> world;
+        std::shared_ptr<ProcessEngine> engine;
+    };
+
+    /// Nothing on any rank where that cannot be on some machine, for this `problem`.
+    static Sharing share_memory(const Ranks& ranks, const MpiOptions& options, std::string& problem) {
+        const std::size_t room = ProcessEngine::bytes(static_cast<std::size_t>(ranks.size_here));
+        const bool creates = ranks.rank_here == 0;
         // The creator's object lives until all have opened theirs.
-        const Segment created = ranks.rank == 0 ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
+        const Segment created = creates ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
         Segment::Ticket ticket = created.ticket();
-        MPI_Bcast(&ticket, sizeof ticket, MPI_BYTE, 0, ranks.comm);
-        Segment own = problem.empty() && ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
-        const auto good = ranks.exchange<std::uint8_t>(own.data() != nullptr);
+        MPI_Bcast(&ticket, sizeof ticket, MPI_BYTE, 0, ranks.machine);
+        Segment own = ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
+        const auto good = Ranks::exchange(static_cast<std::uint8_t>(own.data() != nullptr), ranks.comm);
         if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
             problem = "they cannot share memory: " + (problem.empty() ? "see rank " + std::to_string(bad - good.begin()) : problem) +
                       "; run them as one user in one container, with /proc mounted";
-            return nullptr;
+            return {};
         }
-        const auto world = ProcessWorld::join(std::move(own), ranks.rank, ranks.size);
-        return std::make_shared<ProcessEngine>(world, std::make_shared<shared_memory::Regions>(), ranks.numbers(), ranks.rank, world->memory(), 0,
-                                               options.timeout);
+        auto world = ProcessWorld::join(std::move(own), ranks.rank, ranks.size, ranks.size_here);
+        auto memory = world->memory();
+        auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<shared_memory::Regions>(), ranks.neighbours(), ranks.rank_here,
+                                                      std::move(memory), 0, options.timeout);
+        return {std::move(world), std::move(engine)};
     }
 
-    static std::shared_ptr<collective::Engine> send_messages(const Ranks& ranks, const MpiOptions& options) {
+    /// `sharing`: what fails with it, if anything.
+    static std::shared_ptr<message_passing::MessageEngine> send_messages(const Ranks& ranks, const MpiOptions& options, const Sharing& sharing) {
         using namespace message_passing;
-        auto processes = ranks.exchange(collective::ProcessIdentity::own());
-        auto world = MessageWorld::make(std::make_unique<detail::MpiTransport>(ranks.comm), std::move(processes), ranks.here);
-        return std::make_shared<MessageEngine>(std::move(world), ranks.numbers(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
+        auto transport = std::make_unique<gradsync::detail::MpiTransport>(ranks.comm);
+        auto processes = Ranks::exchange(collective::ProcessIdentity::own(), ranks.comm);
+        auto world = sharing.world ? MessageWorld::make(std::move(transport), std::move(processes), ranks.size_here, sharing.world->shared_state(),
+                                                        sharing.world->chores())
+                                   : MessageWorld::make(std::move(transport), std::move(processes), ranks.size_here);
+        return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
     }
-
-    /// "1 process", "2 processes"
-    static std::string counted(int count, const std::string& what) { return std::to_string(count) + ' ' + what + (count == 1 ? "" : "es"); }
 
     std::shared_ptr<collective::Engine> engine_;
     std::string description_;

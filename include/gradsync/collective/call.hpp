@@ -33,7 +33,7 @@ struct Call {
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;
-    bool elsewhere = false;  ///< a buffer lies where the other ranks cannot reach it
+    bool elsewhere = false;  ///< the ranks only meet here; the work is done elsewhere
 };
 
 /// "all_reduce(sum, f32, 1000 elements)"

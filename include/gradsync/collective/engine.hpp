@@ -21,6 +21,14 @@ public:
     explicit Memory(std::shared_ptr<void> memory) noexcept : memory_(std::move(memory)) {}
     void* data() const noexcept { return memory_.get(); }
 
+    /// That of a buffer with a `data()`.
+    template <class Buffer>
+    static Memory of(Buffer buffer) {
+        auto kept = std::make_shared<Buffer>(std::move(buffer));
+        void* const data = kept->data();
+        return Memory(std::shared_ptr<void>(std::move(kept), data));
+    }
+
 private:
     std::shared_ptr<void> memory_;
 };
@@ -41,6 +49,7 @@ public:
     virtual int rank() const noexcept = 0;
     virtual int size() const noexcept = 0;
     virtual int world_rank(int rank) const noexcept = 0;
+    virtual World& world() const noexcept = 0;
 
     virtual std::uint64_t start(const Call& call) = 0;
     virtual bool test(std::uint64_t number) = 0;

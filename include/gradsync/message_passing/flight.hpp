@@ -46,7 +46,7 @@ public:
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
-        small_ = whole_is_known_ && whole_ * width <= room_;
+        small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room_;
 
         Hello hello{number, call, small_};
         hello.call.in = hello.call.out = nullptr;

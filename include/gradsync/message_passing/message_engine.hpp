@@ -13,8 +13,10 @@
 
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
+#include "../collective/roll_call.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "flight.hpp"
 #include "known_memory.hpp"
 #include "message_world.hpp"
@@ -46,7 +48,7 @@ public:
     MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator, std::shared_ptr<KnownMemory> known,
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
-          timeout_(timeout), flights_(slots), dead_since_(world_ranks_.size()), combiner_(world_ranks_.size()),
+          timeout_(timeout), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
           context_{world_->transport(), world_ranks_, rank, first_stream() + 1, first_stream() + 2, piece_bytes(world_ranks_.size()), combiner_} {
         for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
         world_->chores().enlist(*this);
@@ -73,8 +75,7 @@ public:
     int rank() const noexcept override { return rank_; }
     int size() const noexcept override { return static_cast<int>(world_ranks_.size()); }
     int world_rank(int rank) const noexcept override { return world_ranks_[static_cast<std::size_t>(rank)]; }
-    const std::shared_ptr<MessageWorld>& world() const noexcept { return world_; }
-    const std::shared_ptr<KnownMemory>& known_memory() const noexcept { return known_; }
+    MessageWorld& world() const noexcept override { return *world_; }
 
     std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
     void set_timeout(std::chrono::nanoseconds limit) noexcept override { timeout_.store(limit, std::memory_order_relaxed); }
@@ -171,10 +172,12 @@ public:
     /// Memory from and to which messages go without a copy. (It stays until the process ends if a message may still be
     /// written into it.)
     collective::Memory allocate(std::size_t bytes) override {
-        if (bytes == 0) return {};
-        auto lent = std::make_shared<LentMemory>(world_, known_, bytes);
-        void* const data = lent->buffer->data();
-        return collective::Memory(std::shared_ptr<void>(std::move(lent), data));
+        return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
+    }
+    /// The same, in `bytes` bytes of other memory.
+    collective::Memory lend(collective::Memory memory, std::size_t bytes) {
+        void* const data = memory.data();
+        return collective::Memory(std::shared_ptr<void>(std::make_shared<LentMemory>(world_, known_, std::move(memory), bytes), data));
     }
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
@@ -193,17 +196,17 @@ public:
 private:
     /// While it lives, messages find their buffers in it.
     struct LentMemory {
-        LentMemory(std::shared_ptr<MessageWorld> world_, std::shared_ptr<KnownMemory> known_, std::size_t bytes)
-            : world(std::move(world_)), known(std::move(known_)), buffer(std::make_shared<kernel::HostBuffer>(bytes)) {
-            known->add(buffer->data(), bytes);
+        LentMemory(std::shared_ptr<MessageWorld> world_, std::shared_ptr<KnownMemory> known_, collective::Memory memory_, std::size_t bytes)
+            : world(std::move(world_)), known(std::move(known_)), memory(std::move(memory_)) {
+            known->add(memory.data(), bytes);
         }
         ~LentMemory() {
-            known->remove(buffer->data());
-            if (world->failed()) keep_for_good(std::move(buffer));
+            known->remove(memory.data());
+            if (world->failed()) keep_for_good(std::make_shared<collective::Memory>(std::move(memory)));
         }
         std::shared_ptr<MessageWorld> world;
         std::shared_ptr<KnownMemory> known;
-        std::shared_ptr<kernel::HostBuffer> buffer;
+        collective::Memory memory;
     };
 
     static constexpr std::size_t rounds_in_flight = 4;
@@ -245,7 +248,7 @@ private:
     void try_advance() noexcept override {
         if (world_->transport().refusal() != nullptr) return;
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
-        if (!lock || first_ == next_) return;
+        if (!lock) return;
         const auto begun = Clock::now();
         try_advance_locked();
         add_progress_time(begun);
@@ -334,11 +337,7 @@ private:
             if (r == rank_) continue;
             const auto left = world_->left(communicator_, world_rank(r));
             if (left && *left <= oldest.number()) return world_->fail(collective::left_early(what, world_rank(r)));
-            // Its last messages may still be on their way, one that says that it has left among them.
-            auto& dead_since = dead_since_[static_cast<std::size_t>(r)];
-            if (left || world_->alive(world_rank(r))) dead_since = {};
-            else if (dead_since == Clock::time_point{}) dead_since = Clock::now();
-            else if (Clock::now() - dead_since > std::chrono::milliseconds(20)) return world_->fail(collective::died(what, world_rank(r)));
+            if (!left && roll_call_.is_dead(*world_, r, world_rank(r))) return world_->fail(collective::died(what, world_rank(r)));
         }
     }
 
@@ -397,7 +396,7 @@ private:
     std::uint64_t next_ = 0;
     std::size_t next_piece_ = 0;  ///< of opening_
 
-    std::vector<Clock::time_point> dead_since_;  ///< by rank, where it is not alive
+    collective::RollCall roll_call_;
 
     std::vector<Round> rounds_;
     std::uint64_t opened_ = 0, closed_ = 0;

@@ -26,20 +26,24 @@ namespace gradsync::inline v0::message_passing {
 
 /// The world of ranks that send one another messages. Failures, and who left, travel in a stream of their own, which each
 /// rank looks into whenever it communicates.
-class MessageWorld final : collective::OwnState, public collective::World {
+class MessageWorld final : public collective::World {
 public:
-    /// `processes`: of all ranks. `ranks_here`: how many run on this machine.
+    /// `processes`: of all ranks. `ranks_here`: how many run on this machine. `state` and `chores`: of a world that these
+    /// have in common, so that both fail together.
     ///
     /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
     /// goes later: when a new one is made, and all others have said good-bye to this one. A world that has failed stays.
-    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here) {
+    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
+                                              std::shared_ptr<State> state = std::make_shared<State>(),
+                                              std::shared_ptr<collective::Chores> chores = std::make_shared<collective::Chores>()) {
         retired().sweep();
-        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here), [](MessageWorld* world) { world->retire(); }};
+        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(chores)),
+                [](MessageWorld* world) { world->retire(); }};
     }
 
     Transport& transport() noexcept { return *transport_; }
     std::mutex& mutex() noexcept { return transport_->mutex(); }
-    collective::Chores& chores() noexcept { return chores_; }
+    collective::Chores& chores() noexcept { return *chores_; }
 
     /// The least number that a new communicator of this rank may have; 0 is the first one's.
     int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
@@ -106,8 +110,13 @@ public:
     }
 
 private:
-    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here)
-        : World(ranks_here, state), transport_(std::move(transport)), processes_(std::move(processes)) {
+    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here, std::shared_ptr<State> state,
+                 std::shared_ptr<collective::Chores> chores)
+        : World(ranks_here, *state),
+          transport_(std::move(transport)),
+          processes_(std::move(processes)),
+          state_(std::move(state)),
+          chores_(std::move(chores)) {
         std::lock_guard lock(mutex());
         listen();
     }
@@ -221,7 +230,8 @@ private:
 
     std::unique_ptr<Transport> transport_;
     const std::vector<collective::ProcessIdentity> processes_;
-    collective::Chores chores_;
+    const std::shared_ptr<State> state_;
+    const std::shared_ptr<collective::Chores> chores_;
 
     std::atomic<bool> announced_{false};
     std::atomic<int> next_communicator_{1};

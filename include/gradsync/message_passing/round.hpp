@@ -44,7 +44,7 @@ public:
           results_in_(contributions_out_), inputs_(contributions_out_.size()) {}
 
     static std::size_t count(const Flight& flight, std::size_t piece_bytes) noexcept {
-        if (flight.call().operation == Operation::barrier) return 0;
+        if (flight.call().operation == Operation::barrier || flight.call().elsewhere) return 0;
         const std::size_t piece = piece_bytes / size_of(flight.call().dtype);
         return (flight.shard(0).size() + piece - 1) / piece;  // no share is larger
     }

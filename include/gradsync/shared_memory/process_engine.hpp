@@ -50,16 +50,17 @@ public:
         std::byte* const area = memory.get() + 2 * Board::bytes(world_ranks.size());
         regions_->add(staging_region_, area, world_ranks.size() * pieces_in_flight * piece_bytes);
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
-        world_->chores().enlist(*this);
+        world_->chores()->enlist(*this);
     }
     ~ProcessEngine() override {
-        world_->chores().dismiss(*this);
+        world_->chores()->dismiss(*this);
         regions_->remove(staging_region_);
     }
 
     int rank() const noexcept override { return direct_.rank(); }
     int size() const noexcept override { return direct_.board().size(); }
     int world_rank(int rank) const noexcept override { return direct_.board().world_rank(rank); }
+    collective::World& world() const noexcept override { return *world_; }
 
     std::chrono::nanoseconds timeout() const noexcept override { return direct_.timeout(); }
     void set_timeout(std::chrono::nanoseconds limit) noexcept override {
@@ -133,7 +134,7 @@ public:
     /// collectives on it are slower.
     collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
-        if (size() == 1) return own_memory(bytes);
+        if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
         constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
         const std::size_t unit = bytes >= huge_page ? huge_page : page;
         const std::size_t stride = (bytes + unit - 1) / unit * unit;
@@ -143,7 +144,7 @@ public:
         if (rank() == 0) own = offer(created, stride * static_cast<std::size_t>(size()), problem);
         const Offer chosen = exchange(own).front();
         Segment segment = open(chosen, problem);
-        if (!all_have(segment)) return own_memory(bytes);
+        if (!all_have(segment)) return collective::Memory::of(kernel::HostBuffer(bytes));
         const auto number = static_cast<std::uint32_t>(chosen.region);
         auto lent = std::make_shared<LentRegion>(regions_, number, std::move(segment));
         std::byte* const data = lent->segment.data() + stride * static_cast<std::size_t>(rank());
@@ -200,12 +201,6 @@ private:
         const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
         return std::find(good.begin(), good.end(), 0) == good.end();
     }
-    static collective::Memory own_memory(std::size_t bytes) {
-        auto buffer = std::make_shared<kernel::HostBuffer>(bytes);
-        void* const data = buffer->data();
-        return collective::Memory(std::shared_ptr<void>(std::move(buffer), data));
-    }
-
     static constexpr std::size_t not_staged = static_cast<std::size_t>(-1);
 
     struct Started {
@@ -235,7 +230,7 @@ private:
     public:
         Space(std::shared_ptr<const Regions> regions, bool alone, ProcessWorld& world) noexcept
             : RegionSpace(std::move(regions), alone), world_(&world) {}
-        void idle() const noexcept { world_->chores().try_advance(); }
+        void idle() const noexcept { world_->chores()->try_advance(); }
 
     private:
         ProcessWorld* world_;

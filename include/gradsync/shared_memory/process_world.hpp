@@ -17,19 +17,22 @@ namespace gradsync::inline v0::shared_memory {
 /// first communicator shares: one process creates it, every rank then joins.
 class ProcessWorld : public collective::World {
 public:
-    /// `room`: bytes for `memory()`.
+    /// For `ranks` ranks, of which some may run on other machines. `room`: bytes for `memory()`.
     static Segment create(int ranks, std::size_t room) { return Segment::create(room_offset(ranks) + room); }
 
-    /// Makes the calling process rank `rank` of `ranks`.
-    static std::shared_ptr<ProcessWorld> join(Segment segment, int rank, int ranks) {
-        return std::shared_ptr<ProcessWorld>(new ProcessWorld(std::make_shared<Segment>(std::move(segment)), rank, ranks));
+    /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
+    static std::shared_ptr<ProcessWorld> join(Segment segment, int rank, int ranks, int ranks_here) {
+        return std::shared_ptr<ProcessWorld>(new ProcessWorld(std::make_shared<Segment>(std::move(segment)), rank, ranks, ranks_here));
     }
+
+    /// For another world that is to fail with this one. It keeps itself alive.
+    std::shared_ptr<State> shared_state() const { return {segment_, &shared().state}; }
 
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. It keeps itself alive.
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
 
     /// What the communicators of this rank have to do.
-    collective::Chores& chores() noexcept { return chores_; }
+    const std::shared_ptr<collective::Chores>& chores() const noexcept { return chores_; }
 
     /// False once the process has died; true while it has not joined.
     bool alive(int world_rank) noexcept override {
@@ -46,8 +49,8 @@ private:
         std::atomic<std::uint32_t> regions{0};
     };
 
-    ProcessWorld(std::shared_ptr<Segment> segment, int rank, int ranks)
-        : World(ranks, reinterpret_cast<Shared*>(segment->data())->state), segment_(std::move(segment)), ranks_(ranks) {
+    ProcessWorld(std::shared_ptr<Segment> segment, int rank, int ranks, int ranks_here)
+        : World(ranks_here, reinterpret_cast<Shared*>(segment->data())->state), segment_(std::move(segment)), ranks_(ranks) {
         processes()[rank].store(self_.number, std::memory_order_release);
     }
 
@@ -64,7 +67,7 @@ private:
     std::shared_ptr<Segment> segment_;
     const int ranks_;
     const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
-    collective::Chores chores_;
+    const std::shared_ptr<collective::Chores> chores_ = std::make_shared<collective::Chores>();
 };
 
 }  // namespace gradsync::inline v0::shared_memory

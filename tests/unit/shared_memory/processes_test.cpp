@@ -75,7 +75,7 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
             std::vector<sm::Segment> hole;
             for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
             const sm::Segment mapped = sm::Segment::open(data.ticket());
-            auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ticket()), r, size);
+            auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ticket()), r, size, size);
             auto regions = std::make_shared<sm::Regions>();
             regions->add(0, mapped.data(), mapped.bytes());
             std::vector<int> ranks;

@@ -1,0 +1,321 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../collective/engine.hpp"
+#include "../collective/failures.hpp"
+#include "../collective/roll_call.hpp"
+#include "../collective/waiting.hpp"
+#include "../core/clock.hpp"
+#include "../message_passing/message_engine.hpp"
+#include "../shared_memory/process_engine.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// A communicator over several machines, on each of which as many of its ranks share memory.
+///
+/// An all-reduce is a reduce-scatter among the ranks of a machine, an all-reduce of each shard among the ranks of all
+/// machines that have it, and an all-gather on the machine: so every rank drives the network, and each element leaves a machine
+/// once. Sums are made in rank order on each machine, then in the machines' order; 16-bit types are rounded after
+/// either. All other collectives are done by messages. All of them begin with messages among all ranks, which say what each
+/// has started.
+class HierarchicalEngine final : public collective::Engine, collective::Chore {
+    using Clock = std::chrono::steady_clock;
+    using Call = collective::Call;
+    using MessageEngine = message_passing::MessageEngine;
+    using ProcessEngine = shared_memory::ProcessEngine;
+
+public:
+    /// The best engine for the ranks of `flat`. `local`: of those on this machine, in the same order. `machines`: a number
+    /// for each rank's machine. Collective over `flat`.
+    static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
+                                                       std::vector<int> machines) {
+        if (local->size() == flat->size()) return local;
+        if (local->size() == 1 || !is_even(machines)) return flat;
+        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
+    }
+
+    /// Has every machine as many ranks?
+    static bool is_even(const std::vector<int>& machines) {
+        const auto ranks_on = [&](int machine) { return std::count(machines.begin(), machines.end(), machine); };
+        return std::all_of(machines.begin(), machines.end(), [&](int machine) { return ranks_on(machine) == ranks_on(machines[0]); });
+    }
+
+    HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, std::vector<int> machines)
+        : flat_(std::move(flat)),
+          scatter_(std::move(local)),
+          machines_(std::move(machines)),
+          across_(flat_->split(counterparts())),
+          gather_(scatter_->split(all_of(*scatter_))),
+          roll_call_(machines_.size()) {
+        chores().enlist(*this);
+    }
+    ~HierarchicalEngine() override { chores().dismiss(*this); }
+
+    int rank() const noexcept override { return flat_->rank(); }
+    int size() const noexcept override { return flat_->size(); }
+    int world_rank(int rank) const noexcept override { return flat_->world_rank(rank); }
+    collective::World& world() const noexcept override { return flat_->world(); }
+
+    std::chrono::nanoseconds timeout() const noexcept override { return flat_->timeout(); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
+        for (collective::Engine* engine : engines()) engine->set_timeout(limit);
+    }
+    std::size_t next_split() noexcept override { return flat_->next_split(); }
+
+    std::uint64_t start(const Call& call) override {
+        for (;;) {
+            std::uint64_t oldest;
+            {
+                std::lock_guard lock(mutex_);
+                if (started_.size() < most_in_flight) return begin(call);
+                oldest = next_ - started_.size();
+            }
+            wait(oldest);
+        }
+    }
+
+    void progress() noexcept override { try_advance(); }
+
+    std::chrono::nanoseconds progress_time() const noexcept override {
+        std::chrono::nanoseconds sum{};
+        for (const collective::Engine* engine : engines()) sum += engine->progress_time();
+        return sum;
+    }
+
+    bool test(std::uint64_t n) override {
+        std::lock_guard lock(mutex_);
+        advance();
+        return is_complete(n);
+    }
+
+    void wait(std::uint64_t n) override {
+        std::uint64_t met;
+        Call call;
+        {
+            std::lock_guard lock(mutex_);
+            advance();
+            if (is_complete(n)) return;
+            met = at(n).met;
+            call = at(n).call;
+        }
+        flat_->wait(met);  // finds out who is missing
+        collective::Backoff backoff(world().cores_are_shared, std::chrono::microseconds(50));
+        Clock::time_point deadline{}, roll_call{};
+        for (;;) {
+            {
+                std::lock_guard lock(mutex_);
+                advance();
+                if (is_complete(n)) return;
+            }
+            if (backoff.patient()) {
+                chores().try_advance();
+                const auto now = Clock::now();
+                if (deadline == Clock::time_point{}) deadline = now + timeout();
+                else if (now >= deadline) fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout()));
+                if (now >= roll_call) {
+                    report_dead(collective::name_of(call, n));
+                    roll_call = now + std::chrono::milliseconds(5);
+                }
+            }
+            backoff.wait_a_little(world().bell, [&] { return world().failed(); });
+        }
+    }
+
+    void abandon(std::uint64_t n) noexcept override {
+        try_advance();
+        std::string what;
+        {
+            std::lock_guard lock(mutex_);
+            if (is_complete(n)) return;
+            what = collective::name_of(at(n).call, n);
+        }
+        fail(collective::abandoned(what, world_rank(rank())));
+    }
+
+    void fail(const collective::Failure& failure) noexcept override {
+        for (collective::Engine* engine : engines()) engine->fail(failure);
+    }
+
+    /// Memory of the machine's ranks, from and to which messages go without a copy.
+    collective::Memory allocate(std::size_t bytes) override {
+        return bytes == 0 ? collective::Memory() : flat_->lend(scatter_->allocate(bytes), bytes);
+    }
+
+    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+        collective::Group here{.split = group.split, .color = group.color};
+        std::vector<int> machines;
+        for (const int member : group.members) {
+            machines.push_back(machine_of(member));
+            if (machine_of(member) != machine_of(rank())) continue;
+            if (member == rank()) here.rank = static_cast<int>(here.members.size());
+            here.members.push_back(local_rank(member));
+        }
+        return combine(std::static_pointer_cast<MessageEngine>(flat_->split(group)),
+                       std::static_pointer_cast<ProcessEngine>(scatter_->split(here)), std::move(machines));
+    }
+
+private:
+    static constexpr std::size_t most_in_flight = 100;  ///< fewer than would let a stage wait when it is begun
+
+    enum class Stage { meeting, scattering, crossing, gathering, complete };
+
+    struct Started {
+        Call call;
+        std::uint64_t met = 0;      ///< number of the collective in which all ranks say what they have started
+        std::uint64_t number = 0;   ///< of this stage
+        std::uint64_t weighed = 0;  ///< in which the machine's weights are added
+        double weight = 0;
+        Stage stage = Stage::meeting;
+    };
+
+    collective::Chores& chores() const noexcept { return flat_->world().chores(); }
+    std::vector<collective::Engine*> engines() const { return {flat_.get(), scatter_.get(), across_.get(), gather_.get()}; }
+
+    int machine_of(int rank) const noexcept { return machines_[static_cast<std::size_t>(rank)]; }
+    /// Place of a rank among those of its machine.
+    int local_rank(int rank) const noexcept {
+        return static_cast<int>(std::count(machines_.begin(), machines_.begin() + rank, machine_of(rank)));
+    }
+
+    static collective::Group all_of(const collective::Engine& engine) {
+        collective::Group group{.rank = engine.rank()};
+        for (int r = 0; r < engine.size(); ++r) group.members.push_back(r);
+        return group;
+    }
+    /// The ranks that have the same place on their machines.
+    collective::Group counterparts() const {
+        collective::Group group;
+        for (int r = 0; r < size(); ++r) {
+            if (local_rank(r) != local_rank(rank())) continue;
+            if (r == rank()) group.rank = static_cast<int>(group.members.size());
+            group.members.push_back(r);
+        }
+        return group;
+    }
+
+    // All below: under the mutex.
+
+    Started& at(std::uint64_t n) noexcept { return started_[static_cast<std::size_t>(n - (next_ - started_.size()))]; }
+    bool is_complete(std::uint64_t n) noexcept { return n < next_ - started_.size() || at(n).stage == Stage::complete; }
+
+    static bool has_stages(const Call& call) noexcept { return call.operation == collective::Operation::all_reduce; }
+
+    std::uint64_t begin(const Call& call) {
+        Call met = call;
+        met.elsewhere = has_stages(call);
+        Started started;
+        started.call = call;
+        started.met = flat_->start(met);
+        started_.push_back(started);
+        return next_++;
+    }
+
+    /// This rank's shard of its machine's sum.
+    ElementRange shard(const Call& call) const noexcept { return shard_range(call.out_count, scatter_->size(), scatter_->rank()); }
+    static void* element(const Call& call, std::size_t index) noexcept { return static_cast<std::byte*>(call.out) + index * size_of(call.dtype); }
+
+    void scatter(Started& started) {
+        const ElementRange own = shard(started.call);
+        Call call = started.call;
+        call.operation = collective::Operation::reduce_scatter;
+        call.out = element(call, own.first);
+        call.out_count = own.size();
+        if (call.op == ReduceOp::mean) {
+            started.weight = call.contribution.weight;
+            call.contribution.weight = scatter_->rank() == 0;  // a sum: it is divided when all is added
+            Call weigh;
+            weigh.operation = collective::Operation::all_reduce;
+            weigh.in = weigh.out = &started.weight;
+            weigh.in_count = weigh.out_count = 1;
+            weigh.dtype = DType::f64;
+            started.weighed = scatter_->start(weigh);
+        }
+        started.number = scatter_->start(call);
+        started.stage = Stage::scattering;
+    }
+
+    bool is_scattered(const Started& started) {
+        return scatter_->test(started.number) && (started.call.op != ReduceOp::mean || scatter_->test(started.weighed));
+    }
+
+    void cross(Started& started) {
+        const ElementRange own = shard(started.call);
+        Call call = started.call;
+        call.in = call.out = element(call, own.first);
+        call.in_count = call.out_count = own.size();
+        if (call.op == ReduceOp::mean) call.contribution = {1, started.weight};
+        started.number = across_->start(call);
+        started.stage = Stage::crossing;
+    }
+
+    void gather(Started& started) {
+        const ElementRange own = shard(started.call);
+        Call call;
+        call.operation = collective::Operation::all_gather;
+        call.dtype = started.call.dtype;
+        call.in = element(started.call, own.first);
+        call.in_count = own.size();
+        call.out = started.call.out;
+        call.out_count = started.call.out_count;
+        started.number = gather_->start(call);
+        started.stage = Stage::gathering;
+    }
+
+    /// Throws Error if the world has failed.
+    void advance() {
+        // Each stage is begun in the order of the collectives.
+        bool may_scatter = true, may_cross = true, may_gather = true;
+        for (Started& started : started_) {
+            if (!has_stages(started.call)) {
+                if (started.stage == Stage::meeting && flat_->test(started.met)) started.stage = Stage::complete;
+                continue;
+            }
+            if (started.stage == Stage::meeting && may_scatter && flat_->test(started.met)) scatter(started);  // the calls fit
+            may_scatter &= started.stage != Stage::meeting;
+            if (started.stage == Stage::scattering && may_cross && is_scattered(started)) cross(started);
+            may_cross &= started.stage > Stage::scattering;
+            if (started.stage == Stage::crossing && may_gather && across_->test(started.number)) gather(started);
+            may_gather &= started.stage > Stage::crossing;
+            if (started.stage == Stage::gathering && gather_->test(started.number)) started.stage = Stage::complete;
+        }
+        while (!started_.empty() && started_.front().stage == Stage::complete) started_.pop_front();
+    }
+
+    void try_advance() noexcept override {
+        for (collective::Engine* engine : engines()) engine->progress();
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock || world().failed()) return;
+        try {
+            advance();
+        } catch (...) {
+            // The world has failed: who waits is told.
+        }
+    }
+
+    void report_dead(const std::string& what) {
+        for (int r = 0; r < size(); ++r)
+            if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r))) return fail(collective::died(what, world_rank(r)));
+    }
+
+    const std::shared_ptr<MessageEngine> flat_;     ///< of all ranks
+    const std::shared_ptr<ProcessEngine> scatter_;  ///< of this machine's
+    const std::vector<int> machines_;
+    const std::shared_ptr<collective::Engine> across_;
+    const std::shared_ptr<collective::Engine> gather_;  ///< of this machine's, with an order of its own
+    collective::RollCall roll_call_;
+
+    std::mutex mutex_;
+    std::deque<Started> started_;  ///< from the oldest that is not complete; an element stays where it is
+    std::uint64_t next_ = 0;
+};
+
+}  // namespace gradsync::inline v0::detail
