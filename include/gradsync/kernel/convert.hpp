@@ -37,8 +37,7 @@ struct Pack {
 #endif
 };
 
-/// The layout of a floating type: its mantissa bits and exponent bias. For what one computes in, which may be a pack of
-/// numbers, also the integers of a number's size, and those that hold the bits of all of it.
+/// The layout of a floating type: its mantissa bits and exponent bias.
 template <class T>
 struct Layout;
 template <>
@@ -49,26 +48,23 @@ template <>
 struct Layout<BFloat16> {
     static constexpr int mantissa = 7, bias = 127;
 };
-template <>
-struct Layout<float> {
-    using Number = float;
-    using Unsigned = std::uint32_t;
-    using Signed = std::int32_t;
-    using Value = Number;
-    using Bits = Unsigned;
-    using SignedBits = Signed;
-    static constexpr int mantissa = 23, bias = 127;
+
+/// For what one computes in, which may be a pack of numbers, also the integers of a number's size, and those that hold
+/// the bits of all of it.
+template <class N, class U, class S, int mantissa_bits, int exponent_bias>
+struct NumberLayout {
+    using Number = N;
+    using Unsigned = U;
+    using Signed = S;
+    using Value = N;
+    using Bits = U;
+    using SignedBits = S;
+    static constexpr int mantissa = mantissa_bits, bias = exponent_bias;
 };
 template <>
-struct Layout<double> {
-    using Number = double;
-    using Unsigned = std::uint64_t;
-    using Signed = std::int64_t;
-    using Value = Number;
-    using Bits = Unsigned;
-    using SignedBits = Signed;
-    static constexpr int mantissa = 52, bias = 1023;
-};
+struct Layout<float> : NumberLayout<float, std::uint32_t, std::int32_t, 23, 127> {};
+template <>
+struct Layout<double> : NumberLayout<double, std::uint64_t, std::int64_t, 52, 1023> {};
 template <class T, std::size_t bytes>
 struct Layout<Pack<T, bytes>> : Layout<T> {
     using Value = typename Pack<T, bytes>::type;

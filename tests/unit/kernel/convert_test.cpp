@@ -2,32 +2,19 @@
 
 #include <doctest/doctest.h>
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
+#include "kernel_test.hpp"
 #include "support/half_oracle.hpp"
 
 namespace gs = gradsync;
+using gradsync_test::bits_of;
 using gradsync_test::HalfOracle;
 
 namespace {
-
-template <class T>
-auto bits_of(T value) {
-    if constexpr (sizeof(T) == 2) return value.bits();
-    else if constexpr (sizeof(T) == 4) return std::bit_cast<std::uint32_t>(value);
-    else return std::bit_cast<std::uint64_t>(value);
-}
-
-template <class T>
-bool is_nan(T value) {
-    if constexpr (sizeof(T) == 2) return is_nan(static_cast<float>(value));
-    else if constexpr (sizeof(T) == 4) return (bits_of(value) & 0x7fff'ffffu) > 0x7f80'0000u;
-    else return (bits_of(value) & 0x7fff'ffff'ffff'ffffu) > 0x7ff0'0000'0000'0000u;
-}
 
 /// What one element converts to: by the scalar types, and by the oracle where they have no such conversion.
 template <class To, class From>
@@ -41,32 +28,18 @@ To convert_one(From from) {
 
 /// Equal bits; where the processor itself converts (float and double), any NaN equals any other.
 template <class From, class To>
-bool agrees(To actual, To expected) {
-    if (bits_of(actual) == bits_of(expected)) return true;
-    return sizeof(From) >= 4 && sizeof(To) >= 4 && is_nan(actual) && is_nan(expected);
-}
-
-using Isa = gs::kernel::Isa;
-
-/// The conversion as compiled for one instruction set; false where this processor lacks it.
-template <class From, class To>
-bool convert_with(Isa isa, const From* from, To* to, std::size_t n) {
-    if (isa > gs::kernel::isa()) return false;
-#if GRADSYNC_X86_DISPATCH
-    if (isa == Isa::avx512) return gs::kernel::run_avx512<gs::kernel::detail::Convert>(from, to, n), true;
-    if (isa == Isa::avx2) return gs::kernel::run_avx2<gs::kernel::detail::Convert>(from, to, n), true;
-#endif
-    return gs::kernel::run_baseline<gs::kernel::detail::Convert>(from, to, n), true;
+bool is_right(To actual, To expected) {
+    return bits_of(actual) == bits_of(expected) || (sizeof(From) >= 4 && sizeof(To) >= 4 && gradsync_test::agrees(actual, expected));
 }
 
 template <class From, class To>
 void check_all(const std::vector<From>& from) {
-    for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
+    for (const gs::kernel::Isa isa : gradsync_test::all_isas) {
         std::vector<To> to(from.size());
-        if (!convert_with(isa, from.data(), to.data(), from.size())) continue;
+        if (!gradsync_test::run_with<gs::kernel::detail::Convert>(isa, from.data(), to.data(), from.size())) continue;
         int wrong = 0;
         for (std::size_t i = 0; i < from.size(); ++i)
-            if (!agrees<From>(to[i], convert_one<To>(from[i])) && wrong++ == 0)
+            if (!is_right<From>(to[i], convert_one<To>(from[i])) && wrong++ == 0)
                 CHECK_MESSAGE(bits_of(to[i]) == bits_of(convert_one<To>(from[i])), "from bits ", bits_of(from[i]));
         CHECK(wrong == 0);
     }

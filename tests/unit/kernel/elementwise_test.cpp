@@ -3,37 +3,23 @@
 
 #include <doctest/doctest.h>
 
-#include <bit>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
-#include <type_traits>
 #include <vector>
+
+#include "kernel_test.hpp"
 
 namespace gs = gradsync;
 namespace kernel = gradsync::kernel;
 using kernel::Isa;
+using namespace gradsync_test;
 
 namespace {
 
 template <class T>
-constexpr bool is_half = gs::is_low_precision(gs::dtype_of<T>);
-
-template <class T>
-using accumulator = kernel::accumulator_t<T>;
-
-/// Equal bits, or both NaN.
-template <class T>
-bool same(T a, T b) {
-    if constexpr (is_half<T>) return a == b || (std::isnan(static_cast<float>(a)) && std::isnan(static_cast<float>(b)));
-    else return std::memcmp(&a, &b, sizeof(T)) == 0 || (std::isnan(a) && std::isnan(b));
-}
-
-template <class T>
 int count_different(const std::vector<T>& a, const std::vector<T>& b) {
     int different = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) different += !same(a[i], b[i]);
+    for (std::size_t i = 0; i < a.size(); ++i) different += !agrees(a[i], b[i]);
     return different;
 }
 
@@ -42,10 +28,6 @@ template <class T>
 T element(double value) {
     if constexpr (is_half<T>) return T(static_cast<float>(value));
     else return static_cast<T>(value);
-}
-template <class T>
-accumulator<T> widened(T value) {
-    return static_cast<accumulator<T>>(value);
 }
 
 /// Uneven numbers of both signs and several magnitudes, with special ones among them.
@@ -70,18 +52,6 @@ std::vector<T> finite_values(std::size_t count) {
     return values;
 }
 
-template <class Kernel, class... Args>
-bool run_with(Isa isa, Args... args) {
-    if (isa > kernel::isa()) return false;
-#if GRADSYNC_X86_DISPATCH
-    if (isa == Isa::avx512) return kernel::run_avx512<Kernel>(args...), true;
-    if (isa == Isa::avx2) return kernel::run_avx2<Kernel>(args...), true;
-#endif
-    return kernel::run_baseline<Kernel>(args...), true;
-}
-
-constexpr Isa all_isas[] = {Isa::baseline, Isa::avx2, Isa::avx512};
-
 constexpr std::size_t counts[] = {0, 1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 1024, 1025, 2500};
 constexpr std::size_t offsets[] = {0, 1, 3};  // elements
 
@@ -102,7 +72,7 @@ TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::B
             for (const double factor : {0.1, -1.0, 0.0})
                 check<T>(
                     count, offset, [&](gs::BufferView view) { kernel::scale(view, factor); },
-                    [&](T x, std::size_t) { return T(widened(x) * static_cast<accumulator<T>>(factor)); });
+                    [&](T x, std::size_t) { return T(widened(x) * static_cast<kernel::accumulator_t<T>>(factor)); });
 }
 
 TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::Float16, gs::BFloat16, float, double) {
@@ -112,7 +82,7 @@ TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::F
                 check<T>(
                     count, offset, [&](gs::BufferView view) { kernel::clamp(view, limit); },
                     [&](T x, std::size_t) {
-                        const auto bound = static_cast<accumulator<T>>(limit);
+                        const auto bound = static_cast<kernel::accumulator_t<T>>(limit);
                         const auto value = widened(x);
                         return value > bound ? T(bound) : value < -bound ? T(-bound) : x;
                     });
@@ -125,7 +95,7 @@ TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::F
                 const auto from = some_values<From>(count + 2, 3);
                 check<T>(
                     count, offset, [&](gs::BufferView view) { kernel::add(view, gs::const_buffer(from).subview(2, count)); },
-                    [&](T x, std::size_t i) { return T(widened(x) + static_cast<accumulator<T>>(widened(from[i + 2]))); });
+                    [&](T x, std::size_t i) { return T(widened(x) + static_cast<kernel::accumulator_t<T>>(widened(from[i + 2]))); });
             }
     };
     add_from(gs::Float16{});

@@ -5,30 +5,25 @@
 
 #include <doctest/doctest.h>
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
 
+#include "kernel_test.hpp"
+
 namespace gs = gradsync;
 namespace kernel = gradsync::kernel;
+using namespace gradsync_test;
 
 namespace {
 
 template <class T>
-using BitsOf = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+constexpr std::uint64_t quiet_nan = std::is_same_v<T, double>         ? 0x7ff8'0000'0000'0000u
+                                    : std::is_same_v<T, float>        ? 0x7fc0'0000u
+                                    : std::is_same_v<T, gs::BFloat16> ? 0x7fc0u
+                                                                      : 0x7e00u;
 
-template <class T>
-constexpr BitsOf<T> quiet_nan = std::is_same_v<T, double>         ? static_cast<BitsOf<T>>(0x7ff8'0000'0000'0000u)
-                                : std::is_same_v<T, float>        ? static_cast<BitsOf<T>>(0x7fc0'0000u)
-                                : std::is_same_v<T, gs::BFloat16> ? static_cast<BitsOf<T>>(0x7fc0u)
-                                                                  : static_cast<BitsOf<T>>(0x7e00u);
-
-template <class T>
-BitsOf<T> bits_of(T value) {
-    return std::bit_cast<BitsOf<T>>(value);
-}
 template <class T>
 T element(float value) {
     return T(value);
@@ -41,8 +36,8 @@ constexpr std::size_t count = 300;
 TEST_CASE_TEMPLATE("fast-math: in min and max a NaN wins", T, gs::Float16, gs::BFloat16, float, double) {
     for (const gs::ReduceOp op : {gs::ReduceOp::min, gs::ReduceOp::max}) {
         std::vector<T> a(count, element<T>(1)), b(count, element<T>(2)), result(count);
-        for (std::size_t i = 0; i < count; i += 3) a[i] = std::bit_cast<T>(quiet_nan<T>);
-        for (std::size_t i = 0; i < count; i += 5) b[i] = std::bit_cast<T>(quiet_nan<T>);
+        for (std::size_t i = 0; i < count; i += 3) a[i] = from_bits<T>(quiet_nan<T>);
+        for (std::size_t i = 0; i < count; i += 5) b[i] = from_bits<T>(quiet_nan<T>);
         const void* const inputs[] = {a.data(), b.data()};
         void* const outputs[] = {result.data()};
         kernel::Reduction reduction;
@@ -63,7 +58,7 @@ TEST_CASE_TEMPLATE("fast-math: in min and max a NaN wins", T, gs::Float16, gs::B
 
 TEST_CASE_TEMPLATE("fast-math: clamp leaves a NaN", T, gs::Float16, gs::BFloat16, float, double) {
     std::vector<T> data(count, element<T>(-3));
-    for (std::size_t i = 0; i < count; i += 7) data[i] = std::bit_cast<T>(quiet_nan<T>);
+    for (std::size_t i = 0; i < count; i += 7) data[i] = from_bits<T>(quiet_nan<T>);
     kernel::clamp(gs::buffer(data), 2);
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < count; ++i) wrong += bits_of(data[i]) != (i % 7 == 0 ? quiet_nan<T> : bits_of(element<T>(-2)));

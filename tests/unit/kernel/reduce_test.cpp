@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -12,46 +11,17 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernel_test.hpp"
+
 namespace gs = gradsync;
 namespace kernel = gradsync::kernel;
 using gs::DType;
 using gs::ReduceOp;
 using kernel::Isa;
 using kernel::Reduction;
+using namespace gradsync_test;
 
 namespace {
-
-template <class T>
-constexpr bool is_half = gs::is_low_precision(gs::dtype_of<T>);
-
-template <class T>
-auto bits_of(T value) {
-    if constexpr (is_half<T>) return value.bits();
-    else if constexpr (std::is_same_v<T, float>) return std::bit_cast<std::uint32_t>(value);
-    else if constexpr (std::is_same_v<T, double>) return std::bit_cast<std::uint64_t>(value);
-    else return value;
-}
-
-template <class T>
-T from_bits(std::uint64_t bits) {
-    if constexpr (is_half<T>) return T::from_bits(static_cast<std::uint16_t>(bits));
-    else if constexpr (std::is_same_v<T, float>) return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
-    else if constexpr (std::is_same_v<T, double>) return std::bit_cast<double>(bits);
-    else return static_cast<T>(bits);
-}
-
-template <class T>
-bool is_nan([[maybe_unused]] T value) {
-    if constexpr (is_half<T>) return is_nan(static_cast<float>(value));
-    else if constexpr (std::is_floating_point_v<T>) return value != value;
-    else return false;
-}
-
-/// Equal bits; where the processor itself adds, a NaN equals any other, since either operand's may come out.
-template <class T>
-bool agrees(T actual, T expected) {
-    return bits_of(actual) == bits_of(expected) || (is_nan(actual) && is_nan(expected));
-}
 
 /// The same numbers on every platform.
 struct Random {
@@ -87,12 +57,6 @@ T some_value(Random& random) {
         const std::uint64_t one = (std::uint64_t{1} << (width - 2 - mantissa)) - 1;
         return from_bits<T>(sign | ((one - 4 + (bits >> 9) % 8) << mantissa) | (bits >> (64 - mantissa)));
     }
-}
-
-template <class T>
-auto widened(T value) {
-    if constexpr (is_half<T>) return static_cast<float>(value);
-    else return value;
 }
 
 /// From the documentation of Reduction, one element. Products are volatile so that no compiler fuses them with sums.
