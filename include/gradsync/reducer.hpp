@@ -23,6 +23,8 @@
 #include "kernel/elementwise.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
+#include "reducer/complaints.hpp"
+#include "reducer/contribution.hpp"
 #include "reducer/exposure.hpp"
 #include "reducer/failure_latch.hpp"
 #include "reducer/flight.hpp"
@@ -351,19 +353,6 @@ private:
 
     // ---------------------------------------------------------------------------------------------------- a step
 
-    /// What this rank brings to this step's means.
-    Contribution contribution() const noexcept {
-        const double w = weight_;
-        switch (options_.averaging) {
-            case Averaging::mean: return has_batch_ ? Contribution{1, 1} : Contribution{0, options_.divisor == JoinDivisor::all_ranks ? 1.0 : 0.0};
-            // A sum is a mean whose weights add up to 1.
-            case Averaging::sum: return {has_batch_ ? 1.0 : 0.0, backend_.rank() == 0 ? 1.0 : 0.0};
-            case Averaging::weighted_mean: return has_batch_ ? Contribution{w, w} : Contribution{0, 0};
-            case Averaging::mean_over_count: return has_batch_ ? Contribution{1, w} : Contribution{0, 0};
-        }
-        return {};
-    }
-
     typename B::WorkType start(std::size_t b) {
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
@@ -371,7 +360,7 @@ private:
             if (backend_.size() == 1) return {};
             return backend_.all_reduce(bucket, ReduceOp::sum);
         }
-        const Contribution own = contribution();
+        const Contribution own = detail::contribution_of(options_, backend_.rank(), weight_, has_batch_);
         if (backend_.size() == 1 && own.scale == own.weight && own.scale != 0) return {};  // x w / w
         return backend_.all_reduce(bucket, ReduceOp::mean, own);
     }
@@ -535,29 +524,14 @@ private:
 
     [[noreturn]] void refuse_mark(std::size_t i) {
         const ParameterView& p = gradients_.parameter(i);
-        const auto bucket = static_cast<std::ptrdiff_t>(readiness_.bucket_of(i));
-        if (!p.requires_grad)
-            fail(Errc::invalid_argument, "mark_ready", "parameter '" + p.name + "' is frozen (requires_grad = false) and takes no marks", p.name, -1);
-        fail(Errc::gradient_marked_twice, "mark_ready",
-             "parameter '" + p.name + "' (bucket " + std::to_string(bucket) + ") was marked ready more than " +
-                 (p.uses == 1 ? "once" : std::to_string(p.uses) + " times") +
-                 " before finish(); call finish() each step, put micro-batches before the last under no_sync(), or set its `uses` if it is used more often",
-             p.name, bucket);
+        const std::size_t bucket = readiness_.bucket_of(i);
+        const std::string what = detail::marked_too_often(p, bucket);
+        if (!p.requires_grad) fail(Errc::invalid_argument, "mark_ready", what, p.name, -1);
+        fail(Errc::gradient_marked_twice, "mark_ready", what, p.name, static_cast<std::ptrdiff_t>(bucket));
     }
 
     [[noreturn]] void report_missing(const std::vector<std::size_t>& missing) {
-        constexpr std::size_t named = 5;
-        std::string names;
-        for (std::size_t k = 0; k < missing.size() && k < named; ++k) {
-            const std::size_t i = missing[k];
-            const std::uint32_t marks = readiness_.uses(i) - readiness_.remaining(i);
-            names += (k ? ", '" : "'") + name(i) + "' (bucket " + std::to_string(readiness_.bucket_of(i)) + ", marked " +
-                     std::to_string(marks) + " of " + std::to_string(readiness_.uses(i)) + " times)";
-        }
-        if (missing.size() > named) names += ", ...";
-        fail(Errc::gradient_not_ready, "finish",
-             std::to_string(missing.size()) + " of " + std::to_string(gradients_.order().size()) + " gradients are not ready: " + names +
-                 "; mark every trainable parameter before finish(), freeze it, or choose UnusedParameters::agree",
+        fail(Errc::gradient_not_ready, "finish", detail::not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_),
              name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
     }
 
