@@ -37,7 +37,7 @@ std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step)
             backward(sync, *model, rank, step);
             sync.finish();
         }
-    });
+    }, patient);
 }
 
 template <class AtStep, class Check>
