@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -24,7 +25,7 @@ public:
     explicit LoopbackNetwork(int ranks) : size(ranks), done_(static_cast<std::size_t>(ranks)) {}
 
     const int size;
-    bool broken = false;  ///< every call throws
+    std::atomic<bool> broken{false};  ///< every call throws
 
     Ticket send(int from, int to, int stream, const void* data, std::size_t bytes) {
         std::lock_guard lock(mutex_);

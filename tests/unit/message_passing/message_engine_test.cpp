@@ -1,0 +1,175 @@
+// What the suite of backends does not reach: many rounds, known memory, a transport that fails or refuses the thread.
+#include <gradsync/message_passing/message_engine.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gradsync/kernel/host_buffer.hpp>
+
+#include "support/loopback_transport.hpp"
+
+namespace gs = gradsync;
+namespace mp = gradsync::message_passing;
+using gs::collective::Call;
+using gs::collective::Operation;
+using gradsync_test::LoopbackNetwork;
+using gradsync_test::LoopbackTransport;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::shared_ptr<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
+                                          std::vector<gs::collective::ProcessIdentity> processes = {}) {
+    const int rank = transport->rank(), size = transport->size();
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    processes.resize(ranks.size());
+    auto world = mp::MessageWorld::make(std::move(transport), std::move(processes), size);
+    return std::make_shared<mp::MessageEngine>(std::move(world), std::move(ranks), rank, 0, std::make_shared<mp::KnownMemory>(), limit);
+}
+
+/// Runs `f(engine)` on a thread a rank; the texts of what they threw, "" where nothing.
+std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, std::chrono::nanoseconds limit,
+                             const std::function<void(mp::MessageEngine&)>& f) {
+    std::vector<std::string> errors(static_cast<std::size_t>(network->size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < network->size; ++rank)
+        threads.emplace_back([&, rank] {
+            const auto own = engine(std::make_unique<LoopbackTransport>(network, rank), limit);
+            try {
+                f(*own);
+            } catch (const std::exception& error) {
+                errors[static_cast<std::size_t>(rank)] = error.what();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+}
+
+Call all_reduce(void* data, std::size_t count) {
+    Call call;
+    call.operation = Operation::all_reduce;
+    call.in = call.out = data;
+    call.in_count = call.out_count = count;
+    return call;
+}
+
+const std::vector<std::string> none(3);
+
+/// A transport that does not let the thread in.
+class LockedTransport : public mp::Transport {
+public:
+    int rank() const noexcept override { return 0; }
+    int size() const noexcept override { return 2; }
+    int last_stream() const noexcept override { return 100; }
+    const char* refusal() const noexcept override { return closed ? "ask for a key" : nullptr; }
+    std::mutex& mutex() noexcept override { return mutex_; }
+    Ticket send(int, int, const void*, std::size_t) override { return 0; }
+    Ticket receive(int, int, void*, std::size_t) override { return 1; }
+    void poll() override { CHECK(!closed); }
+    bool finish(Ticket) override { return false; }
+    bool give_up(Ticket) noexcept override { return true; }
+
+    std::atomic<bool> closed{false};
+
+private:
+    std::mutex mutex_;
+};
+
+}  // namespace
+
+TEST_CASE("messages: a buffer of many rounds, in memory that is known and in memory that is not") {
+    constexpr std::size_t count = 3'000'001;  // several pieces of each share, the last ones shorter
+    for (const bool known : {true, false}) {
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+            gs::collective::Memory lent = own.allocate(known ? count * sizeof(float) : 0);
+            std::vector<float> apart(known ? 0 : count);
+            auto* const data = known ? static_cast<float*>(lent.data()) : apart.data();
+            for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 1000 + static_cast<std::size_t>(own.rank()));
+            own.wait(own.start(all_reduce(data, count)));
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < count; ++i) wrong += data[i] != static_cast<float>(3 * (i % 1000) + 3);
+            if (wrong != 0) throw std::runtime_error(std::to_string(wrong) + " elements are wrong");
+        });
+        CHECK(errors == none);
+    }
+}
+
+TEST_CASE("messages: more collectives in flight than there are slots") {
+    constexpr std::size_t many = 3 * mp::MessageEngine::slots;
+    const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+        std::vector<float> data(many, 1.0f);
+        std::vector<std::uint64_t> numbers;
+        for (float& element : data) numbers.push_back(own.start(all_reduce(&element, 1)));
+        for (const std::uint64_t n : numbers) own.wait(n);
+        if (data != std::vector<float>(many, 3.0f)) throw std::runtime_error("wrong");
+    });
+    CHECK(errors == none);
+}
+
+TEST_CASE("messages: where the transport fails, every rank gets an error that says so") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
+        float x = 1;
+        own.wait(own.start(all_reduce(&x, 1)));
+        if (own.rank() == 2) network->broken = true;
+        own.wait(own.start(all_reduce(&x, 1)));
+    });
+    for (const std::string& error : errors) CHECK(error.find("the cable is cut") != std::string::npos);
+}
+
+TEST_CASE("messages: a process that is gone is named long before the limit") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    auto gone = gs::collective::ProcessIdentity::own();
+    const auto self = gone;
+    gone.number = 1 << 30;  // no system has so many
+    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+    const auto begun = std::chrono::steady_clock::now();
+    float x = 1;
+    try {
+        own->wait(own->start(all_reduce(&x, 1)));
+        FAIL("nothing was thrown");
+    } catch (const gs::Error& error) {
+        CHECK(error.errc() == gs::Errc::peer_failed);
+        CHECK(error.context().peer == 1);
+        CHECK(std::string(error.what()).find("the process of rank 1 died while all_reduce") != std::string::npos);
+    }
+    CHECK(std::chrono::steady_clock::now() - begun < 20s);
+}
+
+TEST_CASE("messages: a thread that the transport does not let in gets its reason; a handle may go there") {
+    auto transport = std::make_unique<LockedTransport>();
+    auto& closed = transport->closed;
+    auto own = engine(std::move(transport));
+    float x = 1;
+    const std::uint64_t n = own->start(all_reduce(&x, 1));
+    closed = true;
+    for (const auto& call : {std::function<void()>([&] { own->start(all_reduce(&x, 1)); }), std::function<void()>([&] { own->wait(n); }),
+                             std::function<void()>([&] { own->test(n); })})
+        CHECK_THROWS_WITH_AS(call(), "all_reduce: ask for a key", gs::Error);
+    own->progress();
+    own->fail({gs::Errc::peer_failed, 0, "over"});
+    own.reset();
+}
+
+TEST_CASE("messages: a communicator that is gone leaves nothing, so that worlds can be made again and again") {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+            const gs::collective::Group half{.members = own.rank() == 2 ? std::vector<int>{2} : std::vector<int>{1, 0},
+                                             .rank = own.rank() == 0 ? 1 : 0};
+            const auto part = own.split(half);
+            float x = static_cast<float>(own.rank() + 1);
+            part->wait(part->start(all_reduce(&x, 1)));
+            if (x != 3) throw std::runtime_error("wrong");
+        });
+        CHECK(errors == none);
+    }
+}
