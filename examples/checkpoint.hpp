@@ -6,10 +6,12 @@
 // digest of all before.
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "data.hpp"
@@ -50,13 +53,15 @@ inline std::size_t padded_bytes(std::size_t floats) { return (floats + 1) / 2 * 
 
 class Writer {
 public:
+    /// Writes nothing, but knows what the digest would be.
+    Writer() : file_{nullptr, &std::fclose} {}
     explicit Writer(const std::filesystem::path& path)
         : path_{path}, file_{std::fopen(path.c_str(), "wb"), &std::fclose} {
         if (!file_) fail();
     }
 
     void bytes(const void* data, std::size_t n) {
-        if (n > 0 && std::fwrite(data, n, 1, file_.get()) != 1) fail();
+        if (file_ && n > 0 && std::fwrite(data, n, 1, file_.get()) != 1) fail();
         digest_.update(data, n);
     }
     void word(std::uint64_t x) { bytes(&x, sizeof x); }
@@ -68,8 +73,9 @@ public:
         }
     }
 
+    std::uint64_t digest() const { return digest_.value(); }
     void finish() {
-        word(digest_.value());
+        word(digest());
         if (std::fflush(file_.get()) != 0 || ::fsync(fileno(file_.get())) != 0) fail();
     }
 
@@ -81,6 +87,46 @@ private:
     std::filesystem::path path_;
     std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
     Digest digest_;
+};
+
+/// All but the digest at the end.
+template <class Ops>
+void write_state(Writer& out, const std::string& model, const Progress& progress, const Parameters<Ops>& parameters,
+                 AdamW<Ops>& optimizer) {
+    const std::string description = padded(model);
+    out.bytes(magic.data(), magic.size());
+    for (std::uint64_t x : {version, progress.steps, progress.samples, progress.fingerprint,
+                            static_cast<std::uint64_t>(description.size())}) {
+        out.word(x);
+    }
+    out.bytes(description.data(), description.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const std::size_t n = parameters[i].value.size();
+        out.floats(parameters[i].value.data(), n);
+        out.floats(optimizer.first()[i].data(), n);
+        out.floats(optimizer.second()[i].data(), n);
+    }
+}
+
+/// A directory for one at a time, be they threads, processes or, where the file system does it, machines; let go when it
+/// is destroyed or its process dies. Whoever waits for too long, or cannot lock here at all, goes on without.
+class Turn {
+public:
+    explicit Turn(const std::filesystem::path& directory) : folder_{::open(directory.c_str(), O_RDONLY | O_DIRECTORY)} {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+        while (::flock(folder_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK &&
+               std::chrono::steady_clock::now() < deadline) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+    }
+    ~Turn() {
+        if (folder_ >= 0) ::close(folder_);
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+private:
+    int folder_;
 };
 
 }  // namespace checkpoint_detail
@@ -98,19 +144,7 @@ void save_checkpoint(const std::filesystem::path& directory, int rank, const std
     const auto temporary = std::filesystem::path(file.string() + ".new" + std::to_string(rank));
     {
         checkpoint_detail::Writer out{temporary};
-        const std::string description = checkpoint_detail::padded(model);
-        out.bytes(checkpoint_detail::magic.data(), checkpoint_detail::magic.size());
-        for (std::uint64_t x : {checkpoint_detail::version, progress.steps, progress.samples, progress.fingerprint,
-                                static_cast<std::uint64_t>(description.size())}) {
-            out.word(x);
-        }
-        out.bytes(description.data(), description.size());
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-            const std::size_t n = parameters[i].value.size();
-            out.floats(parameters[i].value.data(), n);
-            out.floats(optimizer.first()[i].data(), n);
-            out.floats(optimizer.second()[i].data(), n);
-        }
+        checkpoint_detail::write_state(out, model, progress, parameters, optimizer);
         out.finish();
     }
     // Readers see the old file or the new one; syncing the directory makes the new name itself durable.
@@ -119,6 +153,27 @@ void save_checkpoint(const std::filesystem::path& directory, int rank, const std
         ::fsync(folder);
         ::close(folder);
     }
+}
+
+/// For the ranks that are left of a run: each calls it, as nobody knows who else is left, and the first to come writes.
+/// The others find the very bytes that they hold on disk, and leave it at that. So one file is written and not one a
+/// rank, where all see one disk, and one on each machine where they do not. Returns whether this rank wrote.
+template <class Ops>
+bool keep_checkpoint(const std::filesystem::path& directory, int rank, const std::string& model,
+                     const Progress& progress, const Parameters<Ops>& parameters, AdamW<Ops>& optimizer) {
+    std::filesystem::create_directories(directory);
+    checkpoint_detail::Writer own;
+    checkpoint_detail::write_state(own, model, progress, parameters, optimizer);
+    const checkpoint_detail::Turn turn{directory};
+    std::ifstream in{checkpoint_file(directory), std::ios::binary | std::ios::ate};
+    std::uint64_t kept = 0;
+    // The renaming that made the file came after its last byte: the digest at its end stands for all of it.
+    if (in && in.tellg() >= 8 && in.seekg(-8, std::ios::end) && in.read(reinterpret_cast<char*>(&kept), sizeof kept) &&
+        kept == own.digest()) {
+        return false;
+    }
+    save_checkpoint(directory, rank, model, progress, parameters, optimizer);
+    return true;
 }
 
 /// A checkpoint's bytes, known to be complete. Read once and shared by the ranks of this process.
@@ -143,6 +198,9 @@ public:
     }
 
     Progress progress() const { return {word(16), word(24), word(32)}; }
+
+    /// Two checkpoints that differ have different ones.
+    std::uint64_t digest() const { return word(bytes_.size() - 8); }
 
     /// Throws unless the checkpoint is of this very model.
     void expect_model(const std::string& model) const {

@@ -3,6 +3,8 @@
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
 #include <chrono>
+#include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -40,10 +42,14 @@ std::optional<int> end_together(Place place, F&& f) {
     return code;
 }
 
-/// Until the library has the option, ranks are on one machine, where sums are in the order of the ranks anyway.
-template <class Options>
-void set_reproducible([[maybe_unused]] Options& options, [[maybe_unused]] bool reproducible) {
-    if constexpr (requires { options.reproducible; }) options.reproducible = reproducible;
+/// Machines that share no disk may each have a checkpoint of their own.
+void expect_one_checkpoint(Place place, const Job& job) {
+    std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : 0, first = digest;
+    MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+    if (digest == first) return;
+    throw UsageError("--resume: rank " + std::to_string(place.rank) + " finds another checkpoint (after step " +
+                     std::to_string(job.checkpoint->progress().steps) + ") in " + job.options.checkpoint.string() +
+                     " than rank 0; copy one of them to all machines");
 }
 
 int run(Place place, int argc, char** argv) {
@@ -52,10 +58,12 @@ int run(Place place, int argc, char** argv) {
     std::optional<gs::MpiBackend> comm;
     auto code = end_together(place, [&] { job = prepare(parse_options(argc, argv, place.size), speaks); });
     if (code) return *code;
+    code = end_together(place, [&] { expect_one_checkpoint(place, *job); });
+    if (code) return *code;
     code = end_together(place, [&] {
-        gs::MpiOptions options{.timeout = time_limit(job->options)};
-        set_reproducible(options, job->options.reproducible);
-        comm.emplace(MPI_COMM_WORLD, options);
+        comm.emplace(MPI_COMM_WORLD, gs::MpiOptions{.timeout = time_limit(job->options),
+                                                    .shared_memory = !job->options.no_shared_memory,
+                                                    .reproducible = job->options.reproducible});
     });
     if (code) return *code;
 
@@ -63,7 +71,7 @@ int run(Place place, int argc, char** argv) {
         const Results results = run_rank(*comm, *job);
         // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
         comm->set_timeout(std::chrono::hours(24));
-        const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;
+        const int exit_code = speaks ? exit_code_of([&] { present(*job, results, comm->describe()); }) : 0;
         comm->barrier().wait();
         return exit_code;
     } catch (...) {
@@ -81,7 +89,8 @@ int run(Place place, int argc, char** argv) {
 }  // namespace
 
 int main_over_mpi(int argc, char** argv) {
-    int provided = 0;  // any level will do for what is done here
+    std::signal(SIGPIPE, SIG_IGN);  // which Open MPI's TCP raises where the process at the other end has died
+    int provided = 0;  // any level will do here: the main thread alone communicates
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     Place place;
     MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);

@@ -165,6 +165,9 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")
         ->check(within(1e-3, 1e6))
         ->group(group);
+    app.add_flag("--no-shared-memory", o.no_shared_memory,
+                 "mpi: ranks of one machine send messages, like those of different machines")
+        ->group(group);
     app.add_flag("--reproducible", o.reproducible,
                  "mpi: add up in the order of the ranks on several machines too, as on one and over threads")
         ->group(group);
@@ -211,6 +214,8 @@ Options parse_options(int argc, char** argv, int processes) {
                              "; leave out --ranks, or start " + n + " (mpirun -n " + n + ")");
         }
         o.ranks = processes;
+    } else if (o.no_shared_memory) {
+        throw UsageError("--no-shared-memory is for --backend mpi, as threads have one memory; leave it out");
     }
     complete(o);
     return o;

@@ -31,7 +31,7 @@ struct Options {
 
     std::string backend = "threads";
     int ranks = 2;  // over MPI: as many as there are processes
-    bool reproducible = false;
+    bool no_shared_memory = false, reproducible = false;
     std::string buckets = "capped";
     double bucket_mib = 25, first_bucket_mib = 1;
     std::string overlap = "backward";

@@ -36,6 +36,7 @@ nlohmann::json flags(const Options& o) {
                           {"overlap", o.overlap},
                           {"gradients", o.gradients},
                           {"independent", o.independent},
+                          {"no_shared_memory", o.no_shared_memory},
                           {"reproducible", o.reproducible}};
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
     if (o.model == "mlp") config["hidden"] = o.hidden;
@@ -59,7 +60,8 @@ double unigram_entropy(const std::vector<std::uint8_t>& bytes) {
 }
 
 /// The results. Step times are the slowest rank's; losses and communication the ranks' mean.
-nlohmann::json results(const Options& o, const std::vector<RankSummary>& ranks, std::size_t tokens_per_sample) {
+nlohmann::json results(const Options& o, const std::vector<RankSummary>& ranks, const std::string& transport,
+                       std::size_t tokens_per_sample) {
     const auto& slowest = *std::max_element(ranks.begin(), ranks.end(),
                                             [](const auto& a, const auto& b) { return a.median_ms < b.median_ms; });
     const auto mean = [&](double RankSummary::*member) {
@@ -73,6 +75,7 @@ nlohmann::json results(const Options& o, const std::vector<RankSummary>& ranks, 
     return {
         {"parameters", ranks.front().parameters},
         {"world_size", o.ranks},
+        {"transport", transport},
         {"global_batch", o.samples_per_step()},
         {"steps", o.last_step()},
         {"tokens_per_second", samples_per_second * static_cast<double>(tokens_per_sample)},
@@ -97,9 +100,8 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     const auto& step = r.at("step_ms");
     std::fputc('\n', out);
     row("model", o.model + ", " + rounded(number("parameters")) + " parameters");
-    const bool mpi = o.backend == "mpi";
-    row("ranks", formatted("%d %s%s, %zu samples a step", o.ranks, mpi ? "processes" : "threads",
-                           o.independent ? " (independent)" : "", o.samples_per_step()));
+    row("ranks", r.at("transport").get<std::string>() + (o.independent ? " (independent)" : ""));
+    row("batch", formatted("%zu samples a step", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
     row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(),
                           step.at("min").get<double>(), step.at("max").get<double>()));
@@ -108,7 +110,7 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     row("communication",
         formatted("%.2f ms a step, %.2f ms of it exposed", number("comm_ms"), number("exposed_comm_ms")));
     row("peak memory",
-        formatted("%.0f MiB%s", number("peak_rss_bytes") / (1024 * 1024), mpi ? ", of rank 0's process" : ""));
+        formatted("%.0f MiB%s", number("peak_rss_bytes") / (1024 * 1024), o.backend == "mpi" ? ", of rank 0's process" : ""));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
     row("validation loss",
         formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));
@@ -128,9 +130,9 @@ void write_json(const std::string& file, const nlohmann::json& r) {
 
 }  // namespace
 
-void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, std::size_t tokens_per_sample,
-            const Text& text) {
-    const nlohmann::json r = results(o, ranks, tokens_per_sample);
+void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, const std::string& transport,
+            std::size_t tokens_per_sample, const Text& text) {
+    const nlohmann::json r = results(o, ranks, transport, tokens_per_sample);
     print_table(out, o, r, unigram_entropy(text.training));
     if (!o.json.empty()) write_json(o.json, r);
 }

@@ -135,7 +135,7 @@ inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& sum
 }
 
 /// Prints the table and writes the JSON object, if asked for. `ranks` are the summaries of all ranks.
-void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, std::size_t tokens_per_sample,
-            const Text& text);
+void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, const std::string& transport,
+            std::size_t tokens_per_sample, const Text& text);
 
 }  // namespace gradsync_train

@@ -62,11 +62,12 @@ std::vector<RankSummary> gather(Backend comm, const RankSummary& own) {
     return all;
 }
 
-/// Keeps the state of a run that has lost a rank. Never throws: the loss is what has to be reported.
-template <class Save>
-void keep_after_loss(int rank, const Progress& progress, const std::filesystem::path& directory, const Save& save) {
+/// Keeps the state of a run that has lost a rank; `keep` says whether it had to. Never throws: the loss is what has to be
+/// reported.
+template <class Keep>
+void keep_after_loss(int rank, const Progress& progress, const std::filesystem::path& directory, const Keep& keep) {
     try {
-        save();
+        if (!keep()) return;
         std::fprintf(stderr, "gradsync_train: rank %d has kept the state after step %llu in %s; go on with --resume\n",
                      rank, static_cast<unsigned long long>(progress.steps), directory.c_str());
     } catch (const std::exception& error) {
@@ -192,13 +193,15 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
         results.ranks = gather(comm, summary);
     } catch (const gs::Error& error) {
         // Another rank is lost. Nothing was changed since the last step that this rank has completed: what it holds is
-        // whole. One rank keeps it, for a run that goes on with --resume.
+        // whole. It is kept for a run that goes on with --resume. Every rank that is left sees to it: more than one may
+        // be lost, and none knows which. (Some may be a step ahead of others, which is as good.)
         const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left ||
                           error.errc() == gs::Errc::timeout;
-        const int lowest_left = error.context().peer == 0 ? 1 : 0;
-        if (lost && shard.rank == lowest_left && !steps.empty() && !o.checkpoint.empty()) {
+        if (lost && !steps.empty() && !o.checkpoint.empty()) {
             line.reset();
-            keep_after_loss(shard.rank, progress, o.checkpoint, save);
+            keep_after_loss(shard.rank, progress, o.checkpoint, [&] {
+                return keep_checkpoint(o.checkpoint, shard.rank, config.description(), progress, parameters, optimizer);
+            });
         }
         throw;
     }
