@@ -46,7 +46,7 @@ Job prepare(Options options, bool speaks) {
 }
 
 void present(const Job& job, const Results& results, const std::string& transport) {
-    report(job.out, job.options, results.ranks, transport, job.reading.targets, job.text);
+    report(job.out, job.options, results, transport, job.reading.targets, job.text);
     if (!results.sample.empty()) std::fprintf(job.out, "\n----\n%s\n----\n", printable(results.sample).c_str());
 }
 

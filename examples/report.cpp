@@ -60,8 +60,9 @@ double unigram_entropy(const std::vector<std::uint8_t>& bytes) {
 }
 
 /// The results. Step times are the slowest rank's; losses and communication the ranks' mean.
-nlohmann::json results(const Options& o, const std::vector<RankSummary>& ranks, const std::string& transport,
+nlohmann::json to_json(const Options& o, const Results& results, const std::string& transport,
                        std::size_t tokens_per_sample) {
+    const auto& ranks = results.ranks;
     const auto& slowest = *std::max_element(ranks.begin(), ranks.end(),
                                             [](const auto& a, const auto& b) { return a.median_ms < b.median_ms; });
     const auto mean = [&](double RankSummary::*member) {
@@ -83,6 +84,7 @@ nlohmann::json results(const Options& o, const std::vector<RankSummary>& ranks, 
         {"step_ms", {{"median", slowest.median_ms}, {"min", slowest.min_ms}, {"max", slowest.max_ms}}},
         {"comm_ms", communication},
         {"exposed_comm_ms", exposed},
+        {"bucket_bytes", results.bucket_bytes},
         {"overlap_ratio", communication > 0 ? std::clamp(1 - exposed / communication, 0.0, 1.0) : 0.0},
         {"peak_rss_bytes", peak_rss_bytes()},
         {"train_loss", mean(&RankSummary::train_loss)},
@@ -130,9 +132,9 @@ void write_json(const std::string& file, const nlohmann::json& r) {
 
 }  // namespace
 
-void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, const std::string& transport,
+void report(std::FILE* out, const Options& o, const Results& results, const std::string& transport,
             std::size_t tokens_per_sample, const Text& text) {
-    const nlohmann::json r = results(o, ranks, transport, tokens_per_sample);
+    const nlohmann::json r = to_json(o, results, transport, tokens_per_sample);
     print_table(out, o, r, unigram_entropy(text.training));
     if (!o.json.empty()) write_json(o.json, r);
 }

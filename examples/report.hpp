@@ -107,8 +107,9 @@ struct RankSummary {
 };
 
 struct Results {
-    std::vector<RankSummary> ranks;  // of all ranks that trained together
-    std::string sample;              // rank 0 only
+    std::vector<RankSummary> ranks;          // of all ranks that trained together
+    std::vector<std::size_t> bucket_bytes;  // in the order of launch
+    std::string sample;                      // rank 0 only
 };
 
 /// Fills in what follows from the steps.
@@ -134,8 +135,9 @@ inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& sum
         mean(steps.last(std::min<std::size_t>(10, steps.size())), &StepRecord::loss);  // single batches jitter
 }
 
-/// Prints the table and writes the JSON object, if asked for. `ranks` are the summaries of all ranks.
-void report(std::FILE* out, const Options& o, const std::vector<RankSummary>& ranks, const std::string& transport,
+/// Prints the table and writes the JSON object, if asked for. `transport`: the ranks, and how they
+/// reach one another.
+void report(std::FILE* out, const Options& o, const Results& results, const std::string& transport,
             std::size_t tokens_per_sample, const Text& text);
 
 }  // namespace gradsync_train

@@ -191,6 +191,7 @@ Results train(Backend comm, Shard shard, const Options& o, const Text& text, con
         summary.digest = digest(parameters);
         summary.parameters = parameters.count();
         results.ranks = gather(comm, summary);
+        for (const auto& bucket : sync.statistics().buckets) results.bucket_bytes.push_back(bucket.bytes);
     } catch (const gs::Error& error) {
         // Another rank is lost. Nothing was changed since the last step that this rank has completed: what it holds is
         // whole. It is kept for a run that goes on with --resume. Every rank that is left sees to it: more than one may
