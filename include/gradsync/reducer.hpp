@@ -86,6 +86,7 @@ public:
         detail::verify<B>(backend_, gradients_.parameters(), gradients_.plan(),
                           gradients_.describe_policy() + " " + overlap_.describe() + " " + describe(options_));
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
+        statistics_.transport = backend_.describe();
         statistics_.buckets.resize(gradients_.plan().size());
         overlap_.attach(background_);
     }

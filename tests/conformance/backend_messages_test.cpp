@@ -21,6 +21,7 @@ public:
     explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : engine_(std::move(engine)) {}
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
+    std::string describe() const { return "messages between threads"; }
     gradsync::collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:

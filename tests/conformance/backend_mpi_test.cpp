@@ -2,6 +2,7 @@
 // A program of n ranks runs the suite at 1 to n.
 #include <cstddef>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -63,6 +64,54 @@ std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
 }
 
 }  // namespace
+
+TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by the faster way") {
+    const int size = MpiProcesses::largest;
+    const auto described = [&]<class Launcher>(Launcher) {
+        std::string description;
+        Launcher::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { description = comm.describe(); });
+        return description;
+    };
+    const std::string processes = std::to_string(size) + (size == 1 ? " process" : " processes");
+    CHECK(described(MpiProcesses{}) == processes + " that share memory");
+    CHECK(described(MpiMessengers{}) == processes + " that send messages (shared memory is switched off)");
+    const std::string on_two = processes + " on 2 machines that ";
+    if (size == 2) CHECK(described(MpiMachines{}) == on_two + "send messages (one on each machine)");
+    if (size == 3) CHECK(described(MpiMachines{}) == on_two + "send messages (machines have different numbers of them)");
+    if (size == 4) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
+}
+
+TEST_CASE("MpiBackend: options that differ are refused on every rank") {
+    const int size = MpiProcesses::largest, rank = gradsync_test::environment().rank;
+    if (size == 1) return;
+    try {
+        gradsync::MpiBackend backend(MPI_COMM_WORLD, {.reproducible = rank == size - 1});
+        FAIL("nothing was thrown");
+    } catch (const gradsync::Error& error) {
+        CHECK(error.errc() == gradsync::Errc::parameter_mismatch);
+        CHECK(error.context().peer == size - 1);
+        CHECK(std::string(error.what()) == "MpiBackend: rank " + std::to_string(size - 1) + " has other MpiOptions than rank 0; give all ranks the same");
+    }
+}
+
+TEST_CASE("MpiBackend: a thread that MPI was not initialised for is told so") {
+    int level = 0;
+    MPI_Query_thread(&level);
+    REQUIRE(level == MPI_THREAD_SINGLE);  // see MpiEnvironment
+    MpiMessengers::run(MpiProcesses::largest, gradsync_test::ample, [&](gradsync::MpiBackend comm) {
+        std::string caught;
+        std::thread([&] {
+            try {
+                comm.barrier().wait();
+            } catch (const gradsync::Error& error) {
+                caught = error.what();
+            }
+            comm.progress();
+        }).join();
+        CHECK(caught.find("barrier: MPI was initialised for the main thread alone") == 0);
+        comm.barrier().wait();
+    });
+}
 
 TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
     using gradsync::GradientStorage;

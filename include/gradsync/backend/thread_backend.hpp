@@ -98,6 +98,8 @@ public:
     int rank() const noexcept { return seat_->rank(); }
     int size() const noexcept { return seat_->board().size(); }
 
+    std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
+
     /// Memory for buckets; see the concept.
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }
 

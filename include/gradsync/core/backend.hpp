@@ -44,6 +44,7 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// it and in `Work::test()` so far. `fail(what)` makes every rank's outstanding and
 /// later calls throw an error that names this rank, and returns once no other rank touches this rank's buffers. A failure
 /// ends all communicators of one origin; errors name ranks by their number in the first of them.
+/// `describe()` says in words how the ranks reach one another, and where that is not the fastest way, why.
 /// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
@@ -74,6 +75,7 @@ concept Backend = std::copy_constructible<B> && requires(B& backend, const B& ha
     { backend.split(i, i) } -> std::same_as<B>;
     { backend.duplicate() } -> std::same_as<B>;
     { backend.allocate(bytes).data() } -> std::same_as<void*>;
+    { handle.describe() } -> std::convertible_to<std::string>;
 };
 
 }  // namespace gradsync::inline v0

@@ -91,7 +91,7 @@ public:
 
     /// Tells the members of a communicator that this rank will start no collective from number `next` on. Under the mutex.
     void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
-        ControlMessage message = header(ControlMessage::left);
+        ControlMessage message = header(ControlMessage::has_left);
         message.communicator = communicator;
         message.next = next;
         for (const int member : members)
@@ -148,7 +148,7 @@ private:
             try {
                 std::lock_guard lock(mutex());
                 for (int r = 0; r < transport_->size(); ++r)
-                    if (r != transport_->rank()) post(r, header(ControlMessage::gone), offsetof(ControlMessage, text));
+                    if (r != transport_->rank()) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
             } catch (const std::exception&) {
                 // It stays, then.
             }
@@ -169,9 +169,9 @@ private:
     }
 
     struct ControlMessage {
-        enum Kind : std::int32_t { failure, left, gone };
+        enum Kind : std::int32_t { has_failed, has_left, is_gone };
         std::uint64_t next = 0;
-        Kind kind = failure;
+        Kind kind = has_failed;
         std::int32_t sender = 0;
         std::int32_t communicator = 0;
         std::int32_t code = 0;
@@ -204,7 +204,7 @@ private:
     void send_failure() {
         announced_.store(true, std::memory_order_relaxed);
         const collective::Failure failure = this->failure();
-        ControlMessage message = header(ControlMessage::failure);
+        ControlMessage message = header(ControlMessage::has_failed);
         message.code = static_cast<std::int32_t>(failure.code);
         message.culprit = failure.culprit;
         const std::size_t length = std::min(failure.message.size(), sizeof message.text - 1);
@@ -214,10 +214,10 @@ private:
     }
 
     void take_in(const ControlMessage& message) {
-        if (message.kind == ControlMessage::failure) {
+        if (message.kind == ControlMessage::has_failed) {
             announced_.store(true, std::memory_order_relaxed);  // the others hear it from where we have it
             record({static_cast<Errc>(message.code), message.culprit, message.text});
-        } else if (message.kind == ControlMessage::left) {
+        } else if (message.kind == ControlMessage::has_left) {
             leavers_.push_back({message.communicator, message.sender, message.next});
         } else {
             ++gone_;

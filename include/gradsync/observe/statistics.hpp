@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace gradsync::inline v0 {
@@ -36,6 +37,7 @@ struct BucketStatistics {
 
 /// What a Reducer has observed; always on.
 struct Statistics {
+    std::string transport;  ///< how the ranks reach one another, in the backend's words
     std::uint64_t steps = 0;
     StepStatistics last;
     StepStatistics total;

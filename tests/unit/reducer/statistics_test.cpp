@@ -30,6 +30,7 @@ void check_statistics(UnusedParameters unused) {
             Reducer<ThreadBackend, PerParameter, Overlap> sync(comm, model, {.gradients = GradientStorage::in_buckets, .unused = unused});
             finding.check(sync.statistics().steps == 0 && sync.statistics().mean().bytes == 0, "something before the first step");
             finding.check(sync.statistics().overlap_ratio() == 0, "overlap before the first step");
+            finding.check(sync.statistics().transport == std::to_string(ranks) + (ranks == 1 ? " thread" : " threads"), sync.statistics().transport);
             double exposed = 0, communication = 0;
             for (int step = 0; step < 10; ++step) {
                 const auto begin = std::chrono::steady_clock::now();
