@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -112,13 +111,15 @@ public:
         collective::Group group{.split = self().shared_engine()->next_split(), .color = color};
         all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
 
-        for (int r = 0; r < self().size(); ++r)
-            if (entries[static_cast<std::size_t>(r)].color == color) group.members.push_back(r);
-        std::stable_sort(group.members.begin(), group.members.end(), [&](int a, int b) {
-            return entries[static_cast<std::size_t>(a)].key < entries[static_cast<std::size_t>(b)].key;
-        });
-        const auto place = std::find(group.members.begin(), group.members.end(), self().rank());
-        group.rank = static_cast<int>(place - group.members.begin());
+        // Ordered by (key, rank): each goes before those with a larger key.
+        const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
+        for (int r = 0; r < self().size(); ++r) {
+            if (entries[static_cast<std::size_t>(r)].color != color) continue;
+            auto place = group.members.end();
+            while (place != group.members.begin() && key_of(*(place - 1)) > key_of(r)) --place;
+            group.members.insert(place, r);
+        }
+        while (group.members[static_cast<std::size_t>(group.rank)] != self().rank()) ++group.rank;
         return self().join(group);
     }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,13 +26,16 @@ class ThreadWorld : collective::OwnState, public collective::World {
 public:
     explicit ThreadWorld(int ranks) : World(ranks, state) {}
 
+    // Templates of no argument: what they need is made where they are called, not wherever this header is included.
+
     /// The board that the members of a group share: made by the first of them who asks, forgotten once all have it.
+    template <class = void>
     static std::shared_ptr<shared_memory::Board> meet(const shared_memory::Board& parent, const collective::Group& group) {
         auto& world = static_cast<ThreadWorld&>(parent.world());
         std::lock_guard lock(world.mutex_);
-        auto meeting = std::find_if(world.meetings_.begin(), world.meetings_.end(), [&](const Meeting& m) {
-            return m.parent == &parent && m.split == group.split && m.color == group.color;
-        });
+        auto meeting = world.meetings_.begin();
+        while (meeting != world.meetings_.end() && !(meeting->parent == &parent && meeting->split == group.split && meeting->color == group.color))
+            ++meeting;
         if (meeting == world.meetings_.end()) {
             std::vector<int> world_ranks;
             for (const int r : group.members) world_ranks.push_back(parent.world_rank(r));
@@ -44,6 +46,7 @@ public:
         return found;
     }
 
+    template <class = void>
     static std::shared_ptr<shared_memory::Board> board(std::shared_ptr<World> world, std::vector<int> world_ranks) {
         auto memory = std::make_shared<kernel::HostBuffer>(shared_memory::Board::bytes(world_ranks.size()));
         auto* const bytes = static_cast<std::byte*>(memory->data());
@@ -85,6 +88,7 @@ public:
     static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);
 
     /// The handles of `size` new ranks, for threads that you run yourself; `run_threads` does it for you.
+    template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
         if (size < 1) throw Error(Errc::invalid_argument, "a ThreadBackend needs at least 1 rank, not " + std::to_string(size));
         std::vector<int> ranks;
@@ -111,6 +115,7 @@ private:
 
     int world_rank() const noexcept { return seat_->board().world_rank(rank()); }
     const std::shared_ptr<detail::ThreadSeat>& shared_engine() const noexcept { return seat_; }
+    template <class = void>
     ThreadBackend join(const collective::Group& group) const {
         return ThreadBackend(detail::ThreadWorld::meet(seat_->board(), group), group.rank, timeout());
     }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -8,6 +7,7 @@
 #include <string_view>
 
 #include "../core/dtype.hpp"
+#include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
@@ -49,7 +49,7 @@ inline std::string describe(const Call& call) {
         const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
         text += ", " + std::to_string(shard) + (whole != 0 ? " of " + std::to_string(whole) : "") + " elements";
     } else {
-        text += ", " + std::to_string(std::max(call.in_count, call.out_count)) + " elements";
+        text += ", " + std::to_string(gradsync::detail::larger(call.in_count, call.out_count)) + " elements";
     }
     const bool rooted = call.operation == Operation::reduce || call.operation == Operation::broadcast ||
                         call.operation == Operation::gather || call.operation == Operation::scatter;

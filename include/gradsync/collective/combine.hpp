@@ -19,6 +19,7 @@ public:
     }
 
     /// `inputs[r]`: `count` elements that rank r brings; not read where its scale is 0.
+    template <class = void>  // see isa.hpp
     void run(std::span<const Call> calls, std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count) {
         const Call& call = calls[0];
         const bool mean = call.op == ReduceOp::mean;

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 #include "call.hpp"
 #include "world.hpp"
 
@@ -27,7 +27,7 @@ inline Failure mismatch(std::uint64_t n, const Call& first, int first_rank, cons
 /// `missing`: the ranks that did not start it.
 inline Failure timed_out(const std::string& what, std::span<const int> missing, int self, std::chrono::nanoseconds limit) {
     std::string seconds = std::to_string(std::chrono::duration<double>(limit).count());
-    seconds.resize(std::min(seconds.size(), seconds.find('.') + 3));
+    seconds.resize(gradsync::detail::smaller(seconds.size(), seconds.find('.') + 3));
     std::string who = missing.empty() ? "its work did not end, though every rank started it" : missing.size() == 1 ? "rank " : "ranks ";
     for (const int rank : missing) who += std::to_string(rank) + (rank == missing.back() ? " did not start it" : ", ");
     return {Errc::timeout, missing.empty() ? -1 : missing.front(),

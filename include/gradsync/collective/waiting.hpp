@@ -1,12 +1,12 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstdint>
 #include <thread>
 
 #include "../core/clock.hpp"
+#include "../core/math.hpp"
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -61,7 +61,7 @@ public:
             const timespec time{0, static_cast<long>(limit.count())};
             ::syscall(SYS_futex, &rings_, FUTEX_WAIT, heard, &time, nullptr, 0);
 #else
-            std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(limit, std::chrono::microseconds(50)));
+            std::this_thread::sleep_for(gradsync::detail::smaller<std::chrono::nanoseconds>(limit, std::chrono::microseconds(50)));
 #endif
         }
         sleepers_.fetch_sub(1, std::memory_order_relaxed);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +10,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 #include "waiting.hpp"
 
 namespace gradsync::inline v0::collective {
@@ -38,7 +38,7 @@ public:
     /// `ranks`: how many run on this machine. `state` outlives the object.
     World(int ranks, State& state) noexcept
         : bell(state.bell),
-          cores(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+          cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
           cores_are_shared(ranks > cores),
           state_(state) {}
     World(const World&) = delete;
@@ -72,7 +72,7 @@ protected:
         }
         state_.code = static_cast<std::int32_t>(failure.code);
         state_.culprit = failure.culprit;
-        const std::size_t length = std::min(failure.message.size(), sizeof state_.message - 1);
+        const std::size_t length = gradsync::detail::smaller(failure.message.size(), sizeof state_.message - 1);
         std::memcpy(state_.message, failure.message.data(), length);
         state_.message[length] = '\0';
         state_.failed.store(written, std::memory_order_seq_cst);

@@ -7,10 +7,19 @@
 #include <cmath>
 #endif
 
-/// What the library needs of <cmath>, which brings the special functions along: a tenth of the time that including this
-/// library would take.
+/// What the library needs of <cmath>, which brings the special functions along, and of <algorithm>: a tenth of the time
+/// that including this library would take.
 
 namespace gradsync::inline v0::detail {
+
+template <class T>
+constexpr T smaller(T a, T b) noexcept {
+    return b < a ? b : a;
+}
+template <class T>
+constexpr T larger(T a, T b) noexcept {
+    return a < b ? b : a;
+}
 
 /// Neither infinite nor NaN; from the bits, so that it is right under `-ffast-math` as well.
 constexpr bool is_finite(double x) noexcept {

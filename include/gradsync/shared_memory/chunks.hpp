@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include "../collective/call.hpp"
 #include "../collective/combine.hpp"
 #include "../core/dtype.hpp"
+#include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
@@ -17,6 +17,8 @@ namespace gradsync::inline v0::shared_memory {
 
 using collective::Call;
 using collective::Operation;
+using gradsync::detail::larger;
+using gradsync::detail::smaller;
 
 /// How the elements of a collective are cut into chunks, each of which one rank works on alone. Chunk c of
 /// share r belongs to rank r first: a rank that works its own share finds it in its own cache next time.
@@ -34,13 +36,13 @@ public:
         if (any_cut) share_ = (share_ + line - 1) / line * line;
         const std::size_t least = least_chunk_bytes / size_of(call.dtype);
         const std::size_t most = most_chunk_bytes / size_of(call.dtype);
-        chunk_ = std::clamp((share_ / 8 + line - 1) / line * line, least, most);
+        chunk_ = smaller(larger((share_ / 8 + line - 1) / line * line, least), most);
     }
 
     /// The share of a rank, in elements of the whole buffer.
     ElementRange share(int rank) const noexcept {
-        const std::size_t first = std::min(share_ * static_cast<std::size_t>(rank), count_);
-        return {first, std::min(first + share_, count_)};
+        const std::size_t first = smaller(share_ * static_cast<std::size_t>(rank), count_);
+        return {first, smaller(first + share_, count_)};
     }
     std::uint32_t chunks_in(int rank) const noexcept {
         return static_cast<std::uint32_t>((share(rank).size() + chunk_ - 1) / chunk_);
@@ -48,7 +50,7 @@ public:
     ElementRange chunk(int rank, std::uint32_t c) const noexcept {
         const ElementRange range = share(rank);
         const std::size_t first = range.first + c * chunk_;
-        return {first, std::min(first + chunk_, range.last)};
+        return {first, smaller(first + chunk_, range.last)};
     }
 
 private:
@@ -71,6 +73,7 @@ public:
     }
 
     /// Works on `range`, a part of the share of `owner`.
+    template <class = void>  // see isa.hpp
     void run(std::span<const Call> calls, int owner, ElementRange range) {
         const Call& call = calls[0];
         const Call& owners = calls[static_cast<std::size_t>(owner)];
@@ -116,6 +119,7 @@ private:
             if (to != from) std::memcpy(to, from, bytes);
     }
 
+    template <class = void>
     void reduce(std::span<const Call> calls, ElementRange range) {
         inputs_.clear();
         for (const Call& c : calls) inputs_.push_back(static_cast<const std::byte*>(c.in) + range.first * size_of(c.dtype));

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -141,7 +140,7 @@ private:
         std::uint64_t least = next;
         for (int r = 0; r < board_->size(); ++r)
             if (!board_->presence(r).left.load(std::memory_order_acquire))  // one that left looks at no slot again
-                least = std::min(least, board_->presence(r).retired.load(std::memory_order_acquire));
+                least = smaller(least, board_->presence(r).retired.load(std::memory_order_acquire));
         least_retired_.store(least, std::memory_order_relaxed);
         return least;
     }
@@ -219,7 +218,8 @@ private:
     }
 
     Chunks chunks_of(std::uint64_t n) noexcept {
-        const bool elsewhere = std::any_of(calls_.begin(), calls_.end(), [](const Call& call) { return call.elsewhere; });
+        bool elsewhere = false;
+        for (const Call& call : calls_) elsewhere |= call.elsewhere;
         elsewhere_[n % Board::slots] = elsewhere ? std::optional(whole_count(calls_)) : std::nullopt;
         return elsewhere ? Chunks() : Chunks(calls_);
     }
@@ -301,7 +301,7 @@ private:
     }
 
     /// The first collective up to n that not every rank has started; n if there is none.
-    std::uint64_t first_unstarted(std::uint64_t n) noexcept { return std::min(n, own_.load(std::memory_order_relaxed)); }
+    std::uint64_t first_unstarted(std::uint64_t n) noexcept { return smaller(n, own_.load(std::memory_order_relaxed)); }
 
     void report_misfit(std::uint64_t n, int r) noexcept {
         board_->world().fail(collective::mismatch(n, calls_[0], board_->world_rank(0), calls_[static_cast<std::size_t>(r)], board_->world_rank(r)));
@@ -343,7 +343,7 @@ private:
     /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor
     /// may be the caller: chunks take microseconds, so the limit is reached only if a thread was stopped for good.
     void quiesce() noexcept {
-        const auto deadline = std::chrono::steady_clock::now() + std::max<std::chrono::nanoseconds>(timeout(), std::chrono::seconds(1));
+        const auto deadline = std::chrono::steady_clock::now() + larger<std::chrono::nanoseconds>(timeout(), std::chrono::seconds(1));
         for (int r = 0; r < board_->size(); ++r)
             while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
                    std::chrono::steady_clock::now() < deadline)
