@@ -38,9 +38,9 @@ struct ContestOptions {
     double seconds = 1;  ///< for all contestants together, roughly
     int least_rounds = 15;
     int most_rounds = 1001;
-    bool pin = true;           ///< keep every rank on one core: rank r on core r, modulo the number of cores
-    bool warm_caches = false;  ///< do it once before every batch: for contestants with buffers of their own, which find
-                               ///< those of others in the caches
+    bool pin = true;   ///< keep every rank on one core: rank r on core r, modulo the number of cores
+    int warm_ups = 0;  ///< runs before every batch, which do not count: contestants with buffers of their own find
+                       ///< those of others in the caches
 };
 
 /// Samples of each contestant: seconds for doing it once, the slowest rank's.
@@ -63,7 +63,7 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
         if (contestant.takes_part(rank)) {
             if (options.pin || contestant.needs_own_cores()) pin_to_core(rank % cores());
             else unpin();
-            if (options.warm_caches) contestant.run(rank, 1);
+            if (options.warm_ups != 0) contestant.run(rank, options.warm_ups);
             contestant.meet(rank);
             seconds = contestant.run(rank, batches[which]);
         }
@@ -78,7 +78,7 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
             batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
             once = std::min(once, batch(c));
         }
-        round_seconds += once * (batches[c] + options.warm_caches);
+        round_seconds += once * (batches[c] + options.warm_ups);
     }
     const int rounds =
         std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds);
