@@ -108,8 +108,8 @@ void write_state(Writer& out, const std::string& model, const Progress& progress
     }
 }
 
-/// A directory for one at a time, be they threads, processes or, where the file system does it, machines; let go when it
-/// is destroyed or its process dies. Whoever waits for too long, or cannot lock here at all, goes on without.
+/// A directory for one at a time, be they threads, processes or, where the file system does it, machines; let go when
+/// it is destroyed or its process dies. Whoever waits for too long, or cannot lock here at all, goes on without.
 class Turn {
 public:
     explicit Turn(const std::filesystem::path& directory) : folder_{::open(directory.c_str(), O_RDONLY | O_DIRECTORY)} {

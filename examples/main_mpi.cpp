@@ -90,7 +90,7 @@ int run(Place place, int argc, char** argv) {
 
 int main_over_mpi(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);  // which Open MPI's TCP raises where the process at the other end has died
-    int provided = 0;  // any level will do here: the main thread alone communicates
+    int provided = 0;               // any level will do here: the main thread alone communicates
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     Place place;
     MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);

@@ -111,8 +111,8 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
         rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
     row("communication",
         formatted("%.2f ms a step, %.2f ms of it exposed", number("comm_ms"), number("exposed_comm_ms")));
-    row("peak memory",
-        formatted("%.0f MiB%s", number("peak_rss_bytes") / (1024 * 1024), o.backend == "mpi" ? ", of rank 0's process" : ""));
+    row("peak memory", formatted("%.0f MiB%s", number("peak_rss_bytes") / (1024 * 1024),
+                                 o.backend == "mpi" ? ", of rank 0's process" : ""));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
     row("validation loss",
         formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));

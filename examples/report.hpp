@@ -107,9 +107,9 @@ struct RankSummary {
 };
 
 struct Results {
-    std::vector<RankSummary> ranks;          // of all ranks that trained together
+    std::vector<RankSummary> ranks;         // of all ranks that trained together
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
-    std::string sample;                      // rank 0 only
+    std::string sample;                     // rank 0 only
 };
 
 /// Fills in what follows from the steps.

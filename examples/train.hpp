@@ -62,8 +62,8 @@ std::vector<RankSummary> gather(Backend comm, const RankSummary& own) {
     return all;
 }
 
-/// Keeps the state of a run that has lost a rank; `keep` says whether it had to. Never throws: the loss is what has to be
-/// reported.
+/// Keeps the state of a run that has lost a rank; `keep` says whether it had to. Never throws: the loss is what has to
+/// be reported.
 template <class Keep>
 void keep_after_loss(int rank, const Progress& progress, const std::filesystem::path& directory, const Keep& keep) {
     try {
