@@ -45,8 +45,8 @@ Job prepare(Options options, bool speaks) {
     return job;
 }
 
-void present(const Job& job, const Results& results, const std::string& transport) {
-    report(job.out, job.options, results, transport, job.reading.targets, job.text);
+void present(const Job& job, const Results& results) {
+    report(job.out, job.options, results, job.reading.targets, job.text);
     if (!results.sample.empty()) std::fprintf(job.out, "\n----\n%s\n----\n", printable(results.sample).c_str());
 }
 

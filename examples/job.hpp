@@ -24,8 +24,8 @@ struct Job {
 /// Reads what the flags name. Throws UsageError. One process of several says what there is to say: `speaks`.
 Job prepare(Options options, bool speaks = true);
 
-/// The table, the JSON object and the sample. `transport`: the ranks, and how they reach one another.
-void present(const Job& job, const Results& results, const std::string& transport);
+/// The table, the JSON object and the sample.
+void present(const Job& job, const Results& results);
 
 /// The end of a program or of a rank that could not go on; or that was only asked for help.
 struct Ending {

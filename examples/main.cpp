@@ -1,6 +1,5 @@
 // gradsync_train: trains a language model over bytes, data-parallel. See --help.
 
-#include <string>
 #include <string_view>
 
 #include <gradsync/gradsync.hpp>
@@ -27,7 +26,7 @@ void train_over_threads(const Job& job) {
     const auto by_rank = gs::run_threads(
         job.options.ranks, [&](gs::ThreadBackend comm) { return run_rank(comm, job); },
         gs::ThreadOptions{.timeout = time_limit(job.options)});
-    present(job, by_rank[0], std::to_string(job.options.ranks) + (job.options.ranks == 1 ? " thread" : " threads"));
+    present(job, by_rank[0]);
 }
 
 }  // namespace

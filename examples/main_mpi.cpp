@@ -71,7 +71,7 @@ int run(Place place, int argc, char** argv) {
         const Results results = run_rank(*comm, *job);
         // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
         comm->set_timeout(std::chrono::hours(24));
-        const int exit_code = speaks ? exit_code_of([&] { present(*job, results, comm->describe()); }) : 0;
+        const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;
         comm->barrier().wait();
         return exit_code;
     } catch (...) {

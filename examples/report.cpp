@@ -60,8 +60,7 @@ double unigram_entropy(const std::vector<std::uint8_t>& bytes) {
 }
 
 /// The results. Step times are the slowest rank's; losses and communication the ranks' mean.
-nlohmann::json to_json(const Options& o, const Results& results, const std::string& transport,
-                       std::size_t tokens_per_sample) {
+nlohmann::json to_json(const Options& o, const Results& results, std::size_t tokens_per_sample) {
     const auto& ranks = results.ranks;
     const auto& slowest = *std::max_element(ranks.begin(), ranks.end(),
                                             [](const auto& a, const auto& b) { return a.median_ms < b.median_ms; });
@@ -76,7 +75,7 @@ nlohmann::json to_json(const Options& o, const Results& results, const std::stri
     return {
         {"parameters", ranks.front().parameters},
         {"world_size", o.ranks},
-        {"transport", transport},
+        {"transport", results.transport},
         {"global_batch", o.samples_per_step()},
         {"steps", o.last_step()},
         {"tokens_per_second", samples_per_second * static_cast<double>(tokens_per_sample)},
@@ -132,9 +131,8 @@ void write_json(const std::string& file, const nlohmann::json& r) {
 
 }  // namespace
 
-void report(std::FILE* out, const Options& o, const Results& results, const std::string& transport,
-            std::size_t tokens_per_sample, const Text& text) {
-    const nlohmann::json r = to_json(o, results, transport, tokens_per_sample);
+void report(std::FILE* out, const Options& o, const Results& results, std::size_t tokens_per_sample, const Text& text) {
+    const nlohmann::json r = to_json(o, results, tokens_per_sample);
     print_table(out, o, r, unigram_entropy(text.training));
     if (!o.json.empty()) write_json(o.json, r);
 }

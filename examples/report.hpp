@@ -108,6 +108,7 @@ struct RankSummary {
 
 struct Results {
     std::vector<RankSummary> ranks;         // of all ranks that trained together
+    std::string transport;                  // how they reached one another
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
     std::string sample;                     // rank 0 only
 };
@@ -135,9 +136,7 @@ inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& sum
         mean(steps.last(std::min<std::size_t>(10, steps.size())), &StepRecord::loss);  // single batches jitter
 }
 
-/// Prints the table and writes the JSON object, if asked for. `transport`: the ranks, and how they
-/// reach one another.
-void report(std::FILE* out, const Options& o, const Results& results, const std::string& transport,
-            std::size_t tokens_per_sample, const Text& text);
+/// Prints the table and writes the JSON object, if asked for.
+void report(std::FILE* out, const Options& o, const Results& results, std::size_t tokens_per_sample, const Text& text);
 
 }  // namespace gradsync_train

@@ -54,10 +54,13 @@ Results run_rank(Backend comm, const Job& job) {
             const auto run = [&](Backend ranks) {
                 return train<Model>(ranks, shard, o, job.text, job.checkpoint.get(), job.out, buckets, overlap);
             };
-            if (!o.independent) return run(comm);
-            Results results = run(comm.split(comm.rank(), 0));  // every rank in a world of its own
-            comm.set_timeout(std::chrono::hours(24));           // and at a pace of its own
-            results.ranks = gather(comm, results.ranks[0]);
+            Results results =
+                run(o.independent ? comm.split(comm.rank(), 0) : comm);  // or every rank in a world of its own
+            if (o.independent) {
+                comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
+                results.ranks = gather(comm, results.ranks[0]);
+            }
+            results.transport = comm.describe();
             return results;
         },
         choose_model(o), choose_buckets(o), choose_overlap(o));
