@@ -41,8 +41,9 @@ public:
     }
 
     /// Moves what rank `rank` is to get.
-    void poll(int rank) {
+    bool poll(int rank) {
         std::lock_guard lock(mutex_);
+        bool moved = false;
         refuse_if_broken();
         for (auto& [route, waiting] : receives_) {
             const auto [from, to, stream] = route;
@@ -57,9 +58,11 @@ public:
                     done_[static_cast<std::size_t>(source)].push_back(coming.front().ticket);
                     waiting.pop_front();
                     coming.pop_front();
+                    moved = true;
                 }
             }
         }
+        return moved;
     }
 
     bool finish(int rank, Ticket ticket) {
@@ -106,7 +109,7 @@ public:
     std::mutex& mutex() noexcept override { return mutex_; }
     Ticket send(int to, int stream, const void* data, std::size_t bytes) override { return network_->send(rank_, to, stream, data, bytes); }
     Ticket receive(int from, int stream, void* data, std::size_t bytes) override { return network_->receive(from, rank_, stream, data, bytes); }
-    void poll() override { network_->poll(rank_); }
+    bool poll() override { return network_->poll(rank_); }
     bool finish(Ticket ticket) override { return network_->finish(rank_, ticket); }
     bool give_up(Ticket ticket) noexcept override {
         network_->give_up(rank_, ticket);

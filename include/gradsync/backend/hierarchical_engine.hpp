@@ -108,7 +108,8 @@ public:
             call = at(n).call;
         }
         flat_->wait(met);  // finds out who is missing
-        collective::Backoff backoff(world().cores_are_shared, std::chrono::microseconds(50));
+        collective::Backoff backoff = new_backoff();
+        std::uint64_t arrivals = flat_->world().arrivals();
         Clock::time_point deadline{}, roll_call{};
         for (;;) {
             {
@@ -119,13 +120,17 @@ public:
             if (backoff.patient()) {
                 chores().try_advance();
                 const auto now = Clock::now();
-                if (deadline == Clock::time_point{}) deadline = now + timeout();
-                else if (now >= deadline) fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout()));
+                if (deadline == Clock::time_point{}) {
+                    deadline = now + timeout();
+                    roll_call = now + roll_call_interval;
+                }
+                if (now >= deadline) fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout()));
                 if (now >= roll_call) {
                     report_dead(collective::name_of(call, n));
-                    roll_call = now + std::chrono::milliseconds(5);
+                    roll_call = now + roll_call_interval;
                 }
             }
+            if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
         }
     }
@@ -165,6 +170,10 @@ public:
 
 private:
     static constexpr std::size_t most_in_flight = 100;  ///< fewer than would let a stage wait when it is begun
+
+    static constexpr std::chrono::nanoseconds roll_call_interval = std::chrono::milliseconds(5);  // it opens files
+
+    collective::Backoff new_backoff() const noexcept { return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50)); }
 
     enum class Stage { meeting, scattering, crossing, gathering, complete };
 

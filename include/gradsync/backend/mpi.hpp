@@ -45,8 +45,8 @@ struct MpiOptions {
 ///   run and policy, but others than ThreadBackend's, and 16-bit types are rounded twice. `MpiOptions::reproducible` sends
 ///   messages between all ranks instead, which costs as many times the traffic as a machine has ranks.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names
-///   it. From then on every call on any communicator of the same origin throws the same. (That a process has died on
-///   another machine shows only by the time limit.) Keep the launcher from ending the survivors too, where they are to go on
+///   it. From then on every call on any communicator of the same origin throws the same. (That a process on another machine has
+///   died shows by a TCP connection between neighbours; where none is to be had, by the time limit.) Keep the launcher from ending the survivors too, where they are to go on
 ///   (Open MPI: `mpirun --enable-recovery`).
 /// - MPI is neither initialised nor finalised here; handles may outlive it.
 class MpiBackend : public detail::HostCollectives<MpiBackend, collective::Engine> {
@@ -210,7 +210,21 @@ private:
         auto world = sharing.world ? MessageWorld::make(std::move(transport), std::move(processes), ranks.size_here, sharing.world->shared_state(),
                                                         sharing.world->chores())
                                    : MessageWorld::make(std::move(transport), std::move(processes), ranks.size_here);
+        watch(*world, ranks);
         return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
+    }
+
+    /// Ranks that do not see one another's processes have themselves told by the network.
+    static void watch(message_passing::MessageWorld& world, const Ranks& ranks) {
+        const auto systems = Ranks::exchange(collective::ProcessIdentity::own().system, ranks.comm);
+        const auto apart = [&](int r) { return systems[static_cast<std::size_t>(r)] == 0 || systems[static_cast<std::size_t>(r)] != systems[static_cast<std::size_t>(ranks.rank)]; };
+        bool any = false;
+        for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
+        auto lifeline = std::make_unique<message_passing::Lifeline>();
+        const auto addresses = Ranks::exchange(any ? lifeline->listen() : message_passing::Lifeline::Address(), ranks.comm);
+        if (!any) return;
+        lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart);
+        world.hold(std::move(lifeline));
     }
 
     std::shared_ptr<collective::Engine> engine_;

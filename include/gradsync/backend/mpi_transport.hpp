@@ -91,12 +91,12 @@ public:
         return enlist(request, true);
     }
 
-    void poll() override {
-        if (requests_.empty()) return;
+    bool poll() override {
+        if (requests_.empty()) return false;
         finished_.resize(requests_.size());
         int count = 0;
         check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
-        if (count == MPI_UNDEFINED || count == 0) return;
+        if (count == MPI_UNDEFINED || count == 0) return false;
         for (int i = 0; i < count; ++i) entries_[tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].done = true;
         std::size_t kept = 0;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -106,6 +106,7 @@ public:
         }
         requests_.resize(kept);
         tickets_.resize(kept);
+        return true;
     }
 
     bool finish(Ticket ticket) override {

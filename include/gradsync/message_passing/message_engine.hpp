@@ -40,7 +40,7 @@ class MessageEngine final : public collective::Engine, collective::Chore {
     using Clock = std::chrono::steady_clock;
 
 public:
-    static constexpr std::size_t slots = 512;  ///< collectives in flight before a start has to wait
+    static constexpr std::size_t slots = 256;  ///< collectives in flight before a start has to wait
     static constexpr std::size_t streams = 3;  ///< of a communicator
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
@@ -124,7 +124,8 @@ public:
 
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
     void wait(std::uint64_t n) override {
-        collective::Backoff backoff(world_->cores_are_shared, std::chrono::microseconds(50));  // nobody rings when a message comes
+        collective::Backoff backoff = new_backoff();
+        std::uint64_t arrivals = world_->arrivals();
         Clock::time_point deadline{}, roll_call{};
         for (;;) {
             Operation operation;
@@ -136,16 +137,20 @@ public:
                 if (is_complete(n)) return;
                 if (backoff.patient() && !world_->failed()) {
                     const auto now = Clock::now();
-                    if (deadline == Clock::time_point{}) deadline = now + timeout();
-                    else if (now >= deadline) report_timeout();
+                    if (deadline == Clock::time_point{}) {
+                        deadline = now + timeout();
+                        roll_call = now + roll_call_interval;
+                    }
+                    if (now >= deadline) report_timeout();
                     if (now >= roll_call) {
                         report_missing();
-                        roll_call = now + std::chrono::milliseconds(5);
+                        roll_call = now + roll_call_interval;
                     }
                 }
             }
             if (world_->failed()) throw_failure(operation);
             if (backoff.patient()) world_->chores().try_advance();
+            if (std::exchange(arrivals, world_->arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world_->bell, [&] { return world_->failed(); });
         }
     }
@@ -210,16 +215,20 @@ private:
     };
 
     static constexpr std::size_t rounds_in_flight = 4;
+    static constexpr std::chrono::nanoseconds roll_call_interval = std::chrono::milliseconds(5);  // it opens files
+
+    /// Nobody rings when a message comes: naps are short.
+    collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }
 
     /// Of one round's share. Small enough that a few of every rank's are under way, large enough that their number does not
     /// matter.
     static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
-        std::size_t bytes = 256 * 1024;
-        while (bytes > 32 * 1024 && bytes * ranks > 1024 * 1024) bytes /= 2;
+        std::size_t bytes = 512 * 1024;
+        while (bytes > 32 * 1024 && bytes * ranks > 2 * 1024 * 1024) bytes /= 2;
         return bytes;
     }
     /// Of what a hello carries: as much as costs no more than another round trip.
-    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 8 * 1024 / ranks / 64 * 64; }
+    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 64 * 1024 / (ranks < 4 ? 4 : ranks) / 64 * 64; }
 
     int first_stream() const noexcept { return 1 + communicator_ * static_cast<int>(streams); }
 

@@ -20,6 +20,7 @@
 #include "../collective/world.hpp"
 #include "../core/clock.hpp"
 #include "known_memory.hpp"
+#include "lifeline.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0::message_passing {
@@ -49,14 +50,18 @@ public:
     int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
     void set_next_communicator(int number) noexcept { next_communicator_.store(number, std::memory_order_relaxed); }
 
+    /// Where this world, and no other, watches the ranks of other machines.
+    void hold(std::unique_ptr<Lifeline> lifeline) noexcept { lifeline_ = std::move(lifeline); }
+
+    /// Under the mutex.
     bool alive(int world_rank) noexcept override {
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
-        return processes_[static_cast<std::size_t>(world_rank)].alive(own);
+        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !(lifeline_ && lifeline_->lost(world_rank));
     }
 
     /// Moves messages, and takes in what others say of themselves. Under the mutex.
     void poll() {
-        transport_->poll();
+        if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
         if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
         std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
         while (transport_->finish_one(incoming_ticket_)) {
@@ -64,6 +69,9 @@ public:
             listen();
         }
     }
+
+    /// Grows whenever messages arrive: who waits stays awake for as long as they do.
+    std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
 
     /// Sees to it that the others hear of a failure that this rank recorded; a second at most.
     void deliver() noexcept {
@@ -143,6 +151,7 @@ private:
     }
 
     void retire() noexcept {
+        lifeline_.reset();
         deliver();
         if (!failed() && transport_->refusal() == nullptr) {
             try {
@@ -230,9 +239,11 @@ private:
 
     std::unique_ptr<Transport> transport_;
     const std::vector<collective::ProcessIdentity> processes_;
+    std::unique_ptr<Lifeline> lifeline_;
     const std::shared_ptr<State> state_;
     const std::shared_ptr<collective::Chores> chores_;
 
+    std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false};
     std::atomic<int> next_communicator_{1};
     std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();

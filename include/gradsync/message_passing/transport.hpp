@@ -36,8 +36,8 @@ public:
     /// `bytes`: the most that may come.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
 
-    /// Moves what can be moved now.
-    virtual void poll() = 0;
+    /// Moves what can be moved now; true if a message is over that was not.
+    virtual bool poll() = 0;
 
     /// Has `poll` found the message to be over? Then its ticket is forgotten, and used for others.
     virtual bool finish(Ticket ticket) = 0;

@@ -145,6 +145,9 @@ private:
         return least;
     }
 
+    /// It opens files: not in waits that are over in microseconds.
+    static constexpr std::chrono::nanoseconds roll_call_interval = std::chrono::milliseconds(5);
+
     enum class Mode {
         poll,  ///< a call that does not wait: this rank's shares, and the time counts as progress_time()
         wait,  ///< this rank's shares
@@ -285,12 +288,15 @@ private:
             if (backoff.patient()) {
                 space_.idle();
                 const auto now = std::chrono::steady_clock::now();
-                if (deadline == std::chrono::steady_clock::time_point{}) deadline = now + timeout();
-                else if (now >= deadline) report_timeout(n);
+                if (deadline == std::chrono::steady_clock::time_point{}) {
+                    deadline = now + timeout();
+                    roll_call = now + roll_call_interval;
+                }
+                if (now >= deadline) report_timeout(n);
                 report_leavers(n);
                 if (now >= roll_call) {
                     report_dead(n);
-                    roll_call = now + std::chrono::milliseconds(5);
+                    roll_call = now + roll_call_interval;
                 }
             }
             backoff.wait_a_little(world.bell, [&] {

@@ -43,7 +43,7 @@ public:
         const int descriptor = ::memfd_create("gradsync", MFD_CLOEXEC);
         if (descriptor < 0) refuse("cannot make shared memory");
         segment.descriptor_ = descriptor;
-        const std::size_t whole = bytes + data_offset;
+        const std::size_t whole = bytes + data_offset(bytes);
         if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0) refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
         segment.map(descriptor, bytes);
         std::random_device random;
@@ -67,7 +67,7 @@ public:
         segment.descriptor_ = descriptor;
         // In another process namespace the same number is another process.
         struct stat status {};
-        if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != ticket.bytes + data_offset)
+        if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != ticket.bytes + data_offset(ticket.bytes))
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory), path + " is not the shared memory that was meant");
         segment.map(descriptor, ticket.bytes);
         if (std::memcmp(segment.mapping_, &ticket.token, sizeof ticket.token) != 0)
@@ -99,14 +99,14 @@ public:
     }
     ~Segment() {
 #if defined(__linux__)
-        if (mapping_) ::munmap(mapping_, bytes_ + data_offset);
+        if (mapping_) ::munmap(mapping_, bytes_ + data_offset(bytes_));
 #endif
         close_descriptor();
     }
 
     const Ticket& ticket() const noexcept { return ticket_; }
     /// Aligned to a page. Another address in every process.
-    std::byte* data() const noexcept { return mapping_ ? static_cast<std::byte*>(mapping_) + data_offset : nullptr; }
+    std::byte* data() const noexcept { return mapping_ ? static_cast<std::byte*>(mapping_) + data_offset(bytes_) : nullptr; }
     std::size_t bytes() const noexcept { return bytes_; }
 
     void swap(Segment& other) noexcept {
@@ -117,18 +117,44 @@ public:
     }
 
 private:
-    static constexpr std::size_t huge_page = std::size_t{2} << 20;
-    static constexpr std::size_t data_offset = 4096;  ///< a page for the token that proves which segment it is
+    static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
+
+    /// Where the data begin, behind the token that proves which segment it is. Behind a hole where they are many.
+    static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
 
 #if defined(__linux__)
     [[noreturn]] static void refuse(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
     void map(int descriptor, std::size_t bytes) {
-        void* const address = ::mmap(nullptr, bytes + data_offset, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        const std::size_t offset = data_offset(bytes), whole = offset + bytes;
+        void* address = nullptr;
+        if (offset == huge_page) {
+            // At an address that huge pages fit: in a reservation that is larger by one, of which the rest is given back.
+            void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (reserved == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
+            const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
+            const std::uintptr_t aligned = (begin + huge_page - 1) / huge_page * huge_page, page_end = (aligned + whole + page - 1) / page * page;
+            if (aligned != begin) ::munmap(reserved, aligned - begin);
+            if (const std::uintptr_t end = begin + (whole + huge_page + page - 1) / page * page; end > page_end)
+                ::munmap(reinterpret_cast<void*>(page_end), end - page_end);
+            address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0);
+        } else {
+            address = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        }
         if (address == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
         mapping_ = address;
         bytes_ = bytes;
-        if (bytes >= 2 * huge_page) ::madvise(address, bytes + data_offset, MADV_HUGEPAGE);  // a hint only
+        if (offset == huge_page) use_huge_pages();
+    }
+
+    /// Many systems give shared memory huge pages only where it is asked for them page by page, once it is touched.
+    void use_huge_pages() const noexcept {
+        constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
+        for (std::size_t at = 0; at + huge_page <= bytes_; at += huge_page) {
+            std::byte* const begin = data() + at;
+            static_cast<void>(*static_cast<volatile std::byte*>(begin));
+            if (::madvise(begin, huge_page, collapse) != 0) return;  // it works with small pages, too
+        }
     }
 #else
     [[noreturn]] static void refuse_here() {
