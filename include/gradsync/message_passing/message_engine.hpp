@@ -62,7 +62,7 @@ public:
             try {
                 for (; first_ < next_; ++first_) {
                     const std::shared_ptr<Flight> last = std::move(flights_[first_ % slots]);
-                    for (const Transport::Ticket ticket : last->hellos_out()) world_->keep_until_over(ticket, last);
+                    for (std::size_t r = 0; r < world_ranks_.size(); ++r) world_->keep_until_over(last->hellos_out()[r], world_ranks_[r], last);
                 }
                 world_->say_left(communicator_, world_ranks_, next_);
             } catch (const std::exception&) {

@@ -62,27 +62,28 @@ public:
     /// Moves messages, and takes in what others say of themselves. Under the mutex.
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
-        if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
-        std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
         while (transport_->finish_one(incoming_ticket_)) {
             take_in(*incoming_);
             listen();
         }
+        if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
+        std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
     }
 
     /// Grows whenever messages arrive: who waits stays awake for as long as they do.
     std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// Sees to it that the others hear of a failure that this rank recorded; a second at most.
+    /// Sees to it that the others hear of a failure that this rank recorded; waits for that a second at most, and once.
     void deliver() noexcept {
         if (transport_->refusal() != nullptr) return;
-        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        const bool again = failed() && delivered_.exchange(true, std::memory_order_relaxed);
+        const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : std::chrono::seconds(1));
         try {
             for (bool first = true;; first = false) {
                 {
                     std::lock_guard lock(mutex());
                     if (!first || failed()) poll();
-                    if (outgoing_.empty()) return;
+                    if (std::none_of(outgoing_.begin(), outgoing_.end(), [&](const Outgoing& outgoing) { return listens(outgoing.rank); })) return;
                 }
                 if (std::chrono::steady_clock::now() > deadline) return;
                 std::this_thread::yield();
@@ -92,9 +93,9 @@ public:
         }
     }
 
-    /// Keeps the memory of a message that is on its way until it has arrived. Under the mutex.
-    void keep_until_over(Transport::Ticket ticket, std::shared_ptr<void> memory) {
-        if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket});
+    /// Keeps the memory of a message that is on its way to a rank until it has arrived. Under the mutex.
+    void keep_until_over(Transport::Ticket ticket, int rank, std::shared_ptr<void> memory) {
+        if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
     }
 
     /// Tells the members of a communicator that this rank will start no collective from number `next` on. Under the mutex.
@@ -124,7 +125,8 @@ private:
           transport_(std::move(transport)),
           processes_(std::move(processes)),
           state_(std::move(state)),
-          chores_(std::move(chores)) {
+          chores_(std::move(chores)),
+          gone_(processes_.size()) {
         std::lock_guard lock(mutex());
         listen();
     }
@@ -151,13 +153,14 @@ private:
     }
 
     void retire() noexcept {
+        if (failed()) deliver();
         lifeline_.reset();
-        deliver();
-        if (!failed() && transport_->refusal() == nullptr) {
+        if (transport_->refusal() == nullptr) {
             try {
                 std::lock_guard lock(mutex());
                 for (int r = 0; r < transport_->size(); ++r)
-                    if (r != transport_->rank()) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
+                    if (r != transport_->rank() && listens(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
+                poll();
             } catch (const std::exception&) {
                 // It stays, then.
             }
@@ -171,7 +174,7 @@ private:
         try {
             std::lock_guard lock(mutex());
             poll();
-            return !failed() && outgoing_.empty() && gone_ == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
+            return !failed() && outgoing_.empty() && std::count(gone_.begin(), gone_.end(), true) == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
         } catch (const std::exception&) {
             return false;
         }
@@ -190,12 +193,16 @@ private:
     struct Outgoing {
         std::shared_ptr<void> memory;
         Transport::Ticket ticket;
+        int rank;
     };
     struct Leaver {
         int communicator;
         int rank;
         std::uint64_t next;
     };
+
+    /// Is anybody there to take a message? Under the mutex.
+    bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
     ControlMessage header(ControlMessage::Kind kind) const noexcept {
         ControlMessage message;
@@ -207,7 +214,7 @@ private:
     void post(int rank, const ControlMessage& message, std::size_t bytes) {
         auto copy = std::make_shared<ControlMessage>(message);
         const Transport::Ticket ticket = transport_->send(rank, Transport::control_stream, copy.get(), bytes);
-        outgoing_.push_back({std::move(copy), ticket});
+        outgoing_.push_back({std::move(copy), ticket, rank});
     }
 
     void send_failure() {
@@ -219,7 +226,7 @@ private:
         const std::size_t length = std::min(failure.message.size(), sizeof message.text - 1);
         std::memcpy(message.text, failure.message.data(), length);
         for (int r = 0; r < transport_->size(); ++r)
-            if (r != transport_->rank()) post(r, message, offsetof(ControlMessage, text) + length + 1);
+            if (r != transport_->rank() && listens(r)) post(r, message, offsetof(ControlMessage, text) + length + 1);
     }
 
     void take_in(const ControlMessage& message) {
@@ -229,7 +236,7 @@ private:
         } else if (message.kind == ControlMessage::has_left) {
             leavers_.push_back({message.communicator, message.sender, message.next});
         } else {
-            ++gone_;
+            gone_[static_cast<std::size_t>(message.sender)] = true;
         }
     }
 
@@ -244,13 +251,13 @@ private:
     const std::shared_ptr<collective::Chores> chores_;
 
     std::atomic<std::uint64_t> arrivals_{0};
-    std::atomic<bool> announced_{false};
+    std::atomic<bool> announced_{false}, delivered_{false};
     std::atomic<int> next_communicator_{1};
     std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     std::vector<Outgoing> outgoing_;
     std::vector<Leaver> leavers_;
-    int gone_ = 0;  ///< ranks that will send nothing more
+    std::vector<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0::message_passing
