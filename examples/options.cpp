@@ -155,8 +155,8 @@ Options parse_options(int argc, char** argv, int processes) {
         ->check(within(1e-6, 1e6))
         ->group(group);
     app.add_option("--overlap", o.overlap,
-                   "none: all at the end of the backward pass; backward: a bucket leaves when it is full")
-        ->check(CLI::IsMember({"none", "backward"}))
+                   "none: all at the end of the backward pass; backward: a bucket leaves when it is full;\nbackward-thread: the same, and a thread moves it on while the others compute")
+        ->check(CLI::IsMember({"none", "backward", "backward-thread"}))
         ->group(group);
     app.add_option("--gradients", o.gradients,
                    "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")

@@ -21,7 +21,7 @@ namespace gradsync_train {
 
 using AnyModel = std::variant<std::type_identity<Transformer<CpuOps>>, std::type_identity<Mlp<CpuOps>>>;
 using AnyBuckets = std::variant<gs::PerParameter, gs::Flat, gs::SizeCappedBuckets>;
-using AnyOverlap = std::variant<gs::NoOverlap, gs::OverlapBackward>;
+using AnyOverlap = std::variant<gs::NoOverlap, gs::OverlapBackward, gs::OverlapBackwardThread>;
 
 inline AnyModel choose_model(const Options& o) {
     if (o.model == "mlp") return std::type_identity<Mlp<CpuOps>>{};
@@ -37,6 +37,7 @@ inline AnyBuckets choose_buckets(const Options& o) {
 
 inline AnyOverlap choose_overlap(const Options& o) {
     if (o.overlap == "none") return gs::NoOverlap{};
+    if (o.overlap == "backward-thread") return AnyOverlap(std::in_place_type<gs::OverlapBackwardThread>);
     return gs::OverlapBackward{};
 }
 

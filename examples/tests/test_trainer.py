@@ -22,7 +22,7 @@ MPIEXEC = None
 TRANSFORMER = "--model transformer --d-model 32 --blocks 2 --heads 2 --context 16 --micro-batch 2 --steps 4 --warmup 2".split()
 MLP = "--model mlp --d-model 8 --context 5 --hidden 40,24 --micro-batch 6 --steps 4 --warmup 2".split()
 MODELS = {"transformer": TRANSFORMER, "mlp": MLP, "tied": TRANSFORMER + ["--tied"]}
-POLICIES = list(itertools.product(("per-parameter", "flat", "capped"), ("none", "backward"), ("in-buckets", "borrowed")))
+POLICIES = list(itertools.product(("per-parameter", "flat", "capped"), ("none", "backward", "backward-thread"), ("in-buckets", "borrowed")))
 
 
 class TrainerTest(unittest.TestCase):

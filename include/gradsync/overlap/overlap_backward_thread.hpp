@@ -5,17 +5,19 @@
 #include <string>
 #include <thread>
 
+#include "../core/clock.hpp"
 #include "../core/overlap_policy.hpp"
 
 namespace gradsync::inline v0 {
 
-/// As `OverlapBackward`, but a thread of the policy's own advances the collectives: the choice where a core is
-/// spare, or where the compute is off the CPU. On cores that all compute it only takes turns with them.
+/// As `OverlapBackward`, but a thread of the policy's own advances the collectives: the choice between machines, whose messages
+/// MPI moves only inside calls, and where the compute is off the CPU. Among ranks that share memory, on cores that all compute, it
+/// only takes turns with them. The backend must be callable from any thread (MPI_THREAD_MULTIPLE, where it calls MPI).
 class OverlapBackwardThread {
 public:
     OverlapBackwardThread() = default;
-    /// Only before `attach`, and so there is nothing to move.
-    OverlapBackwardThread(OverlapBackwardThread&&) noexcept {}
+    /// Only before `attach`, and so there is nothing to copy.
+    OverlapBackwardThread(const OverlapBackwardThread&) noexcept {}
     ~OverlapBackwardThread() { detach(); }
 
     template <BucketEngine Engine>
@@ -28,9 +30,12 @@ public:
                 work_ = false;
                 lock.unlock();
                 try {
-                    while (engine.in_flight() && !stopping()) {
+                    // Among ranks that share memory collectives are over in microseconds. One that takes longer crosses a
+                    // network, which does not mind a pause; the compute, on the same core perhaps, does mind polls.
+                    for (int polls = 0; engine.in_flight() && !stopping(); ++polls) {
                         engine.poll();
-                        std::this_thread::yield();
+                        if (polls < 100) std::this_thread::yield();
+                        else std::this_thread::sleep_for(std::chrono::microseconds(50));
                     }
                 } catch (...) {
                     // The engine has failed for good; finish() reports it where somebody listens.
