@@ -1,5 +1,6 @@
 // ctest: MPI RANKS 1 2 3 4 TIMEOUT 300
 // A program of n ranks runs the suite at 1 to n.
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <thread>
@@ -79,6 +80,16 @@ TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by t
     if (size == 2) CHECK(described(MpiMachines{}) == on_two + "send messages (one on each machine)");
     if (size == 3) CHECK(described(MpiMachines{}) == on_two + "send messages (machines have different numbers of them)");
     if (size == 4) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
+}
+
+TEST_CASE("MpiBackend: a mean of 16-bit numbers does not overflow on the way, whatever its weights") {
+    MpiMachines::run(MpiProcesses::largest, gradsync_test::ample, [&](gradsync::MpiBackend comm) {
+        for (const double weight : {1.0, 4096.0}) {
+            std::vector<gradsync::Float16> values(1000, gradsync::Float16(40000.0f));
+            comm.all_reduce(gradsync::buffer(values), gradsync::ReduceOp::mean, {weight, weight}).wait();
+            CHECK(std::all_of(values.begin(), values.end(), [](gradsync::Float16 x) { return static_cast<float>(x) == 40000.0f; }));
+        }
+    });
 }
 
 TEST_CASE("MpiBackend: options that differ are refused on every rank") {

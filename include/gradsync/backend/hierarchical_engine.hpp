@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -117,7 +118,7 @@ public:
                 advance();
                 if (is_complete(n)) return;
             }
-            if (backoff.patient()) {
+            if (backoff.patient() || deadline != Clock::time_point{}) {
                 chores().try_advance();
                 const auto now = Clock::now();
                 if (deadline == Clock::time_point{}) {
@@ -164,8 +165,9 @@ public:
             if (member == rank()) here.rank = static_cast<int>(here.members.size());
             here.members.push_back(local_rank(member));
         }
-        return combine(std::static_pointer_cast<MessageEngine>(flat_->split(group)),
-                       std::static_pointer_cast<ProcessEngine>(scatter_->split(here)), std::move(machines));
+        auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, on all ranks
+        auto local = std::static_pointer_cast<ProcessEngine>(scatter_->split(here));
+        return combine(std::move(flat), std::move(local), std::move(machines));
     }
 
 private:
@@ -181,13 +183,13 @@ private:
         Call call;
         std::uint64_t met = 0;      ///< number of the collective in which all ranks say what they have started
         std::uint64_t number = 0;   ///< of this stage
-        std::uint64_t weighed = 0;  ///< in which the machine's weights are added
-        double weight = 0;
+        std::uint64_t weighed = 0;  ///< in which the machine's scales and weights are added
+        double sums[2] = {};        ///< these
         Stage stage = Stage::meeting;
     };
 
     collective::Chores& chores() const noexcept { return flat_->world().chores(); }
-    std::vector<collective::Engine*> engines() const { return {flat_.get(), scatter_.get(), across_.get(), gather_.get()}; }
+    std::array<collective::Engine*, 4> engines() const noexcept { return {flat_.get(), scatter_.get(), across_.get(), gather_.get()}; }
 
     int machine_of(int rank) const noexcept { return machines_[static_cast<std::size_t>(rank)]; }
     /// Place of a rank among those of its machine.
@@ -239,12 +241,16 @@ private:
         call.out = element(call, own.first);
         call.out_count = own.size();
         if (call.op == ReduceOp::mean) {
-            started.weight = call.contribution.weight;
-            call.contribution.weight = scatter_->rank() == 0;  // a sum: it is divided when all is added
+            // A mean over the machine as well, weighted by the scales: no larger than what goes into it, so that 16-bit types
+            // do not overflow.
+            const double scale = call.contribution.scale < 0 ? -call.contribution.scale : call.contribution.scale;
+            started.sums[0] = scale;
+            started.sums[1] = call.contribution.weight;
+            call.contribution.weight = scale;
             Call weigh;
             weigh.operation = collective::Operation::all_reduce;
-            weigh.in = weigh.out = &started.weight;
-            weigh.in_count = weigh.out_count = 1;
+            weigh.in = weigh.out = started.sums;
+            weigh.in_count = weigh.out_count = 2;
             weigh.dtype = DType::f64;
             started.weighed = scatter_->start(weigh);
         }
@@ -261,7 +267,7 @@ private:
         Call call = started.call;
         call.in = call.out = element(call, own.first);
         call.in_count = call.out_count = own.size();
-        if (call.op == ReduceOp::mean) call.contribution = {1, started.weight};
+        if (call.op == ReduceOp::mean) call.contribution = {started.sums[0], started.sums[1]};
         started.number = across_->start(call);
         started.stage = Stage::crossing;
     }
@@ -311,6 +317,7 @@ private:
     }
 
     void report_dead(const std::string& what) {
+        std::lock_guard lock(mutex_);
         for (int r = 0; r < size(); ++r)
             if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r))) return fail(collective::died(what, world_rank(r)));
     }

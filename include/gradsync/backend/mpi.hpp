@@ -22,7 +22,7 @@
 
 namespace gradsync::inline v0 {
 
-/// Options of `MpiBackend`, the same on all ranks (but for `domain`).
+/// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
 struct MpiOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait; `set_timeout` changes it
     bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
@@ -56,8 +56,6 @@ public:
     /// not initialised, and Error(parameter_mismatch) on every rank where their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
         check_mpi();
-        if (options.timeout <= std::chrono::nanoseconds::zero())
-            throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
         const Ranks ranks(comm, options.domain);
         check_options(ranks, options);
         std::string problem;
@@ -166,7 +164,9 @@ private:
     };
 
     static void check_options(const Ranks& ranks, const MpiOptions& options) {
-        const auto all = Ranks::exchange(static_cast<std::uint8_t>(options.shared_memory * 2 + options.reproducible), ranks.comm);
+        const bool positive = options.timeout > std::chrono::nanoseconds::zero();
+        const auto all = Ranks::exchange(static_cast<std::uint8_t>(positive * 4 + options.shared_memory * 2 + options.reproducible), ranks.comm);
+        if (!positive) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
         const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
         if (other != all.end())
             throw Error(Errc::parameter_mismatch,

@@ -95,9 +95,11 @@ public:
         if (requests_.empty()) return false;
         finished_.resize(requests_.size());
         int count = 0;
-        check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE), "MPI_Testsome");
-        if (count == MPI_UNDEFINED || count == 0) return false;
-        for (int i = 0; i < count; ++i) entries_[tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].done = true;
+        const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
+        if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
+        // What is over is null now, also where another one has failed.
+        for (std::size_t i = 0; i < requests_.size(); ++i)
+            if (requests_[i] == MPI_REQUEST_NULL) entries_[tickets_[i]].done = true;
         std::size_t kept = 0;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (entries_[tickets_[i]].done) continue;
@@ -106,6 +108,7 @@ public:
         }
         requests_.resize(kept);
         tickets_.resize(kept);
+        check(code, "MPI_Testsome");
         return true;
     }
 

@@ -73,7 +73,7 @@ public:
     }
 
     /// Connects this rank: collective, over the ranks whose addresses these are. `apart(r)`: whether r is a rank that can
-    /// only be watched so. Takes `limit` at most.
+    /// only be watched so. Takes `limit` at most, or a few times that where addresses lead nowhere.
     template <class Apart>
     void connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
@@ -87,7 +87,7 @@ public:
         const auto deadline = Clock::now() + limit;
         std::thread answering([&] { heard = answer(before, deadline); });
         for (const int other : after)
-            if (const int socket = call(rank, all[static_cast<std::size_t>(other)], deadline); socket >= 0) lines_.push_back({other, socket});
+            if (const int socket = call(rank, all[static_cast<std::size_t>(other)], limit / 4); socket >= 0) lines_.push_back({other, socket});
         answering.join();
         lines_.insert(lines_.end(), heard.begin(), heard.end());
         close(std::exchange(listener_, -1));
@@ -157,8 +157,9 @@ private:
     }
 
     /// A connection to a rank, or -1.
-    static int call(int rank, const Address& other, Clock::time_point deadline) {
+    static int call(int rank, const Address& other, std::chrono::milliseconds limit) {
         for (std::size_t i = 0; i < other.count && other.port != 0; ++i) {
+            const auto deadline = Clock::now() + limit;  // of its own: one that leads nowhere leaves the others theirs
             const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
             sockaddr_in name{};
             name.sin_family = AF_INET;

@@ -96,7 +96,7 @@ public:
                 oldest = first_;
             }
             if (world_->failed()) throw_failure(call.operation);
-            wait(oldest);
+            wait_until([&] { return first_ > oldest; }, oldest);
         }
     }
 
@@ -124,6 +124,13 @@ public:
 
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
     void wait(std::uint64_t n) override {
+        wait_until([&] { return is_complete(n); }, n);
+    }
+
+private:
+    /// `over` is asked under the mutex.
+    template <class Predicate>
+    void wait_until(Predicate&& over, std::uint64_t n) {
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = world_->arrivals();
         Clock::time_point deadline{}, roll_call{};
@@ -131,11 +138,11 @@ public:
             Operation operation;
             {
                 std::lock_guard lock(world_->mutex());
-                if (is_complete(n)) return;
+                if (over()) return;
                 refuse_wrong_thread(operation = flight(n).call().operation);
                 advance();
-                if (is_complete(n)) return;
-                if (backoff.patient() && !world_->failed()) {
+                if (over()) return;
+                if ((backoff.patient() || deadline != Clock::time_point{}) && !world_->failed()) {
                     const auto now = Clock::now();
                     if (deadline == Clock::time_point{}) {
                         deadline = now + timeout();
@@ -155,6 +162,7 @@ public:
         }
     }
 
+public:
     /// Collective n will not be waited for, and its buffers may be about to go.
     void abandon(std::uint64_t n) noexcept override {
         std::string what;

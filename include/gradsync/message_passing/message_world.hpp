@@ -70,7 +70,7 @@ public:
         std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
     }
 
-    /// Grows whenever messages arrive: who waits stays awake for as long as they do.
+    /// Grows whenever messages arrive, or have been sent: who waits stays awake for as long as that goes on.
     std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
 
     /// Sees to it that the others hear of a failure that this rank recorded; waits for that a second at most, and once.

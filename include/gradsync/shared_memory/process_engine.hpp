@@ -125,10 +125,14 @@ public:
         // It may be over without this rank's having had to do anything.
         if (!world_->failed()) try_advance();
         if (!direct_.done(n) || direct_.elsewhere(n)) direct_.fail_abandoned(n);
+        std::lock_guard lock(mutex_);  // another thread of this rank may just be copying from or to its buffer
     }
 
     /// Ends the world and returns once no rank touches another's buffers.
-    void fail(const Failure& failure) noexcept override { direct_.fail(failure); }
+    void fail(const Failure& failure) noexcept override {
+        direct_.fail(failure);
+        std::lock_guard lock(mutex_);  // as above
+    }
 
     /// Memory that every rank has mapped, and each uses its part of. Where the system has none left, of this process alone:
     /// collectives on it are slower.
