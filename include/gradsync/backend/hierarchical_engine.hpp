@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,6 +13,7 @@
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/roll_call.hpp"
+#include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "../message_passing/message_engine.hpp"
@@ -29,7 +29,6 @@ namespace gradsync::inline v0::detail {
 /// either. All other collectives are done by messages. All of them begin with messages among all ranks, which say what each
 /// has started.
 class HierarchicalEngine final : public collective::Engine, collective::Chore {
-    using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
@@ -77,8 +76,8 @@ public:
             std::uint64_t oldest;
             {
                 std::lock_guard lock(mutex_);
-                if (started_.size() < most_in_flight) return begin(call);
-                oldest = next_ - started_.size();
+                if (next_ - first_ < most_in_flight) return begin(call);
+                oldest = first_;
             }
             wait(oldest);
         }
@@ -111,25 +110,17 @@ public:
         flat_->wait(met);  // finds out who is missing
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
-        Clock::time_point deadline{}, roll_call{};
+        collective::Vigil vigil;
         for (;;) {
             {
                 std::lock_guard lock(mutex_);
                 advance();
                 if (is_complete(n)) return;
             }
-            if (backoff.patient() || deadline != Clock::time_point{}) {
+            if (backoff.patient() || vigil.begun()) {
                 chores().try_advance();
-                const auto now = Clock::now();
-                if (deadline == Clock::time_point{}) {
-                    deadline = now + timeout();
-                    roll_call = now + roll_call_interval;
-                }
-                if (now >= deadline) fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout()));
-                if (now >= roll_call) {
-                    report_dead(collective::name_of(call, n));
-                    roll_call = now + roll_call_interval;
-                }
+                vigil.look(timeout(), [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
+                           [&] { report_dead(collective::name_of(call, n)); });
             }
             if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
@@ -173,7 +164,6 @@ public:
 private:
     static constexpr std::size_t most_in_flight = 100;  ///< fewer than would let a stage wait when it is begun
 
-    static constexpr std::chrono::nanoseconds roll_call_interval = std::chrono::milliseconds(5);  // it opens files
 
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50)); }
 
@@ -215,8 +205,8 @@ private:
 
     // All below: under the mutex.
 
-    Started& at(std::uint64_t n) noexcept { return started_[static_cast<std::size_t>(n - (next_ - started_.size()))]; }
-    bool is_complete(std::uint64_t n) noexcept { return n < next_ - started_.size() || at(n).stage == Stage::complete; }
+    Started& at(std::uint64_t n) noexcept { return started_[n % most_in_flight]; }
+    bool is_complete(std::uint64_t n) noexcept { return n < first_ || at(n).stage == Stage::complete; }
 
     static bool has_stages(const Call& call) noexcept { return call.operation == collective::Operation::all_reduce; }
 
@@ -226,7 +216,7 @@ private:
         Started started;
         started.call = call;
         started.met = flat_->start(met);
-        started_.push_back(started);
+        at(next_) = started;
         return next_++;
     }
 
@@ -289,7 +279,8 @@ private:
     void advance() {
         // Each stage is begun in the order of the collectives.
         bool may_scatter = true, may_cross = true, may_gather = true;
-        for (Started& started : started_) {
+        for (std::uint64_t n = first_; n < next_; ++n) {
+            Started& started = at(n);
             if (!has_stages(started.call)) {
                 if (started.stage == Stage::meeting && flat_->test(started.met)) started.stage = Stage::complete;
                 continue;
@@ -302,7 +293,7 @@ private:
             may_gather &= started.stage > Stage::crossing;
             if (started.stage == Stage::gathering && gather_->test(started.number)) started.stage = Stage::complete;
         }
-        while (!started_.empty() && started_.front().stage == Stage::complete) started_.pop_front();
+        while (first_ < next_ && at(first_).stage == Stage::complete) ++first_;
     }
 
     void try_advance() noexcept override {
@@ -330,7 +321,8 @@ private:
     collective::RollCall roll_call_;
 
     std::mutex mutex_;
-    std::deque<Started> started_;  ///< from the oldest that is not complete; an element stays where it is
+    std::vector<Started> started_ = std::vector<Started>(most_in_flight);  ///< numbers first_ to next_, each at its number modulo its size
+    std::uint64_t first_ = 0;                                               ///< all below are complete
     std::uint64_t next_ = 0;
 };
 

@@ -77,7 +77,7 @@ public:
             engine_ = detail::HierarchicalEngine::combine(send_messages(ranks, options, sharing), sharing.engine, ranks.machines);
             description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
         }
-        MPI_Barrier(comm);  // what ends a rank from now on ends no other rank's construction
+        gradsync::detail::check_mpi(MPI_Barrier(comm), "MPI_Barrier");  // what ends a rank from now on ends no other rank's construction
     }
 
     int rank() const noexcept { return engine_->rank(); }
@@ -117,13 +117,13 @@ private:
             MPI_Comm_rank(comm, &rank);
             MPI_Comm_size(comm, &size);
             MPI_Comm whole = MPI_COMM_NULL;
-            MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &whole);
-            MPI_Comm_split(whole, std::max(domain, -1) + 1, rank, &machine);
+            gradsync::detail::check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &whole), "MPI_Comm_split_type");
+            gradsync::detail::check_mpi(MPI_Comm_split(whole, std::max(domain, -1) + 1, rank, &machine), "MPI_Comm_split");
             MPI_Comm_free(&whole);
             MPI_Comm_rank(machine, &rank_here);
             MPI_Comm_size(machine, &size_here);
             int first = rank;  // its number names the machine
-            MPI_Bcast(&first, 1, MPI_INT, 0, machine);
+            gradsync::detail::check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, machine), "MPI_Bcast");
             machines = exchange(first, comm);
             for (int r = 0; r < size; ++r) machine_count += machines[static_cast<std::size_t>(r)] == r;
         }
@@ -137,7 +137,7 @@ private:
             int count = 0;
             MPI_Comm_size(among, &count);
             std::vector<T> all(static_cast<std::size_t>(count));
-            MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, among);
+            gradsync::detail::check_mpi(MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, among), "MPI_Allgather");
             return all;
         }
 
@@ -187,7 +187,7 @@ private:
         // The creator's object lives until all have opened theirs.
         const Segment created = creates ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
         Segment::Ticket ticket = created.ticket();
-        MPI_Bcast(&ticket, sizeof ticket, MPI_BYTE, 0, ranks.machine);
+        gradsync::detail::check_mpi(MPI_Bcast(&ticket, sizeof ticket, MPI_BYTE, 0, ranks.machine), "MPI_Bcast");
         Segment own = ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
         const auto good = Ranks::exchange(static_cast<std::uint8_t>(own.data() != nullptr), ranks.comm);
         if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
@@ -206,18 +206,18 @@ private:
     static std::shared_ptr<message_passing::MessageEngine> send_messages(const Ranks& ranks, const MpiOptions& options, const Sharing& sharing) {
         using namespace message_passing;
         auto transport = std::make_unique<gradsync::detail::MpiTransport>(ranks.comm);
-        auto processes = Ranks::exchange(collective::ProcessIdentity::own(), ranks.comm);
-        auto world = sharing.world ? MessageWorld::make(std::move(transport), std::move(processes), ranks.size_here, sharing.world->shared_state(),
+        const auto processes = Ranks::exchange(collective::ProcessIdentity::own(), ranks.comm);
+        auto world = sharing.world ? MessageWorld::make(std::move(transport), processes, ranks.size_here, sharing.world->shared_state(),
                                                         sharing.world->chores())
-                                   : MessageWorld::make(std::move(transport), std::move(processes), ranks.size_here);
-        watch(*world, ranks);
+                                   : MessageWorld::make(std::move(transport), processes, ranks.size_here);
+        watch(*world, ranks, processes);
         return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
     }
 
     /// Ranks that do not see one another's processes have themselves told by the network.
-    static void watch(message_passing::MessageWorld& world, const Ranks& ranks) {
-        const auto systems = Ranks::exchange(collective::ProcessIdentity::own().system, ranks.comm);
-        const auto apart = [&](int r) { return systems[static_cast<std::size_t>(r)] == 0 || systems[static_cast<std::size_t>(r)] != systems[static_cast<std::size_t>(ranks.rank)]; };
+    static void watch(message_passing::MessageWorld& world, const Ranks& ranks, const std::vector<collective::ProcessIdentity>& processes) {
+        const std::uint64_t own = processes[static_cast<std::size_t>(ranks.rank)].system;
+        const auto apart = [&](int r) { return own == 0 || processes[static_cast<std::size_t>(r)].system != own; };
         bool any = false;
         for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
         auto lifeline = std::make_unique<message_passing::Lifeline>();

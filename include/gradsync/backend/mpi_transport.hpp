@@ -20,6 +20,15 @@
 
 namespace gradsync::inline v0::detail {
 
+/// Throws std::runtime_error where a function of MPI has failed.
+inline void check_mpi(int code, const char* function) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    throw std::runtime_error(std::string(function) + ": " + text);
+}
+
 /// Messages of MPI, between the ranks of a communicator of its own.
 ///
 /// MPI must let the calling thread in: any one with MPI_THREAD_MULTIPLE, one at a time with MPI_THREAD_SERIALIZED (all
@@ -29,7 +38,7 @@ public:
     /// Duplicates `comm`: collective over it. Throws std::runtime_error.
     explicit MpiTransport(MPI_Comm comm) {
         std::lock_guard lock(mutex());
-        check(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
+        check_mpi(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
@@ -82,12 +91,12 @@ public:
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
         MPI_Request request;
-        check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
+        check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
         return enlist(request, false);
     }
     Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
         MPI_Request request;
-        check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
+        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
         return enlist(request, true);
     }
 
@@ -108,7 +117,7 @@ public:
         }
         requests_.resize(kept);
         tickets_.resize(kept);
-        check(code, "MPI_Testsome");
+        check_mpi(code, "MPI_Testsome");
         return true;
     }
 
@@ -139,14 +148,6 @@ private:
         bool receives = false;
         bool done = false;
     };
-
-    static void check(int code, const char* function) {
-        if (code == MPI_SUCCESS) return;
-        char text[MPI_MAX_ERROR_STRING] = {};
-        int length = 0;
-        MPI_Error_string(code, text, &length);
-        throw std::runtime_error(std::string(function) + ": " + text);
-    }
 
     Ticket enlist(MPI_Request request, bool receives) {
         if (free_.empty()) {

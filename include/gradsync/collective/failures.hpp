@@ -17,11 +17,16 @@ namespace gradsync::inline v0::collective {
 /// "all_reduce(sum, f32, 8 elements), collective #3"
 inline std::string name_of(const Call& call, std::uint64_t n) { return describe(call) + ", collective #" + std::to_string(n); }
 
-/// `first` is what rank `first_rank` started as collective n, `other` what `rank` did.
-inline Failure mismatch(std::uint64_t n, const Call& first, int first_rank, const Call& other, int rank) {
-    return {Errc::collective_mismatch, rank,
-            "collective #" + std::to_string(n) + " differs: rank " + std::to_string(first_rank) + " started " + describe(first) + ", rank " +
-                std::to_string(rank) + " started " + describe(other) + "; all ranks must start the same collectives in the same order"};
+/// What rank `misfit` of the communicator has started as collective n does not fit, see `first_misfit`. `world_rank(r)`: the
+/// world rank of rank r.
+template <class WorldRank>
+Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, WorldRank&& world_rank) {
+    // Whoever gathers or scatters says how much it is; it may be rank 0 that does not fit that.
+    const int other = misfit == 0 ? calls[0].root : 0;
+    const auto started = [&](int r) { return "rank " + std::to_string(world_rank(r)) + " started " + describe(calls[static_cast<std::size_t>(r)]); };
+    return {Errc::collective_mismatch, world_rank(misfit),
+            "collective #" + std::to_string(n) + " differs: " + started(other) + ", " + started(misfit) +
+                "; all ranks must start the same collectives in the same order"};
 }
 
 /// `missing`: the ranks that did not start it.

@@ -46,7 +46,22 @@ public:
     virtual ~World() = default;
 
     /// Records the failure if it is the first, and wakes everybody.
-    void fail(const Failure& failure) noexcept { record(failure); }
+    void fail(const Failure& failure) noexcept {
+        std::uint32_t none = 0;
+        if (!state_.failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
+            // Written in no time, unless its process died over it: then ours counts.
+            const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+            while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+            if (failed()) return;
+        }
+        state_.code = static_cast<std::int32_t>(failure.code);
+        state_.culprit = failure.culprit;
+        const std::size_t length = gradsync::detail::smaller(failure.message.size(), sizeof state_.message - 1);
+        std::memcpy(state_.message, failure.message.data(), length);
+        state_.message[length] = '\0';
+        state_.failed.store(written, std::memory_order_seq_cst);
+        bell.ring();
+    }
 
     bool failed() const noexcept { return state_.failed.load(std::memory_order_seq_cst) == written; }
 
@@ -59,26 +74,6 @@ public:
     Bell& bell;
     const int cores;
     const bool cores_are_shared;  ///< there are more ranks than cores
-
-protected:
-    /// True if it was the first.
-    bool record(const Failure& failure) noexcept {
-        std::uint32_t none = 0;
-        if (!state_.failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
-            // Written in no time, unless its process died over it: then ours counts.
-            const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-            while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-            if (failed()) return false;
-        }
-        state_.code = static_cast<std::int32_t>(failure.code);
-        state_.culprit = failure.culprit;
-        const std::size_t length = gradsync::detail::smaller(failure.message.size(), sizeof state_.message - 1);
-        std::memcpy(state_.message, failure.message.data(), length);
-        state_.message[length] = '\0';
-        state_.failed.store(written, std::memory_order_seq_cst);
-        bell.ring();
-        return true;
-    }
 
 private:
     static constexpr std::uint32_t being_written = 1, written = 2;

@@ -45,7 +45,8 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// later calls throw an error that names this rank, and returns once no other rank touches this rank's buffers. A failure
 /// ends all communicators of one origin; errors name ranks by their number in the first of them.
 /// `describe()` says in words how the ranks reach one another, and where that is not the fastest way, why.
-/// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own.
+/// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own; a rank makes one at
+/// a time, of all that have one origin.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
 template <class B>

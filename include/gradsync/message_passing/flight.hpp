@@ -18,23 +18,18 @@ namespace gradsync::inline v0::message_passing {
 using collective::Call;
 using collective::Operation;
 
-/// What every rank says to every other when it starts a collective: its call, and what it brings, where that is little.
-struct Hello {
-    std::uint64_t number = 0;
-    Call call;
-    bool carries_all = false;  ///< the elements follow, and nothing else will be sent
-};
-static_assert(std::is_trivially_copyable_v<Hello>);
+static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
-/// One rank's part of one collective.
+/// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
+/// elements that the rank brings.
 class Flight {
 public:
     /// `room`: the most bytes that a hello carries.
     Flight(int ranks, int rank, std::size_t room)
-        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), hellos_(calls_.size() * (sizeof(Hello) + room)),
+        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), hellos_(calls_.size() * (sizeof(Call) + room)),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(calls_.size(), Transport::no_ticket) {}
 
-    /// `communicator_ranks[r]`: the transport's number of rank r.
+    /// `transport_ranks[r]`: the transport's number of rank r.
     void start(std::uint64_t number, const Call& call, const KnownMemory& known, Transport& transport, const std::vector<int>& transport_ranks,
                int stream) {
         number_ = number;
@@ -48,20 +43,18 @@ public:
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room_;
 
-        Hello hello{number, call, small_};
-        hello.call.in = hello.call.out = nullptr;
         std::byte* const own = hello_of(rank_);
-        std::memcpy(own, &hello, sizeof hello);
+        std::memcpy(own, &call, sizeof call);
         std::size_t bytes = 0;
         if (small_ && brings_something()) {
             bytes = call.in_count * width;
-            if (bytes != 0) std::memcpy(own + sizeof hello, call.in, bytes);
+            if (bytes != 0) std::memcpy(own + sizeof(Call), call.in, bytes);
         }
         for (int r = 0; r < ranks_; ++r)
-            if (r != rank_) hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), sizeof(Hello) + room_);
+            if (r != rank_) hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), sizeof(Call) + room_);
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
             const int r = (rank_ + k) % ranks_;
-            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, sizeof hello + bytes);
+            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, sizeof(Call) + bytes);
         }
     }
 
@@ -71,12 +64,7 @@ public:
     /// Have all ranks started it? From then on `calls()` is valid.
     bool hear(Transport& transport) {
         if (!transport.finish_all(hellos_in_)) return false;
-        for (int r = 0; r < ranks_; ++r) {
-            Hello hello;
-            std::memcpy(&hello, hello_of(r), sizeof hello);
-            calls_[index(r)] = hello.call;
-        }
-        calls_[index(rank_)] = call_;
+        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(r), sizeof(Call));
         return true;
     }
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
@@ -102,7 +90,7 @@ public:
             const ElementRange range = shard(owner);
             if (range.size() == 0 || !collective::receives(call_, rank_, owner)) continue;
             for (int r = 0; r < ranks_; ++r)
-                inputs[index(r)] = hello_of(r) + sizeof(Hello) + (gathers ? 0 : range.first * width);
+                inputs[index(r)] = hello_of(r) + sizeof(Call) + (gathers ? 0 : range.first * width);
             void* const out = output(range);
             if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&out, 1}, range.size());
             else std::memcpy(out, inputs[index(gathers ? owner : call_.root)], range.size() * width);
@@ -143,7 +131,7 @@ public:
 
 private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * (sizeof(Hello) + room_); }
+    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * (sizeof(Call) + room_); }
 
     bool brings_something() const noexcept {
         for (int owner = 0; owner < ranks_; ++owner)

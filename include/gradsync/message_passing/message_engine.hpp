@@ -14,6 +14,7 @@
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/roll_call.hpp"
+#include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "../kernel/host_buffer.hpp"
@@ -133,7 +134,7 @@ private:
     void wait_until(Predicate&& over, std::uint64_t n) {
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = world_->arrivals();
-        Clock::time_point deadline{}, roll_call{};
+        collective::Vigil vigil;
         for (;;) {
             Operation operation;
             {
@@ -142,21 +143,11 @@ private:
                 refuse_wrong_thread(operation = flight(n).call().operation);
                 advance();
                 if (over()) return;
-                if ((backoff.patient() || deadline != Clock::time_point{}) && !world_->failed()) {
-                    const auto now = Clock::now();
-                    if (deadline == Clock::time_point{}) {
-                        deadline = now + timeout();
-                        roll_call = now + roll_call_interval;
-                    }
-                    if (now >= deadline) report_timeout();
-                    if (now >= roll_call) {
-                        report_missing();
-                        roll_call = now + roll_call_interval;
-                    }
-                }
+                if ((backoff.patient() || vigil.begun()) && !world_->failed())
+                    vigil.look(timeout(), [&] { report_timeout(); }, [&] { report_missing(); });
             }
             if (world_->failed()) throw_failure(operation);
-            if (backoff.patient()) world_->chores().try_advance();
+            if (vigil.begun()) world_->chores().try_advance();
             if (std::exchange(arrivals, world_->arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world_->bell, [&] { return world_->failed(); });
         }
@@ -194,7 +185,8 @@ public:
     }
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
-        // Any two communicators that have a rank in common get different numbers: each rank's only grow.
+        // Any two communicators that have a rank in common get different numbers: each rank's only grow. (A rank makes one split
+        // at a time, see the concept.)
         const std::vector<int> proposals = exchange(world_->next_communicator());
         const int number = *std::max_element(proposals.begin(), proposals.end());
         if (number >= world_->transport().last_stream() / static_cast<int>(streams))
@@ -223,7 +215,6 @@ private:
     };
 
     static constexpr std::size_t rounds_in_flight = 4;
-    static constexpr std::chrono::nanoseconds roll_call_interval = std::chrono::milliseconds(5);  // it opens files
 
     /// Nobody rings when a message comes: naps are short.
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }
@@ -305,7 +296,7 @@ private:
             Flight& next = flight(heard_);
             if (!next.hear(world_->transport())) return;
             if (const int r = collective::first_misfit(next.calls()); r >= 0) {
-                world_->fail(collective::mismatch(heard_, next.calls()[0], world_rank(0), next.calls()[static_cast<std::size_t>(r)], world_rank(r)));
+                world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
                 return;
             }
             next.accept();

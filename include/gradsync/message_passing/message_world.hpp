@@ -73,16 +73,16 @@ public:
     /// Grows whenever messages arrive, or have been sent: who waits stays awake for as long as that goes on.
     std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// Sees to it that the others hear of a failure that this rank recorded; waits for that a second at most, and once.
+    /// The world has failed: sees to it that the others hear of it, where this rank found out; waits for that a second at most, and once.
     void deliver() noexcept {
         if (transport_->refusal() != nullptr) return;
-        const bool again = failed() && delivered_.exchange(true, std::memory_order_relaxed);
+        const bool again = delivered_.exchange(true, std::memory_order_relaxed);
         const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : std::chrono::seconds(1));
         try {
-            for (bool first = true;; first = false) {
+            for (;;) {
                 {
                     std::lock_guard lock(mutex());
-                    if (!first || failed()) poll();
+                    poll();
                     if (std::none_of(outgoing_.begin(), outgoing_.end(), [&](const Outgoing& outgoing) { return listens(outgoing.rank); })) return;
                 }
                 if (std::chrono::steady_clock::now() > deadline) return;
@@ -232,7 +232,7 @@ private:
     void take_in(const ControlMessage& message) {
         if (message.kind == ControlMessage::has_failed) {
             announced_.store(true, std::memory_order_relaxed);  // the others hear it from where we have it
-            record({static_cast<Errc>(message.code), message.culprit, message.text});
+            fail({static_cast<Errc>(message.code), message.culprit, message.text});
         } else if (message.kind == ControlMessage::has_left) {
             leavers_.push_back({message.communicator, message.sender, message.next});
         } else {

@@ -38,7 +38,8 @@ public:
                         else std::this_thread::sleep_for(std::chrono::microseconds(50));
                     }
                 } catch (...) {
-                    // The engine has failed for good; finish() reports it where somebody listens.
+                    // The engine has failed for good, and finish() reports it where somebody listens; or this thread may not
+                    // communicate, and finish() does all the work.
                 }
                 lock.lock();
             }

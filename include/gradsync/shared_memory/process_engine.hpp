@@ -110,7 +110,7 @@ public:
                 if (complete(n)) return;
                 is_staged = calls_[first_].whole != not_staged;
                 number = is_staged ? landed_ : calls_[first_].number;
-                if (is_staged && launched_ == landed_) continue;  // another thread is just launching it
+                if (is_staged && launched_ == landed_) continue;  // it could not be launched: the world has failed
             }
             if (is_staged) staged_.wait(number);
             else direct_.wait(number);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../collective/failures.hpp"
+#include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "address_space.hpp"
@@ -145,9 +146,6 @@ private:
         return least;
     }
 
-    /// It opens files: not in waits that are over in microseconds.
-    static constexpr std::chrono::nanoseconds roll_call_interval = std::chrono::milliseconds(5);
-
     enum class Mode {
         poll,  ///< a call that does not wait: this rank's shares, and the time counts as progress_time()
         wait,  ///< this rank's shares
@@ -273,7 +271,7 @@ private:
     void wait_for(Predicate&& complete, std::uint64_t n) {
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
-        std::chrono::steady_clock::time_point deadline{}, roll_call{};
+        collective::Vigil vigil;
         // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
         // Where it may be waiting for this very core, it is late.
         int rounds_alone = world.cores_are_shared ? 0 : 300;
@@ -287,17 +285,8 @@ private:
             }
             if (backoff.patient()) {
                 space_.idle();
-                const auto now = std::chrono::steady_clock::now();
-                if (deadline == std::chrono::steady_clock::time_point{}) {
-                    deadline = now + timeout();
-                    roll_call = now + roll_call_interval;
-                }
-                if (now >= deadline) report_timeout(n);
+                vigil.look(timeout(), [&] { report_timeout(n); }, [&] { report_dead(n); });
                 report_leavers(n);
-                if (now >= roll_call) {
-                    report_dead(n);
-                    roll_call = now + roll_call_interval;
-                }
             }
             backoff.wait_a_little(world.bell, [&] {
                 const std::uint64_t own = own_.load(std::memory_order_relaxed);
@@ -310,7 +299,7 @@ private:
     std::uint64_t first_unstarted(std::uint64_t n) noexcept { return smaller(n, own_.load(std::memory_order_relaxed)); }
 
     void report_misfit(std::uint64_t n, int r) noexcept {
-        board_->world().fail(collective::mismatch(n, calls_[0], board_->world_rank(0), calls_[static_cast<std::size_t>(r)], board_->world_rank(r)));
+        board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
     }
 
     void report_timeout(std::uint64_t n) noexcept {

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "../core/clock.hpp"
+
+namespace gradsync::inline v0::collective {
+
+/// What a wait that lasts has to look at: its time limit and, now and then, who is still there. It begins with the first
+/// look, so that waits of microseconds read no clock.
+class Vigil {
+    using Clock = std::chrono::steady_clock;
+
+public:
+    bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
+
+    /// Calls `on_limit` once `limit` has passed, and `roll_call` every few milliseconds: it opens files.
+    template <class OnLimit, class OnRollCall>
+    void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnRollCall&& roll_call) {
+        const auto now = Clock::now();
+        if (!begun()) {
+            deadline_ = now + limit;
+            roll_call_ = now + interval;
+        }
+        if (now >= deadline_) on_limit();
+        if (now >= roll_call_) {
+            roll_call();
+            roll_call_ = now + interval;
+        }
+    }
+
+private:
+    static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
+    Clock::time_point deadline_{}, roll_call_{};
+};
+
+}  // namespace gradsync::inline v0::collective
