@@ -16,6 +16,7 @@ configure_package_config_file(cmake/gradsyncConfig.cmake.in gradsyncConfig.cmake
 write_basic_package_version_file(gradsyncConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradsyncConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/gradsyncConfigVersion.cmake
         DESTINATION ${gradsync_config_dir})
+install(DIRECTORY cmake/components DESTINATION ${gradsync_config_dir}) # with them, whatever is installed here
 
 file(RELATIVE_PATH gradsync_pc_to_prefix /prefix/${gradsync_pc_dir} /prefix)
 string(REGEX REPLACE "/$" "" gradsync_pc_to_prefix "${gradsync_pc_to_prefix}")

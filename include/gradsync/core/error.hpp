@@ -1,5 +1,9 @@
 #pragma once
 
+#ifndef __cpp_exceptions
+#error "gradsync: compile with exceptions (no -fno-exceptions): errors of the library, and of other ranks, are thrown"
+#endif
+
 #include <cstddef>
 #include <string>
 #include <string_view>
