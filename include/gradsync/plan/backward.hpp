@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "../core/math.hpp"
+#include "cost_model.hpp"
+
+namespace gradsync::inline v0::plan {
+
+/// A gradient as a backward pass delivers it.
+struct ReadyGradient {
+    double ready = 0;       ///< seconds after the backward began
+    std::size_t bytes = 0;
+
+    friend constexpr bool operator==(ReadyGradient, ReadyGradient) = default;
+};
+
+/// A bucket on its way: ready with its last gradient, started when the one before is through.
+struct BucketTime {
+    double ready = 0, start = 0, end = 0;
+    std::size_t bytes = 0;
+};
+
+/// One link, one collective at a time, in this order: start = max(ready, end of the one before). Takes `ready` and `bytes` of
+/// each, fills in the rest, and returns when the last one ends (0 without any).
+inline double schedule(std::span<BucketTime> buckets, CallCost cost) noexcept {
+    double free = 0;
+    for (BucketTime& b : buckets) {
+        b.start = gradsync::detail::larger(free, b.ready);
+        b.end = free = b.start + cost.seconds(static_cast<double>(b.bytes));
+    }
+    return free;
+}
+
+/// Buckets of consecutive gradients: bucket b ends before gradient `ends[b]`. `gradients` in order of readiness.
+inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends) {
+    std::vector<BucketTime> buckets;
+    std::size_t i = 0;
+    for (const std::size_t end : ends) {
+        BucketTime bucket;
+        for (; i < end; ++i) {
+            bucket.bytes += gradients[i].bytes;
+            bucket.ready = gradsync::detail::larger(bucket.ready, gradients[i].ready);
+        }
+        buckets.push_back(bucket);
+    }
+    return buckets;
+}
+
+/// When the last of these buckets has been reduced.
+inline double finish_time(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends, CallCost cost) {
+    std::vector<BucketTime> buckets = buckets_of(gradients, ends);
+    return schedule(buckets, cost);
+}
+
+}  // namespace gradsync::inline v0::plan

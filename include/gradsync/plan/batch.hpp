@@ -1,0 +1,155 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "checked_size.hpp"
+
+namespace gradsync::inline v0::plan {
+
+/// GBS = MBS x GA x DP: samples of one optimizer step = samples of a micro-batch x micro-batches that each device
+/// accumulates x devices. Tokens = samples x sequence length.
+struct BatchTarget {
+    std::uint64_t global_tokens = 0;  ///< wanted in one optimizer step
+    std::uint64_t sequence = 1;       ///< tokens of a sample
+    std::uint64_t micro_batch = 1;    ///< samples that fit into a device at a time
+    std::uint64_t devices = 1;
+};
+
+/// What may be rounded, to have whole numbers.
+enum class BatchRounding : std::uint8_t {
+    none,                 ///< nothing: the target comes out exactly
+    fewer_steps,          ///< accumulate less often, a smaller batch
+    more_steps,           ///< accumulate once more, a larger batch
+    uneven_steps,         ///< some devices accumulate once less than others; means weighted by count, see Averaging
+    fewer_devices,        ///< leave devices idle
+    smaller_micro_batch,  ///< less than fits
+};
+
+constexpr std::string_view name_of(BatchRounding rounding) noexcept {
+    constexpr std::string_view names[] = {"none", "fewer_steps", "more_steps", "uneven_steps", "fewer_devices", "smaller_micro_batch"};
+    return names[static_cast<std::size_t>(rounding)];
+}
+
+/// One way to run it, in whole numbers.
+struct BatchChoice {
+    BatchRounding rounding = BatchRounding::none;
+    std::uint64_t micro_batch = 0, accumulate = 0, devices = 0;
+    std::uint64_t devices_with_one_less = 0;  ///< of `devices`, those that accumulate once less (uneven_steps)
+    std::uint64_t samples = 0;                ///< that one optimizer step has then
+    std::uint64_t tokens = 0;
+    double relative_error = 0;                ///< of the tokens, to the target
+};
+
+struct BatchPlan {
+    double samples = 0;                          ///< of the target; not whole where the sequence does not divide the tokens
+    double accumulate_exact = 0;                 ///< GA = samples / (MBS x DP)
+    double devices_for_no_accumulation_exact = 0;
+    std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest that reach the target with GA = 1
+    bool more_devices_than_work = false;         ///< GA < 1: not every device has a micro-batch of this size
+    std::vector<BatchChoice> choices;            ///< the nearest to the target first
+};
+
+namespace detail {
+
+/// As `b` in the target, with the batch that this makes.
+inline BatchChoice batch_choice(const BatchTarget& target, BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
+                                std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
+    BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
+    const std::uint64_t micro_batches = (CheckedSize(accumulate) * devices).value() - devices_with_one_less;
+    c.samples = (CheckedSize(micro_batches) * micro_batch).value();
+    c.tokens = (CheckedSize(c.samples) * target.sequence).value();
+    const double wanted = static_cast<double>(target.global_tokens);
+    const bool less = c.tokens < target.global_tokens;
+    const std::uint64_t off = less ? target.global_tokens - c.tokens : c.tokens - target.global_tokens;
+    c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / wanted;
+    return c;
+}
+
+}  // namespace detail
+
+/// What the target asks for, and the ways to have it in whole numbers. Throws Error(invalid_argument) where a number is 0,
+/// or 64 bits do not hold the result.
+inline BatchPlan plan_batch(const BatchTarget& target) {
+    detail::positive(target.global_tokens, "the number of tokens");
+    detail::positive(target.sequence, "the sequence length");
+    detail::positive(target.micro_batch, "the micro-batch");
+    detail::positive(target.devices, "the number of devices");
+    const std::uint64_t step = (CheckedSize(target.micro_batch) * target.sequence).value();  // tokens of a micro-batch
+    const std::uint64_t round = (CheckedSize(step) * target.devices).value();                // of one on every device
+
+    BatchPlan plan;
+    const double tokens = static_cast<double>(target.global_tokens);
+    plan.samples = tokens / static_cast<double>(target.sequence);
+    plan.accumulate_exact = tokens / static_cast<double>(round);
+    plan.devices_for_no_accumulation_exact = tokens / static_cast<double>(step);
+    plan.devices_for_no_accumulation = target.global_tokens / step + (target.global_tokens % step != 0);
+    plan.more_devices_than_work = target.global_tokens < round;
+
+    const auto add = [&](auto... how) { plan.choices.push_back(detail::batch_choice(target, how...)); };
+    const std::uint64_t whole = target.global_tokens / round;
+    const std::uint64_t micro = target.micro_batch, devices = target.devices;
+    if (target.global_tokens % round == 0) {
+        add(BatchRounding::none, micro, whole, devices);
+        return plan;
+    }
+    if (whole > 0) add(BatchRounding::fewer_steps, micro, whole, devices);
+    add(BatchRounding::more_steps, micro, whole + 1, devices);
+
+    const std::uint64_t micro_batches = target.global_tokens / step;
+    const bool divides = target.global_tokens % step == 0;
+    // Over all devices, as evenly as it goes. Every device has one at least.
+    if (divides && whole > 0) add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
+    // On fewer devices, but more than half of them, all of which do the same.
+    std::uint64_t tries = 1'000'000;
+    if (divides)
+        for (std::uint64_t d = devices < micro_batches ? devices : micro_batches; d > devices / 2 && tries-- > 0; --d)
+            if (micro_batches % d == 0) {
+                if (d != devices) add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
+                break;
+            }
+    if (plan.more_devices_than_work && micro_batches > 0 && (plan.choices.back().rounding != BatchRounding::fewer_devices))
+        add(BatchRounding::fewer_devices, micro, std::uint64_t{1}, micro_batches);
+    // Smaller micro-batches on all devices, that divide what each has to do.
+    if (target.global_tokens % target.sequence == 0) {
+        const std::uint64_t samples = target.global_tokens / target.sequence;
+        if (samples % devices == 0) {
+            const std::uint64_t each = samples / devices;
+            tries = 1'000'000;
+            for (std::uint64_t m = micro - 1; m > 0 && tries-- > 0; --m)
+                if (each % m == 0) {
+                    add(BatchRounding::smaller_micro_batch, m, each / m, devices);
+                    break;
+                }
+        }
+    }
+    // By distance from the target; among equals as they stand. Insertion: there are five at most.
+    const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };
+    for (std::size_t i = 1; i < plan.choices.size(); ++i)
+        for (std::size_t k = i; k > 0 && off(plan.choices[k]) < off(plan.choices[k - 1]); --k) {
+            const BatchChoice c = plan.choices[k];
+            plan.choices[k] = plan.choices[k - 1];
+            plan.choices[k - 1] = c;
+        }
+    return plan;
+}
+
+/// The largest micro-batch up to `limit` for which `fits(micro_batch)` says true, or 0 if not even 1 does; found by
+/// doubling, then bisection. `fits` runs a step of that size, say, and catches std::bad_alloc: a size that is larger than
+/// one that did not fit is never tried.
+template <class Fits>
+std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{1} << 20) {
+    std::uint64_t good = 0, bad = detail::positive(limit, "the limit of the micro-batch") + 1;
+    for (std::uint64_t next = 1; next < bad;) {
+        if (fits(next)) good = next;
+        else bad = next;
+        const bool doubling = bad == limit + 1 && good != 0 && good <= limit / 2;
+        next = doubling ? 2 * good : good + (bad - good + 1) / 2;
+        if (next == good || next >= bad) break;
+    }
+    return good;
+}
+
+}  // namespace gradsync::inline v0::plan

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "../core/error.hpp"
+
+namespace gradsync::inline v0::plan {
+
+/// A count of elements, samples or bytes that says so if 64 bits do not hold it: a plan with a wrong figure is worse than
+/// none. Sums and products throw Error(invalid_argument).
+class CheckedSize {
+public:
+    constexpr CheckedSize(std::uint64_t value) noexcept : value_(value) {}
+
+    constexpr std::uint64_t value() const noexcept { return value_; }
+
+    friend constexpr CheckedSize operator+(CheckedSize a, CheckedSize b) {
+        if (a.value_ > most - b.value_) refuse(a.value_, '+', b.value_);
+        return a.value_ + b.value_;
+    }
+    friend constexpr CheckedSize operator*(CheckedSize a, CheckedSize b) {
+        if (b.value_ != 0 && a.value_ > most / b.value_) refuse(a.value_, '*', b.value_);
+        return a.value_ * b.value_;
+    }
+    friend constexpr bool operator==(CheckedSize, CheckedSize) = default;
+
+private:
+    static constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+
+    [[noreturn]] static void refuse(std::uint64_t a, char operation, std::uint64_t b) {
+        throw Error(Errc::invalid_argument,
+                    std::to_string(a) + " " + operation + " " + std::to_string(b) + " is more than 64 bits hold; look for a typing error in the sizes",
+                    {.operation = "plan"});
+    }
+
+    std::uint64_t value_;
+};
+
+namespace detail {
+
+/// Throws Error(invalid_argument) where a size that has to be positive is 0.
+inline std::uint64_t positive(std::uint64_t value, const char* what) {
+    if (value == 0) throw Error(Errc::invalid_argument, std::string(what) + " is 0, but must be positive", {.operation = "plan"});
+    return value;
+}
+
+}  // namespace detail
+
+}  // namespace gradsync::inline v0::plan

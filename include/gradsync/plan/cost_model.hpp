@@ -1,0 +1,159 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+
+/// What collectives cost, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+/// MPICH" (2005): a message of n bytes takes alpha + beta n seconds; what the reduction itself takes is left out.
+
+namespace gradsync::inline v0::plan {
+
+/// What messages of one rank, or of one node, take.
+struct Link {
+    double alpha = 0;  ///< seconds before the first byte
+    double beta = 0;   ///< seconds for each byte, one over the bandwidth
+
+    friend constexpr bool operator==(Link, Link) = default;
+};
+
+/// A collective call of n bytes takes  fixed + per_byte n  seconds, whichever way it is done.
+struct CallCost {
+    double fixed = 0;
+    double per_byte = 0;
+
+    constexpr double seconds(double bytes) const noexcept { return fixed + per_byte * bytes; }
+
+    friend constexpr CallCost operator+(CallCost a, CallCost b) noexcept { return {a.fixed + b.fixed, a.per_byte + b.per_byte}; }
+    friend constexpr bool operator==(CallCost, CallCost) = default;
+};
+
+enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast };
+
+enum class Algorithm : std::uint8_t {
+    ring,               ///< each byte passes every rank: fewest bytes, most messages
+    tree,               ///< down a tree and up again, in pieces: few messages, whole buffers
+    recursive_halving,  ///< partners at distances 1, 2, 4, ...: fewest bytes and few messages; dearer where p is no power of 2
+    hierarchical,       ///< within the nodes, across them, within the nodes
+};
+
+constexpr std::string_view name_of(Algorithm algorithm) noexcept {
+    constexpr std::string_view names[] = {"ring", "tree", "recursive-halving", "hierarchical"};
+    return names[static_cast<std::size_t>(algorithm)];
+}
+
+/// Ranks on nodes, the same number on each.
+struct Cluster {
+    int ranks = 1;
+    int ranks_per_node = 1;
+    Link between = {};         ///< of a node to the others; its ranks share it
+    Link within = {};          ///< between the ranks of a node
+    double call_overhead = 0;  ///< seconds that every call costs besides
+    Algorithm across = Algorithm::ring;  ///< of `hierarchical`, between the nodes
+
+    int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }
+};
+
+/// Throws Error(invalid_argument) where no such cluster can be.
+inline void check(const Cluster& c) {
+    const auto refuse = [](const std::string& what) { throw Error(Errc::invalid_argument, what, {.operation = "plan"}); };
+    if (c.ranks < 1) refuse("a cluster has at least 1 rank, not " + std::to_string(c.ranks));
+    if (c.ranks_per_node < 1) refuse("a node has at least 1 rank, not " + std::to_string(c.ranks_per_node));
+    if (c.ranks > c.ranks_per_node && c.ranks % c.ranks_per_node != 0)
+        refuse(std::to_string(c.ranks) + " ranks do not fill nodes of " + std::to_string(c.ranks_per_node) + "; choose a multiple of it");
+    for (const double x : {c.between.alpha, c.between.beta, c.within.alpha, c.within.beta, c.call_overhead})
+        if (!(x >= 0) || !gradsync::detail::is_finite(x)) refuse("latencies, times a byte and overheads are finite numbers of 0 or more, not " + std::to_string(x));
+    if (c.across == Algorithm::hierarchical) refuse("nodes are not made of nodes; choose ring, tree or recursive_halving across them");
+}
+
+namespace detail {
+
+/// p ranks that are all alike.
+constexpr CallCost flat_cost(Collective what, Algorithm algorithm, int p, Link link) noexcept {
+    if (p <= 1) return {};
+    const double n = p, alpha = link.alpha, beta = link.beta;
+    const double share = (n - 1) / n;  // of the bytes: all but a rank's own part
+    const bool all_reduce = what == Collective::all_reduce, broadcast = what == Collective::broadcast;
+    const double up = std::bit_width(static_cast<unsigned>(p) - 1);  // log2, rounded up
+    switch (algorithm) {
+        case Algorithm::tree:
+            if (broadcast) return {up * alpha, beta};
+            if (all_reduce) return {2 * up * alpha, 2 * beta};
+            return {2 * up * alpha, (1 + share) * beta};  // a reduction to one rank, then a scatter; or the mirror image
+        case Algorithm::recursive_halving: {
+            if (broadcast)  // a scatter, then an all-gather
+                return CallCost{up * alpha, share * beta} + flat_cost(Collective::all_gather, algorithm, p, link);
+            const auto q = std::bit_floor(static_cast<unsigned>(p));
+            const double steps = std::bit_width(q) - 1, part = (q - 1.0) / q;
+            const double halves = all_reduce ? 2 : 1;
+            CallCost cost{halves * steps * alpha, halves * part * beta};
+            // Ranks beyond the power of two hand all they have to another one first, and get their result from it.
+            if (static_cast<int>(q) != p) cost = cost + CallCost{2 * alpha, (all_reduce ? 2 : 1 + 1 / n) * beta};
+            return cost;
+        }
+        default:
+            if (broadcast) return {(n - 1) * alpha, beta};  // a chain, in pieces
+            return {(all_reduce ? 2 : 1) * (n - 1) * alpha, (all_reduce ? 2 : 1) * share * beta};
+    }
+}
+
+constexpr Link slower(Link a, Link b) noexcept {
+    return {gradsync::detail::larger(a.alpha, b.alpha), gradsync::detail::larger(a.beta, b.beta)};
+}
+
+}  // namespace detail
+
+/// What a collective over all ranks costs, where `n` of `CallCost` are the bytes of the whole buffer.
+///
+/// - ring: 2 (p-1) alpha + 2 (p-1)/p n beta for an all-reduce, half of it for a reduce-scatter or an all-gather.
+/// - tree: 2 log2(p) alpha + 2 n beta, half of it for a broadcast.
+/// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta, half of it for a reduce-scatter or an all-gather.
+/// - hierarchical: a reduce-scatter within the nodes (a ring), an all-reduce of each of its g shards across the nodes, all at
+///   once over links that the g ranks of a node share, an all-gather within.
+///
+/// On several nodes ring and tree go as fast as the slower of the two links. Recursive halving takes near partners
+/// first, so that it is hierarchical by nature. Logarithms are rounded up. Throws Error(invalid_argument), see `check`.
+inline CallCost collective_cost(Collective what, Algorithm algorithm, const Cluster& cluster) {
+    check(cluster);
+    if (cluster.ranks == 1) return {};
+    const CallCost overhead{cluster.call_overhead, 0};
+    const int nodes = cluster.nodes(), each = nodes == 1 ? cluster.ranks : cluster.ranks_per_node;
+    if (nodes == 1 || each == 1) {
+        const Algorithm flat = algorithm != Algorithm::hierarchical ? algorithm : nodes == 1 ? Algorithm::ring : cluster.across;
+        return overhead + detail::flat_cost(what, flat, cluster.ranks, nodes == 1 ? cluster.within : cluster.between);
+    }
+    if (algorithm == Algorithm::ring || algorithm == Algorithm::tree)
+        return overhead + detail::flat_cost(what, algorithm, cluster.ranks, detail::slower(cluster.between, cluster.within));
+
+    const bool by_halves = algorithm == Algorithm::recursive_halving;
+    const Algorithm inner = by_halves ? algorithm : Algorithm::ring, outer = by_halves ? algorithm : cluster.across;
+    const CallCost across = detail::flat_cost(what, outer, nodes, cluster.between);
+    return overhead + across + detail::flat_cost(what, inner, each, cluster.within);
+}
+
+/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it more ranks only add
+/// to the time.
+constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
+
+// ------------------------------------------------------------------------------------- bandwidths, as nccl-tests print them
+
+/// Bytes of the whole buffer, over time.
+constexpr double algorithm_bandwidth(double bytes, double seconds) noexcept { return bytes / seconds; }
+
+/// What to multiply the algorithm bandwidth by, to have one that does not depend on the number of ranks, and to compare with
+/// that of a link: 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
+constexpr double bus_factor(Collective what, int ranks) noexcept {
+    const double share = (ranks - 1.0) / ranks;
+    return what == Collective::all_reduce ? 2 * share : what == Collective::broadcast ? 1 : share;
+}
+
+constexpr double bus_bandwidth(Collective what, int ranks, double bytes, double seconds) noexcept {
+    return algorithm_bandwidth(bytes, seconds) * bus_factor(what, ranks);
+}
+
+}  // namespace gradsync::inline v0::plan

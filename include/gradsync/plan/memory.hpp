@@ -1,0 +1,158 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../core/error.hpp"
+#include "checked_size.hpp"
+
+namespace gradsync::inline v0::plan {
+
+/// How the state of a model is split over data-parallel ranks (ZeRO, arXiv 1910.02054).
+enum class ZeroStage : std::uint8_t {
+    none,        ///< every rank holds everything
+    optimizer,   ///< stage 1: the optimizer's state is split
+    gradients,   ///< stage 2: and the gradients
+    parameters,  ///< stage 3, FSDP: and the weights
+};
+
+constexpr std::string_view name_of(ZeroStage stage) noexcept {
+    constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
+    return names[static_cast<std::size_t>(stage)];
+}
+
+/// Bytes that a model's state takes for each parameter. Where there is a master copy of the weights, it is part of the
+/// optimizer's state, and is split with it.
+struct StateBytes {
+    std::uint64_t weights = 4;
+    std::uint64_t gradients = 4;
+    std::uint64_t optimizer = 8;  ///< Adam: two moments
+};
+
+/// All in f32.
+inline constexpr StateBytes single_precision_adam{4, 4, 8};
+/// 16-bit weights and gradients; master weights and two moments in f32.
+inline constexpr StateBytes mixed_precision_adam{2, 2, 12};
+/// All in 16 bits, the moments too.
+inline constexpr StateBytes half_precision_adam{2, 2, 4};
+
+/// Bytes of one rank.
+struct StateMemory {
+    std::uint64_t weights = 0, gradients = 0, optimizer = 0;
+
+    std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer).value(); }
+};
+
+/// What each of `ranks` holds. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For mixed precision
+/// and n ranks: 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n.
+inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, ZeroStage stage, std::uint64_t ranks) {
+    detail::positive(ranks, "the number of ranks");
+    const std::uint64_t shard = parameters / ranks + (parameters % ranks != 0);
+    const auto of = [&](std::uint64_t each, ZeroStage split_from) {
+        return (CheckedSize(stage >= split_from ? shard : parameters) * each).value();
+    };
+    return {of(bytes.weights, ZeroStage::parameters), of(bytes.gradients, ZeroStage::gradients), of(bytes.optimizer, ZeroStage::optimizer)};
+}
+
+/// Fully connected layers: widths {in, hidden..., out}.
+struct Mlp {
+    std::vector<std::uint64_t> widths;
+    bool biases = false;
+
+    std::uint64_t parameters() const {
+        check();
+        CheckedSize sum = 0;
+        for (std::size_t i = 1; i < widths.size(); ++i) {
+            sum = sum + CheckedSize(widths[i - 1]) * widths[i];
+            if (biases) sum = sum + widths[i];
+        }
+        return sum.value();
+    }
+
+    /// Elements that a forward pass keeps: the input and every layer's output.
+    std::uint64_t activations(std::uint64_t batch) const {
+        check();
+        CheckedSize sum = 0;
+        for (const std::uint64_t width : widths) sum = sum + width;
+        return (sum * batch).value();
+    }
+
+private:
+    void check() const {
+        if (widths.size() < 2)
+            throw Error(Errc::invalid_argument, "an MLP needs at least two widths, of its input and its output", {.operation = "plan"});
+        for (const std::uint64_t width : widths) detail::positive(width, "a width of the MLP");
+    }
+};
+
+/// Blocks of two linear layers, d_model to d_ff and back, and nothing else: most of a very large transformer.
+struct FeedForward {
+    std::uint64_t d_model = 0, d_ff = 0, blocks = 0;
+
+    std::uint64_t parameters() const {
+        check();
+        return (CheckedSize(2) * blocks * d_model * d_ff).value();
+    }
+
+    /// Elements that a forward pass keeps of each token: every layer's input.
+    std::uint64_t activations_per_token() const {
+        check();
+        return ((CheckedSize(d_model) + d_ff) * blocks).value();
+    }
+    std::uint64_t activations(std::uint64_t batch, std::uint64_t sequence) const {
+        return (CheckedSize(activations_per_token()) * batch * sequence).value();
+    }
+
+private:
+    void check() const {
+        detail::positive(d_model, "d_model");
+        detail::positive(d_ff, "d_ff");
+        detail::positive(blocks, "the number of blocks");
+    }
+};
+
+/// A decoder-only transformer.
+struct Transformer {
+    std::uint64_t vocabulary = 0, d_model = 0, blocks = 0, heads = 1;
+    std::uint64_t d_ff = 0;             ///< 0: 4 d_model
+    std::uint64_t learned_positions = 0;  ///< rows of a table of positions; 0: none
+    bool gated = false;                 ///< three matrices in the feed-forward layer, not two
+    bool biases = true;                 ///< linear layers and norms have them
+    bool tied = false;                  ///< output layer and embedding are one matrix
+
+    std::uint64_t parameters() const {
+        check();
+        const CheckedSize d = d_model, ff = width_of_ff();
+        const CheckedSize norm = d * (biases ? 2 : 1);
+        CheckedSize block = d * d * 4 + d * ff * (gated ? 3 : 2) + norm * 2;
+        if (biases) block = block + d * 4 + ff * (gated ? 2 : 1) + d;
+        CheckedSize tables = CheckedSize(vocabulary) * d * (tied ? 1 : 2) + CheckedSize(learned_positions) * d;
+        return (block * blocks + tables + norm).value();
+    }
+
+    /// Elements that a forward pass keeps, by the estimate  B C (2 V + l (6 e + h C)):  of each token and block three of
+    /// attention's inputs, its output, two of the feed-forward layer, each d_model wide, and a row of attention weights a head;
+    /// logits and their gradient. With `recompute` blocks keep only their input, and one at a time the rest:
+    /// B C (2 V + l e + 6 e + h C).
+    std::uint64_t activations(std::uint64_t batch, std::uint64_t context, bool recompute = false) const {
+        check();
+        const CheckedSize block = CheckedSize(6) * d_model + CheckedSize(heads) * context;
+        const CheckedSize all = recompute ? CheckedSize(d_model) * blocks + block : block * blocks;
+        return (CheckedSize(batch) * context * (CheckedSize(2) * vocabulary + all)).value();
+    }
+
+    std::uint64_t width_of_ff() const { return d_ff != 0 ? d_ff : (CheckedSize(4) * d_model).value(); }
+
+private:
+    void check() const {
+        detail::positive(vocabulary, "the vocabulary");
+        detail::positive(d_model, "d_model");
+        detail::positive(blocks, "the number of blocks");
+        detail::positive(heads, "the number of heads");
+    }
+};
+
+}  // namespace gradsync::inline v0::plan

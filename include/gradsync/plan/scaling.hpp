@@ -1,0 +1,101 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../core/math.hpp"
+#include "backward.hpp"
+#include "cost_model.hpp"
+
+namespace gradsync::inline v0::plan {
+
+/// The compute of one step of one rank, in seconds.
+struct StepTimes {
+    double forward = 0;
+    double backward = 0;
+    double optimizer = 0;
+
+    constexpr double sum() const noexcept { return forward + backward + optimizer; }
+};
+
+/// What a step is expected to take.
+struct StepForecast {
+    double step = 0;           ///< seconds
+    double communication = 0;  ///< seconds while collectives are under way
+    double exposed = 0;        ///< what of it the step waits for
+    double efficiency = 1;     ///< compute / step
+};
+
+/// A step whose buckets leave when they are ready (`overlap`), or all after the backward. `ready` of each counts from the
+/// beginning of the backward.
+inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime> buckets, CallCost cost, bool overlap) {
+    std::vector<BucketTime> times(buckets.begin(), buckets.end());
+    if (!overlap)
+        for (BucketTime& b : times) b.ready = compute.backward;
+    const double end = schedule(times, cost);
+    StepForecast forecast;
+    forecast.exposed = gradsync::detail::larger(0.0, end - compute.backward);
+    for (const BucketTime& b : times) forecast.communication += b.end - b.start;
+    forecast.step = compute.sum() + forecast.exposed;
+    forecast.efficiency = forecast.step > 0 ? compute.sum() / forecast.step : 1;
+    return forecast;
+}
+
+// ------------------------------------------------------------- where data parallelism becomes bound by its communication
+
+/// What stays the same as ranks are added.
+enum class Growth : std::uint8_t {
+    weak,    ///< each rank's batch, and so its compute
+    strong,  ///< the global batch: compute is divided by the ranks
+};
+
+/// The fewest ranks at which communication takes longer than the compute that it could hide behind. None: it never does.
+struct CommunicationBound {
+    std::optional<int> data_parallel;  ///< an all-reduce of the gradients, behind the backward
+    std::optional<int> fsdp_forward;   ///< an all-gather of the weights, behind the forward
+    std::optional<int> fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, behind the backward
+};
+
+/// `compute`: of one rank (weak), or of all work done by one rank (strong). The number of ranks of `cluster` is ignored: it is
+/// a node, or a rank where there is one on each, then 2, 3, ... nodes; powers of two with recursive halving. `calls`: how many
+/// the bytes are divided over.
+inline CommunicationBound communication_bound(StepTimes compute, double weight_bytes, double gradient_bytes, Algorithm algorithm, Cluster cluster,
+                                              Growth growth = Growth::weak, double calls = 1) {
+    cluster.ranks = cluster.ranks_per_node;
+    check(cluster);
+    const bool powers = algorithm == Algorithm::recursive_halving || (algorithm == Algorithm::hierarchical && cluster.across == Algorithm::recursive_halving);
+    const int most = (1 << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node));  // nodes
+    const auto first = [&](auto&& communication, double time) -> std::optional<int> {
+        const auto bound = [&](int nodes) {
+            Cluster c = cluster;
+            c.ranks = nodes * c.ranks_per_node;
+            return c.ranks > 1 && communication(c) > (growth == Growth::weak ? time : time / c.ranks);
+        };
+        // Communication grows with the ranks and compute does not: double, then bisect.
+        int high = 1, low = 0;
+        while (!bound(high)) {
+            low = high;
+            if (high >= most) return std::nullopt;
+            high *= 2;
+        }
+        while (!powers && high - low > 1) {
+            const int middle = low + (high - low) / 2;
+            (bound(middle) ? high : low) = middle;
+        }
+        return high * cluster.ranks_per_node;
+    };
+    const auto seconds = [&](Collective what, const Cluster& c, double bytes) {
+        const CallCost cost = collective_cost(what, algorithm, c);
+        return calls * cost.fixed + cost.per_byte * bytes;
+    };
+    const auto gather = [&](const Cluster& c) { return seconds(Collective::all_gather, c, weight_bytes); };
+    return {first([&](const Cluster& c) { return seconds(Collective::all_reduce, c, gradient_bytes); }, compute.backward),
+            first(gather, compute.forward),
+            first([&](const Cluster& c) { return gather(c) + seconds(Collective::reduce_scatter, c, gradient_bytes); }, compute.backward)};
+}
+
+}  // namespace gradsync::inline v0::plan
