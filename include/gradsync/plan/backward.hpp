@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "../core/bucket_plan.hpp"
 #include "../core/math.hpp"
 #include "cost_model.hpp"
 
@@ -49,10 +50,22 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
     return buckets;
 }
 
+/// The buckets of a plan, in its order; `gradients` by parameter.
+inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, const BucketPlan& plan) {
+    std::vector<BucketTime> buckets(plan.size());
+    for (std::size_t b = 0; b < plan.size(); ++b)
+        for (const std::size_t i : plan.bucket(b)) {
+            buckets[b].bytes += gradients[i].bytes;
+            buckets[b].ready = gradsync::detail::larger(buckets[b].ready, gradients[i].ready);
+        }
+    return buckets;
+}
+
 /// When the last of these buckets has been reduced.
-inline double finish_time(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends, CallCost cost) {
-    std::vector<BucketTime> buckets = buckets_of(gradients, ends);
-    return schedule(buckets, cost);
+template <class Buckets>
+double finish_time(std::span<const ReadyGradient> gradients, const Buckets& buckets, CallCost cost) {
+    std::vector<BucketTime> times = buckets_of(gradients, buckets);
+    return schedule(times, cost);
 }
 
 }  // namespace gradsync::inline v0::plan

@@ -118,7 +118,7 @@ TEST_CASE("nothing to cut") {
     CHECK(optimal_ends({}, {1, 1}).empty());
     CHECK(optimal_ends_quadratic({}, {1, 1}).empty());
     CHECK(merged_ends({}, {1, 1}).empty());
-    CHECK(finish_time({}, {}, {1, 1}) == 0);
+    CHECK(finish_time({}, Ends(), {1, 1}) == 0);
 }
 
 TEST_CASE("free calls leave at once, dear calls wait for one another") {

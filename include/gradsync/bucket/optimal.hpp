@@ -1,0 +1,96 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/bucket_plan.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "../plan/backward.hpp"
+#include "../plan/cost_model.hpp"
+#include "../plan/partition_kinds.hpp"
+#include "size_capped.hpp"
+
+namespace gradsync::inline v0 {
+
+/// The buckets that are all through earliest, for gradients that become ready at known times and collectives of known cost:
+/// not a size that somebody chose, but the optimum, by dynamic programming (see plan/partition.hpp).
+///
+/// Times are by parameter, in seconds from any moment at or before the first, the same numbers on all ranks. The cost is what
+/// an all-reduce of n bytes takes; `plan::calibrate` measures it. As long as there are no times it plans as
+/// SizeCappedBuckets does by default; a Reducer measures them and plans anew: see `Reducer::rebuild_buckets`.
+///
+/// A bucket holds one dtype and memory space. The optimum is over all ways to cut each of these kinds, and to interleave
+/// their buckets on one link, as long as there are not too many ways (`plan::optimal_buckets`).
+class OptimalBuckets {
+public:
+    /// Throws Error(invalid_argument) where a number is negative or not finite.
+    explicit OptimalBuckets(plan::CallCost cost, std::vector<double> ready_seconds = {}) : cost_(cost), ready_(std::move(ready_seconds)) {
+        check("the cost of a call", cost.fixed);
+        check("the cost of a byte", cost.per_byte);
+        for (const double r : ready_) check("a time of readiness", r);
+    }
+
+    plan::CallCost cost() const noexcept { return cost_; }
+
+    /// By parameter; empty as long as there are none.
+    std::span<const double> ready_seconds() const noexcept { return {ready_.data(), ready_.size()}; }
+
+    /// The same, for gradients that become ready at these times.
+    void set_ready_seconds(std::vector<double> ready_seconds) { *this = OptimalBuckets(cost_, std::move(ready_seconds)); }
+
+    /// Throws Error(invalid_argument) where there are times, but of another number of parameters.
+    BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
+        if (ready_.empty()) return SizeCappedBuckets().plan(parameters, order);
+        if (ready_.size() != parameters.size())
+            throw Error(Errc::invalid_argument,
+                        "OptimalBuckets: there are times of readiness for " + std::to_string(ready_.size()) + " parameters, not for " +
+                            std::to_string(parameters.size()) + "; measure them again for this model",
+                        {.operation = "OptimalBuckets"});
+        constexpr std::size_t spaces = 2;
+        std::array<std::size_t, dtype_count * spaces> kind_of{};  // 1 + the kind's number; 0: not seen yet
+        plan::KindedGradients gradients;
+        gradients.kind_count = 0;
+        double ready = 0;  // `order` has its say: what stands later is not ready earlier
+        for (const std::size_t i : order) {
+            const ParameterInfo& p = parameters[i];
+            std::size_t& kind = kind_of[static_cast<std::size_t>(p.dtype) * spaces + static_cast<std::size_t>(p.space)];
+            if (kind == 0) kind = ++gradients.kind_count;
+            ready = detail::larger(ready, ready_[i]);
+            gradients.gradients.push_back({ready, p.bytes()});
+            gradients.kinds.push_back(kind - 1);
+        }
+        const plan::KindedBuckets buckets = plan::optimal_buckets(gradients, cost_);
+        std::vector<std::vector<std::size_t>> members(buckets.count);
+        for (std::size_t at = 0; at < order.size(); ++at) members[buckets.bucket_of[at]].push_back(order[at]);
+        BucketPlan result;
+        for (const std::vector<std::size_t>& bucket : members) result.push_back(bucket);
+        return result;
+    }
+
+    /// "OptimalBuckets{fixed=4e-05, per_byte=1.6e-09}", all digits of it.
+    std::string describe() const {
+        char text[96];
+        std::snprintf(text, sizeof text, "OptimalBuckets{fixed=%.17g, per_byte=%.17g}", cost_.fixed, cost_.per_byte);
+        return text;
+    }
+
+private:
+    static void check(const char* what, double value) {
+        if (!(value >= 0) || !detail::is_finite(value))
+            throw Error(Errc::invalid_argument, std::string("OptimalBuckets: ") + what + " must be a finite number of 0 or more, not " + std::to_string(value),
+                        {.operation = "OptimalBuckets"});
+    }
+
+    plan::CallCost cost_;
+    std::vector<double> ready_;
+};
+
+static_assert(BucketPolicy<OptimalBuckets>);
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/backend_clock.hpp"
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "cost_model.hpp"
+#include "fit.hpp"
+
+namespace gradsync::inline v0::plan {
+
+struct CalibrationOptions {
+    std::size_t least_bytes = 16 * 1024;        ///< sizes grow fourfold from here on,
+    std::size_t most_bytes = std::size_t{64} << 20;  ///< up to here,
+    double longest_call = 0.25;                 ///< or until a call took so many seconds
+    int warm_up = 2;                            ///< calls of each size that are not counted
+    int calls = 7;                              ///< of each size, whose median counts
+};
+
+/// What an all-reduce costs on this backend: f32 sums of several sizes, timed one at a time, in memory of `allocate`. Of each
+/// size a rank takes the median, and all ranks the largest of their medians; so every rank gets the same numbers, and plans
+/// alike with them. Collective. Throws Error(invalid_argument) where the options make fewer than two sizes, or with one rank.
+///
+/// Nothing else should run meanwhile: it is the cost of a link that is free. Where ranks compute on the cores that move the
+/// bytes, it is less than what a call takes beside a backward.
+template <Backend B>
+Fit calibrate(B backend, const CalibrationOptions& options = {}) {
+    static_assert(B::memory_space == MemorySpace::host, "gradsync: calibrate times collectives of host memory");
+    const auto refuse = [&](const std::string& what) {
+        throw Error(Errc::invalid_argument, "calibrate: " + what, {.operation = "calibrate", .rank = backend.rank()});
+    };
+    if (backend.size() < 2) refuse("one rank alone communicates nothing; start at least 2");
+    if (options.least_bytes < sizeof(float) || options.most_bytes / 4 < options.least_bytes || options.warm_up < 0 || options.calls < 1)
+        refuse("least_bytes must be at least 4 and most_bytes four times as much, warm_up at least 0, calls at least 1");
+
+    auto memory = backend.allocate(options.most_bytes);
+    std::vector<TimedCall> timed;
+    std::vector<double> seconds(static_cast<std::size_t>(options.calls));
+    for (std::size_t bytes = options.least_bytes;; bytes *= 4) {
+        const BufferView buffer{memory.data(), bytes / sizeof(float), DType::f32, MemorySpace::host};
+        for (int i = -options.warm_up; i < options.calls; ++i) {
+            backend.barrier().wait();
+            const double begin = backend_seconds(backend);
+            backend.all_reduce(buffer, ReduceOp::sum).wait();
+            if (i >= 0) seconds[static_cast<std::size_t>(i)] = backend_seconds(backend) - begin;
+        }
+        for (std::size_t i = 1; i < seconds.size(); ++i)  // sorted: there are few
+            for (std::size_t k = i; k > 0 && seconds[k] < seconds[k - 1]; --k) std::swap(seconds[k], seconds[k - 1]);
+        double median = seconds[seconds.size() / 2];
+        backend.all_reduce(gradsync::buffer(std::span(&median, 1)), ReduceOp::max).wait();
+        timed.push_back({static_cast<double>(buffer.bytes()), median});
+        if (bytes > options.most_bytes / 4 || (median > options.longest_call && timed.size() > 1)) break;
+    }
+    return fit(timed);
+}
+
+}  // namespace gradsync::inline v0::plan
