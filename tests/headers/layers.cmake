@@ -4,10 +4,10 @@
 # From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own.
 set(layers
     "core"
-    "kernel|plan"
-    "collective"
+    "kernel|plan|net|cuda"
+    "collective|bootstrap"
     "shared_memory|message_passing"
-    "backend|bucket|bootstrap|compress|interop|observe|overlap"
+    "backend|bucket|compress|interop|observe|overlap"
     "reducer"
     "reducer.hpp"
     "shard"

@@ -56,7 +56,7 @@ public:
     /// Under the mutex.
     bool alive(int world_rank) noexcept override {
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
-        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !(lifeline_ && lifeline_->lost(world_rank));
+        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !(lifeline_ && lifeline_->lost(world_rank));
     }
 
     /// Moves messages, and takes in what others say of themselves. Under the mutex.

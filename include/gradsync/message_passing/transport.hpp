@@ -32,6 +32,9 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
+    /// Has `poll` found that a rank's process is gone? A transport that cannot tell says no.
+    virtual bool lost(int /*rank*/) const noexcept { return false; }
+
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
     /// `bytes`: the most that may come.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;

@@ -99,8 +99,8 @@ TEST_CASE("lifeline: strangers, and addresses that lead nowhere, cost the time l
     const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in name{};
     name.sin_family = AF_INET;
-    name.sin_port = ring.addresses[0].port;
-    name.sin_addr.s_addr = ring.addresses[0].hosts[0];
+    name.sin_port = htons(ring.addresses[0].port);
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     REQUIRE(::connect(stranger, reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0);
     const char nonsense[16] = "let me in, pls!";
     REQUIRE(::send(stranger, nonsense, sizeof nonsense, MSG_NOSIGNAL) == sizeof nonsense);

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../net/reception.hpp"
+#include "rendezvous.hpp"
+
+namespace gradsync::inline v0::bootstrap {
+
+/// Connects every rank with every other; [r] is the connection to rank r, its own place is empty. Collective. Where one cannot
+/// be made within `limit`, every rank throws the same Error, which names the two.
+template <Rendezvous R>
+std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds limit) {
+    const int rank = rendezvous.rank(), size = rendezvous.size();
+    const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
+    std::vector<net::Socket> sockets(at(size));
+    if (size == 1) return sockets;
+
+    const net::Reception reception = net::Reception::open();
+    const std::vector<net::Contact> contacts = exchange(rendezvous, reception.contact());
+    const auto deadline = net::Clock::now() + limit;
+    // Each calls the ranks below it, and answers those above; either may take its time.
+    std::thread answering([&] {
+        for (int missing = size - 1 - rank; missing > 0; --missing) {
+            auto [socket, caller] = reception.answer(deadline, [&](std::int64_t r) { return r > rank && r < size && !sockets[at(r)]; });
+            if (!socket) return;
+            sockets[at(caller)] = std::move(socket);
+        }
+    });
+    for (int r = 0; r < rank; ++r) sockets[at(r)] = net::call(contacts[at(r)], rank, std::chrono::ceil<std::chrono::milliseconds>(limit));
+    answering.join();
+
+    std::int32_t apart = -1;
+    for (int r = size; r-- > 0;)
+        if (r != rank && !sockets[at(r)]) apart = r;
+    const std::vector<std::int32_t> all = exchange(rendezvous, apart);
+    for (int r = 0; r < size; ++r)
+        if (const int other = all[at(r)]; other >= 0)
+            throw Error(Errc::peer_failed,
+                        "ranks " + std::to_string(other < r ? other : r) + " and " + std::to_string(other < r ? r : other) + " cannot reach one another over TCP within " +
+                            in_seconds(limit) + "; look at the firewall and the network between their machines",
+                        {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
+    return sockets;
+}
+
+}  // namespace gradsync::inline v0::bootstrap

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+
+namespace gradsync::inline v0 {
+
+using Blob = std::vector<std::byte>;  ///< a few bytes that ranks tell one another before they have a backend
+
+/// The most bytes that one rank may bring to an exchange.
+inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
+
+/// How ranks that have nothing yet but a number find one another: they exchange a few bytes, out of which a backend makes
+/// its connections. Not for data: it is as slow as it is simple.
+///
+/// | call | effect |
+/// |---|---|
+/// | `broadcast(own)` | rank 0's bytes, on every rank; what the others give is not read |
+/// | `all_gather(own)` | every rank's bytes, by rank; they may be of different lengths |
+///
+/// Both are collective, the same calls in the same order on all ranks, and limited in time and in bytes (`largest_blob`). They throw
+/// Error where another rank did not arrive, or is gone: the message names it. A model is for one thread at a time.
+template <class R>
+concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
+    { constant.rank() } -> std::same_as<int>;
+    { constant.size() } -> std::same_as<int>;
+    { rendezvous.broadcast(own) } -> std::same_as<Blob>;
+    { rendezvous.all_gather(own) } -> std::same_as<std::vector<Blob>>;
+};
+
+namespace bootstrap {
+
+template <class T>
+    requires std::is_trivially_copyable_v<T>
+std::span<const std::byte> bytes_of(const T& value) noexcept {
+    return std::as_bytes(std::span<const T, 1>(&value, 1));
+}
+
+/// `blob` as a T, which rank `sender` has sent.
+template <class T>
+    requires std::is_trivially_copyable_v<T>
+T value_of(const Blob& blob, int sender) {
+    if (blob.size() != sizeof(T))
+        throw Error(Errc::parameter_mismatch,
+                    "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " + std::to_string(sizeof(T)) +
+                        " were due; all ranks must run the same program",
+                    {.operation = "rendezvous", .rank = -1, .peer = sender});
+    T value;
+    std::memcpy(&value, blob.data(), sizeof value);
+    return value;
+}
+
+/// `own` of all ranks, by rank.
+template <class T, Rendezvous R>
+std::vector<T> exchange(R& rendezvous, const T& own) {
+    std::vector<T> all;
+    for (const Blob& blob : rendezvous.all_gather(bytes_of(own))) all.push_back(value_of<T>(blob, static_cast<int>(all.size())));
+    return all;
+}
+
+/// Rank 0's `own`.
+template <class T, Rendezvous R>
+T from_first(R& rendezvous, const T& own) {
+    return value_of<T>(rendezvous.broadcast(bytes_of(own)), 0);
+}
+
+inline void check_blob(std::size_t bytes, const char* operation, int rank) {
+    if (bytes > largest_blob)
+        throw Error(Errc::invalid_argument,
+                    std::string(operation) + " of a rendezvous: " + std::to_string(bytes) + " bytes are more than the " + std::to_string(largest_blob) +
+                        " that it takes; use a backend's collectives for data",
+                    {.operation = operation, .rank = rank});
+}
+
+/// "rank 3", "ranks 1, 3", "ranks 1, 2, 3, 4 and 60 others"
+inline std::string list_ranks(std::span<const int> ranks) {
+    constexpr std::size_t most = 8;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < ranks.size() && i < most; ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+    if (ranks.size() > most) text += " and " + std::to_string(ranks.size() - most) + " others";
+    return text;
+}
+
+/// "60 s"
+inline std::string in_seconds(std::chrono::nanoseconds duration) {
+    std::string text = std::to_string(std::chrono::duration<double>(duration).count());
+    while (text.back() == '0') text.pop_back();
+    if (text.back() == '.') text.pop_back();
+    return text + " s";
+}
+
+}  // namespace bootstrap
+
+}  // namespace gradsync::inline v0

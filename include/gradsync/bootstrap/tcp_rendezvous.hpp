@@ -1,0 +1,324 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../net/socket.hpp"
+#include "job.hpp"
+#include "rendezvous.hpp"
+
+namespace gradsync::inline v0 {
+
+struct TcpRendezvousOptions {
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
+    std::string bind = {};  ///< the address at which rank 0 listens; "": the job's if it means this machine alone, else all of the machine's
+};
+
+/// Ranks that meet at rank 0, which listens on a port that all know.
+///
+/// A call is taken if it begins with the right words, the job's token and a rank that is missing; all others are turned away,
+/// and cost the ranks nothing but the time of the system call. The token keeps out strangers and other jobs; it is sent as it
+/// is, so the network has to be one that you trust. Linux.
+class TcpRendezvous {
+    using Clock = net::Clock;
+
+public:
+    /// Collective. Throws Error on every rank where not all arrive in time, naming those that did not, or where they differ in
+    /// the size of the job; on the ranks concerned where two have one number, tokens differ, or the port is taken.
+    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {}) : job_(std::move(job)), options_(std::move(options)) {
+        if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
+            refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
+        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (job_.token.size() > longest_token) refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
+        if (job_.size == 1) return;
+        if (job_.rank == 0) await_callers();
+        else call();
+    }
+
+    int rank() const noexcept { return job_.rank; }
+    int size() const noexcept { return job_.size; }
+
+    /// See the concept `Rendezvous`.
+    Blob broadcast(std::span<const std::byte> own) {
+        if (job_.rank == 0) bootstrap::check_blob(own.size(), "broadcast", 0);
+        const auto deadline = Clock::now() + options_.timeout;
+        if (job_.rank != 0) return receive(0, Kind::broadcast, deadline);
+        for (int r = 1; r < job_.size; ++r) send(r, Kind::broadcast, own, deadline);
+        return Blob(own.begin(), own.end());
+    }
+
+    std::vector<Blob> all_gather(std::span<const std::byte> own) {
+        bootstrap::check_blob(own.size(), "all_gather", job_.rank);
+        const auto deadline = Clock::now() + options_.timeout;
+        std::vector<Blob> all(static_cast<std::size_t>(job_.size));
+        all[at(job_.rank)].assign(own.begin(), own.end());
+        if (job_.rank != 0) {
+            send(0, Kind::all_gather, own, deadline);
+            for (Blob& blob : all) blob = receive(0, Kind::all_gather, deadline);
+            return all;
+        }
+        for (int r = 1; r < job_.size; ++r) all[at(r)] = receive(r, Kind::all_gather, deadline);
+        for (int r = 1; r < job_.size; ++r)
+            for (const Blob& blob : all) send(r, Kind::all_gather, blob, deadline);
+        return all;
+    }
+
+private:
+    // Machines of one job have one byte order; another one's magic number is no match.
+    enum class Kind : std::uint32_t { welcome = 1, refusal, broadcast, all_gather };
+    struct Hello {
+        std::uint64_t magic = 0x31636e7973646172u;
+        std::uint32_t version = 1;
+        std::uint32_t size = 0;
+        std::uint32_t rank = 0;
+        std::uint32_t token_bytes = 0;  ///< which follow
+    };
+    struct Header {
+        std::uint32_t magic = 0x636e7973u;
+        Kind kind = Kind::refusal;
+        std::uint64_t bytes = 0;  ///< which follow
+    };
+
+    static constexpr std::size_t longest_token = 256, longest_text = 1000;
+    static constexpr std::size_t most_undecided = 256;  ///< callers that have not said yet who they are
+    static constexpr std::chrono::seconds patience{5};  ///< with each of them
+
+    static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
+
+    std::string place() const {
+        const bool colons = job_.address.find(':') != std::string::npos;
+        return (colons ? "[" + job_.address + "]" : job_.address) + ":" + std::to_string(job_.port);
+    }
+
+    [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
+        throw Error(code, "rendezvous of rank " + std::to_string(job_.rank) + ": " + what, {.operation = "rendezvous", .rank = job_.rank, .peer = peer});
+    }
+
+    // ------------------------------------------------------------------------------------------------ the meeting, rank 0
+
+    /// Somebody who has called.
+    struct Caller {
+        net::Socket socket;
+        Clock::time_point until;
+        std::size_t got = 0;
+        std::byte words[sizeof(Hello) + longest_token];
+    };
+    enum class Verdict { undecided, taken, gone };
+
+    net::Socket listen() const {
+        std::string where = options_.bind;
+        if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0)) where = job_.address;
+        std::string problem;
+        const net::Addresses addresses(where, job_.port, true, problem);
+        for (const bool ipv6 : {true, false})  // an IPv6 address that means any serves both
+            for (const addrinfo& address : addresses) {
+                if ((address.ai_family == AF_INET6) != ipv6) continue;
+                if (where == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always there
+                net::Socket socket = net::listen(address.ai_addr, address.ai_addrlen, job_.size + 16);
+                if (socket) return socket;
+                problem = net::describe_error(errno);
+                if (errno == EADDRINUSE)
+                    refuse(Errc::invalid_argument, "port " + std::to_string(job_.port) + " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
+            }
+        refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") + ", port " +
+                                           std::to_string(job_.port) + ": " + problem);
+    }
+
+    void await_callers() {
+        const net::Socket listener = listen();
+        const auto deadline = Clock::now() + options_.timeout;
+        peers_.resize(at(job_.size));
+        missing_ = job_.size - 1;
+        std::vector<Caller> undecided;
+        std::vector<pollfd> waiting;
+        while (missing_ > 0) {
+            const auto now = Clock::now();
+            if (now >= deadline) say_who_is_missing();
+            std::erase_if(undecided, [&](const Caller& caller) { return caller.until <= now && ++turned_away_ > 0; });
+            waiting.assign(1, {listener.descriptor(), POLLIN, 0});
+            for (const Caller& caller : undecided) waiting.push_back({caller.socket.descriptor(), POLLIN, 0});
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
+            ::poll(waiting.data(), waiting.size(), left > 200 ? 200 : static_cast<int>(left));
+            std::size_t kept = 0;
+            for (std::size_t i = 0; i < undecided.size(); ++i) {
+                const Verdict verdict = waiting[i + 1].revents != 0 ? listen_to(undecided[i]) : Verdict::undecided;
+                if (verdict == Verdict::undecided) std::swap(undecided[kept++], undecided[i]);
+                turned_away_ += verdict == Verdict::gone;
+            }
+            undecided.resize(kept);
+            while (undecided.size() < most_undecided) {
+                net::Socket socket = listener.accept(Clock::time_point{});
+                if (!socket) break;
+                undecided.push_back({std::move(socket), Clock::now() + patience, 0, {}});
+            }
+        }
+        for (int r = 1; r < job_.size; ++r) send(r, Kind::welcome, {}, Clock::now() + options_.timeout);
+    }
+
+    /// Reads what has come of a caller's words; as soon as one is wrong it is turned away.
+    Verdict listen_to(Caller& caller) {
+        const ssize_t count = ::recv(caller.socket.descriptor(), caller.words + caller.got, sizeof caller.words - caller.got, 0);
+        if (count < 0) return errno == EAGAIN || errno == EINTR ? Verdict::undecided : Verdict::gone;
+        if (count == 0) return Verdict::gone;
+        caller.got += static_cast<std::size_t>(count);
+
+        const Hello expected;
+        Hello hello;
+        const std::size_t known = caller.got < sizeof hello.magic ? caller.got : sizeof hello.magic;
+        if (std::memcmp(caller.words, &expected.magic, known) != 0) return Verdict::gone;
+        if (caller.got < sizeof hello) return Verdict::undecided;
+        std::memcpy(&hello, caller.words, sizeof hello);
+        if (hello.version != expected.version) return turn_away(caller, "rank 0 runs another version of gradsync; give all ranks the same");
+        if (hello.token_bytes > longest_token || caller.got > sizeof hello + hello.token_bytes) return Verdict::gone;
+        if (caller.got < sizeof hello + hello.token_bytes) return Verdict::undecided;
+        if (!token_is(caller.words + sizeof hello, hello.token_bytes))
+            return turn_away(caller, "another job listens at " + place() + " (the tokens differ); give all ranks of a job the same GRADSYNC_JOB_TOKEN, "
+                                     "and two jobs different ports");
+        const auto caller_rank = static_cast<int>(hello.rank);
+        if (hello.size != static_cast<std::uint32_t>(job_.size)) {
+            const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " + std::to_string(hello.size) + " ranks, rank 0 that there are " +
+                                     std::to_string(job_.size) + "; give all the same WORLD_SIZE";
+            turn_away(caller, what);
+            tell_all(what);
+            refuse(Errc::parameter_mismatch, what, caller_rank);
+        }
+        if (hello.rank == 0 || hello.rank >= hello.size) return turn_away(caller, "there is no room for another rank " + std::to_string(hello.rank));
+        if (peers_[at(caller_rank)])
+            return turn_away(caller, "rank " + std::to_string(hello.rank) + " has arrived already; give every process another RANK");
+        caller.socket.send_without_delay();
+        peers_[at(caller_rank)] = std::move(caller.socket);
+        --missing_;
+        return Verdict::taken;
+    }
+
+    /// In a time that says nothing of where they differ.
+    bool token_is(const std::byte* words, std::size_t bytes) const noexcept {
+        unsigned difference = bytes != job_.token.size();
+        for (std::size_t i = 0; i < bytes && i < job_.token.size(); ++i)
+            difference |= static_cast<unsigned>(words[i]) ^ static_cast<unsigned char>(job_.token[i]);
+        return difference == 0;
+    }
+
+    static Verdict turn_away(const Caller& caller, const std::string& why) {
+        tell(caller.socket, why);
+        return Verdict::gone;
+    }
+    static void tell(const net::Socket& socket, const std::string& why) {
+        Header header;
+        header.bytes = why.size() < longest_text ? why.size() : longest_text;
+        const auto soon = Clock::now() + std::chrono::milliseconds(200);
+        if (socket.send_all(&header, sizeof header, soon)) (void)socket.send_all(why.data(), header.bytes, soon);
+    }
+    void tell_all(const std::string& why) const {
+        for (const net::Socket& peer : peers_)
+            if (peer) tell(peer, why);
+    }
+
+    [[noreturn]] void say_who_is_missing() const {
+        std::vector<int> missing;
+        for (int r = 1; r < job_.size; ++r)
+            if (!peers_[at(r)]) missing.push_back(r);
+        std::string what = bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::in_seconds(options_.timeout);
+        if (turned_away_ != 0) what += " (" + std::to_string(turned_away_) + " callers were turned away)";
+        what += "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT";
+        tell_all(what);
+        refuse(Errc::timeout, what, missing.front());
+    }
+
+    // -------------------------------------------------------------------------------------------- the meeting, other ranks
+
+    void call() {
+        const auto deadline = Clock::now() + options_.timeout;
+        std::string problem;
+        peers_.resize(1);
+        for (;;) {
+            const net::Addresses addresses(job_.address, job_.port, false, problem);
+            for (const addrinfo& address : addresses) {
+                net::Socket socket = net::Socket::of_family(address.ai_family);
+                if (socket && socket.connect(address.ai_addr, address.ai_addrlen, sooner(deadline, Clock::now() + patience))) {
+                    peers_[0] = std::move(socket);
+                    return introduce_myself(deadline);
+                }
+                problem = net::describe_error(errno);
+            }
+            if (Clock::now() >= deadline)
+                refuse(Errc::timeout, "rank 0 was not to be reached at " + place() + " within " + bootstrap::in_seconds(options_.timeout) + " (" + problem +
+                                          "); look at its output, and at MASTER_ADDR and MASTER_PORT", 0);
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it may not have begun yet
+        }
+    }
+
+    static Clock::time_point sooner(Clock::time_point a, Clock::time_point b) noexcept { return a < b ? a : b; }
+
+    void introduce_myself(Clock::time_point deadline) {
+        Hello hello;
+        hello.size = static_cast<std::uint32_t>(job_.size);
+        hello.rank = static_cast<std::uint32_t>(job_.rank);
+        hello.token_bytes = static_cast<std::uint32_t>(job_.token.size());
+        peers_[0].send_without_delay();
+        // Rank 0 knows who is missing: it gets a moment more than this rank to say so.
+        const auto later = deadline + std::chrono::seconds(2);
+        if (!peers_[0].send_all(&hello, sizeof hello, deadline) || !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline)) report_lost(0);
+        (void)receive(0, Kind::welcome, later);
+    }
+
+    // --------------------------------------------------------------------------------------------------------- exchanges
+
+    const net::Socket& peer(int rank) const noexcept { return peers_[job_.rank == 0 ? at(rank) : 0]; }
+
+    void send(int to, Kind kind, std::span<const std::byte> bytes, Clock::time_point deadline) {
+        const Header header{.kind = kind, .bytes = bytes.size()};
+        if (!peer(to).send_all(&header, sizeof header, deadline) || !peer(to).send_all(bytes.data(), bytes.size(), deadline)) report_lost(to);
+    }
+
+    Blob receive(int from, Kind kind, Clock::time_point deadline) {
+        const Header expected;
+        Header header;
+        if (!peer(from).receive_all(&header, sizeof header, deadline)) report_lost(from);
+        if (header.magic != expected.magic || header.bytes > largest_blob)
+            fail(Errc::peer_failed, from == 0 ? "what listens at " + place() + " is no rank 0 of gradsync; choose another MASTER_PORT"
+                                              : "rank " + std::to_string(from) + " sent nonsense; all ranks must run the same program", from);
+        Blob blob(header.bytes);
+        if (!peer(from).receive_all(blob.data(), blob.size(), deadline)) report_lost(from);
+        if (header.kind == Kind::refusal) {
+            const std::string why(reinterpret_cast<const char*>(blob.data()), blob.size() < longest_text ? blob.size() : longest_text);
+            refuse(kind == Kind::welcome ? Errc::invalid_argument : Errc::peer_failed, why, from);
+        }
+        if (header.kind != kind)
+            fail(Errc::collective_mismatch, "this rank and rank " + std::to_string(from) + " exchange different things; all ranks must make the same calls in the same order", from);
+        return blob;
+    }
+
+    [[noreturn]] void report_lost(int other) {
+        if (!peer(other)) refuse(Errc::peer_failed, "it failed earlier and cannot go on", other);
+        const std::string name = "rank " + std::to_string(other);
+        if (errno == ETIMEDOUT)
+            fail(Errc::timeout, name + " did not answer within " + bootstrap::in_seconds(options_.timeout) + "; look at its output, or allow more time", other);
+        fail(Errc::peer_failed, name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);
+    }
+
+    /// The others hear of it through rank 0.
+    [[noreturn]] void fail(Errc code, const std::string& what, int culprit) {
+        if (job_.rank == 0) tell_all(what);
+        for (net::Socket& socket : peers_) socket = {};
+        refuse(code, what, culprit);
+    }
+
+    Job job_;
+    TcpRendezvousOptions options_;
+    std::vector<net::Socket> peers_;  ///< on rank 0 by rank; elsewhere the one to rank 0
+    int missing_ = 0;
+    std::size_t turned_away_ = 0;
+};
+
+static_assert(Rendezvous<TcpRendezvous>);
+
+}  // namespace gradsync::inline v0

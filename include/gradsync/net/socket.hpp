@@ -1,0 +1,191 @@
+#pragma once
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "../core/clock.hpp"
+
+/// Sockets of TCP, none of which ever blocks without a limit. POSIX; Linux.
+
+namespace gradsync::inline v0::net {
+
+using Clock = std::chrono::steady_clock;
+
+/// What the system says of an error number.
+inline std::string describe_error(int error) { return std::strerror(error); }
+
+/// Owns a descriptor; it does not block, and is closed in programs that this one starts.
+class Socket {
+public:
+    Socket() = default;
+    explicit Socket(int descriptor) noexcept : descriptor_(descriptor) {}
+    Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+    Socket& operator=(Socket&& other) noexcept {
+        Socket(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~Socket() {
+        if (descriptor_ >= 0) ::close(descriptor_);
+    }
+
+    static Socket of_family(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+
+    int descriptor() const noexcept { return descriptor_; }
+    explicit operator bool() const noexcept { return descriptor_ >= 0; }
+    void swap(Socket& other) noexcept { std::swap(descriptor_, other.descriptor_); }
+
+    /// True once the socket is ready for `events` of poll(2), or has failed.
+    bool await(short events, Clock::time_point deadline) const noexcept {
+        for (;;) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+            pollfd waiting{descriptor_, events, 0};
+            const int count = ::poll(&waiting, 1, left <= 0 ? 0 : left > INT_MAX ? INT_MAX : static_cast<int>(left));
+            if (count > 0) return true;
+            if (count == 0 ? left <= 0 : errno != EINTR) return false;
+        }
+    }
+
+    /// All `bytes` before the deadline? If not, `errno` says why: 0 where the other side has closed.
+    bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
+        auto* at = static_cast<const std::byte*>(data);
+        while (bytes != 0) {
+            const ssize_t sent = ::send(descriptor_, at, bytes, MSG_NOSIGNAL);
+            if (sent > 0) {
+                at += sent;
+                bytes -= static_cast<std::size_t>(sent);
+            } else if (!may_try_again(POLLOUT, deadline)) {
+                return false;
+            }
+        }
+        return true;
+    }
+    bool receive_all(void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
+        auto* at = static_cast<std::byte*>(data);
+        while (bytes != 0) {
+            const ssize_t got = ::recv(descriptor_, at, bytes, 0);
+            if (got > 0) {
+                at += got;
+                bytes -= static_cast<std::size_t>(got);
+            } else if (got == 0) {
+                errno = 0;
+                return false;
+            } else if (!may_try_again(POLLIN, deadline)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /// A connection to `name` before the deadline? If not, `errno` says why.
+    bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
+        if (::connect(descriptor_, name, size) == 0) return true;
+        if (errno != EINPROGRESS && errno != EINTR) return false;
+        if (!await(POLLOUT, deadline)) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+        int error = 0;
+        socklen_t length = sizeof error;
+        if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
+        errno = error;
+        return error == 0;
+    }
+
+    /// The next caller, or none before the deadline.
+    Socket accept(Clock::time_point deadline) const noexcept {
+        while (await(POLLIN, deadline)) {
+            Socket caller(::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+            if (caller) return caller;
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) break;
+        }
+        return {};
+    }
+
+    /// Small messages leave at once.
+    void send_without_delay() const noexcept {
+        const int on = 1;
+        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    }
+
+private:
+    bool may_try_again(short events, Clock::time_point deadline) const noexcept {
+        if (errno == EINTR) return true;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
+        if (await(events, deadline)) return true;
+        errno = ETIMEDOUT;
+        return false;
+    }
+
+    int descriptor_ = -1;
+};
+
+/// The addresses of a host and port, as the system knows them: of both families.
+class Addresses {
+public:
+    /// An empty host: all addresses of this machine. `problem` is empty, or says why there are none.
+    Addresses(const std::string& host, std::uint16_t port, bool to_listen, std::string& problem) {
+        addrinfo hints{};
+        hints.ai_socktype = SOCK_STREAM;
+        hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
+        const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &first_);
+        problem = code == 0 ? "" : ::gai_strerror(code);
+    }
+    Addresses(const Addresses&) = delete;
+    Addresses& operator=(const Addresses&) = delete;
+    ~Addresses() {
+        if (first_ != nullptr) ::freeaddrinfo(first_);
+    }
+
+    class Iterator {
+    public:
+        explicit Iterator(const addrinfo* at) noexcept : at_(at) {}
+        const addrinfo& operator*() const noexcept { return *at_; }
+        Iterator& operator++() noexcept {
+            at_ = at_->ai_next;
+            return *this;
+        }
+        friend bool operator==(Iterator, Iterator) = default;
+
+    private:
+        const addrinfo* at_;
+    };
+    Iterator begin() const noexcept { return Iterator(first_); }
+    Iterator end() const noexcept { return Iterator(nullptr); }
+
+private:
+    addrinfo* first_ = nullptr;
+};
+
+/// Listens at `name`; no socket, and `errno`, where that cannot be. On an IPv6 address that means any, for IPv4 too.
+inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
+    Socket socket = Socket::of_family(name->sa_family);
+    if (!socket) return {};
+    const int on = 1, off = 0;
+    ::setsockopt(socket.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // a port whose last user has just gone is free
+    if (name->sa_family == AF_INET6) ::setsockopt(socket.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (::bind(socket.descriptor(), name, size) != 0 || ::listen(socket.descriptor(), backlog) != 0) return {};
+    return socket;
+}
+
+/// The port that a listening socket has, in the host's byte order.
+inline std::uint16_t port_of(const Socket& socket) noexcept {
+    sockaddr_storage name{};
+    socklen_t size = sizeof name;
+    if (::getsockname(socket.descriptor(), reinterpret_cast<sockaddr*>(&name), &size) != 0) return 0;
+    return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
+                                            : reinterpret_cast<const sockaddr_in&>(name).sin_port);
+}
+
+}  // namespace gradsync::inline v0::net

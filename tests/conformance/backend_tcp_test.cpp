@@ -1,0 +1,84 @@
+// ctest: TIMEOUT 240
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <gradsync/backend/tcp.hpp>
+
+#include "conformance/backend.hpp"
+#include "support/forked.hpp"
+#include "support/ports.hpp"
+
+namespace {
+
+/// Ranks that are threads: the connections between them are as those of processes.
+struct TcpThreads {
+    using Backend = gradsync::TcpBackend;
+    using Memory = gradsync_test::HostMemory;
+    static constexpr int largest = 4;
+    static constexpr bool rank_order = true;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        const std::uint16_t port = gradsync_test::free_port();
+        std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size)), echoes(errors.size());
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < size; ++rank)
+            threads.emplace_back([&, rank] {
+                try {
+                    gradsync::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port}, {.timeout = gradsync_test::ample});
+                    gradsync::TcpBackend backend(rendezvous, {.timeout = limit});
+                    try {
+                        f(gradsync::TcpBackend(backend));
+                    } catch (const std::exception& error) {
+                        backend.fail(error.what());
+                        throw;
+                    } catch (...) {
+                        backend.fail("an exception that is no std::exception");
+                        throw;
+                    }
+                } catch (const gradsync::Error& error) {
+                    const bool by_another = error.context().peer >= 0 && error.context().peer != rank;
+                    (by_another ? echoes : errors)[static_cast<std::size_t>(rank)] = std::current_exception();
+                } catch (...) {
+                    errors[static_cast<std::size_t>(rank)] = std::current_exception();
+                }
+            });
+        for (std::thread& thread : threads) thread.join();
+        for (const auto* kind : {&errors, &echoes})
+            for (const std::exception_ptr& error : *kind)
+                if (error) std::rethrow_exception(error);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("TcpBackend: results") { gradsync_test::check_results<TcpThreads>(); }
+TEST_CASE("TcpBackend: collectives in flight") { gradsync_test::check_in_flight<TcpThreads>(); }
+TEST_CASE("TcpBackend: groups") { gradsync_test::check_groups<TcpThreads>(); }
+TEST_CASE("TcpBackend: failures") { gradsync_test::check_failures<TcpThreads>(); }
+
+TEST_CASE("TcpBackend: a process that is killed is named at once") {
+    using namespace std::chrono_literals;
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
+        gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
+        gradsync::TcpBackend comm(rendezvous, {.timeout = 10min});
+        std::vector<float> data(100'000, 1);
+        comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
+        if (data[7] != 3) return "a wrong sum";
+        if (rank == 1) ::kill(::getpid(), SIGKILL);
+        try {
+            comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
+            return "nothing was thrown";
+        } catch (const gradsync::Error& error) {
+            return error.context().peer == 1 && error.errc() == gradsync::Errc::peer_failed ? "told" : error.what();
+        }
+    });
+    CHECK(reports[0].text == "told");
+    CHECK(reports[1].signal == SIGKILL);
+    CHECK(reports[2].text == "told");
+}

@@ -1,0 +1,71 @@
+#include <gradsync/bootstrap/file_rendezvous.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+using namespace std::chrono_literals;
+using gradsync::FileRendezvous;
+
+namespace {
+
+struct Folder {
+    std::string path = (std::filesystem::temp_directory_path() / "gradsync-test-XXXXXX").string();
+    Folder() { REQUIRE(::mkdtemp(path.data()) != nullptr); }
+    ~Folder() { std::filesystem::remove_all(path); }
+};
+
+template <class F>
+std::string error_of(F&& f) {
+    try {
+        f();
+        return "nothing was thrown";
+    } catch (const gradsync::Error& error) {
+        return error.what();
+    }
+}
+
+bool says(const std::string& text, const std::string& words) {
+    INFO(text);
+    return text.find(words) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("FileRendezvous: what another run has left is not taken for this one's") {
+    const Folder folder;
+    CHECK(says(error_of([&] { FileRendezvous(folder.path, 0, 2, {.timeout = 200ms}); }), "is there already"));
+    CHECK(std::filesystem::exists(folder.path));  // and not removed either
+    CHECK(says(error_of([&] { FileRendezvous(folder.path + "/no/such", 0, 2, {.timeout = 200ms}); }), "No such file"));
+}
+
+TEST_CASE("FileRendezvous: nonsense in the folder is named") {
+    const Folder folder;
+    const std::string path = folder.path + "/meeting";
+    std::string first;
+    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(path, 0, 2, {.timeout = 10s}); }); });
+    while (!std::filesystem::exists(path + "/arrival.0")) std::this_thread::sleep_for(1ms);
+    std::ofstream(path + "/nonsense") << "not a word of it is true, and it is much longer than a header";
+    std::filesystem::rename(path + "/nonsense", path + "/arrival.1");
+    rank_0.join();
+    CHECK(says(first, "holds nonsense"));
+}
+
+TEST_CASE("FileRendezvous: ranks that were told different world sizes") {
+    const Folder folder;
+    std::string first, second;
+    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(folder.path + "/meeting", 0, 2, {.timeout = 500ms}); }); });
+    second = error_of([&] { FileRendezvous(folder.path + "/meeting", 1, 3, {.timeout = 10s}); });
+    rank_0.join();
+    CHECK(says(second, "rank 0 was told that there are 2 ranks, this one that there are 3"));
+    CHECK(says(first, "rank 1 did not arrive"));
+}
+
+TEST_CASE("FileRendezvous: what cannot be meant is refused") {
+    CHECK(says(error_of([] { FileRendezvous("x", 2, 2); }), "rank 2 is not one of 2"));
+    CHECK(says(error_of([] { FileRendezvous("x", 0, 2, {.timeout = 0s}); }), "time limit must be positive"));
+}

@@ -1,0 +1,97 @@
+#include <gradsync/bootstrap/job.hpp>
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <string>
+
+using gradsync::Job;
+
+namespace {
+
+Job job_of(const std::map<std::string, std::string>& variables) {
+    return Job::from([&](const char* name) {
+        const auto found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second.c_str();
+    });
+}
+
+std::string refusal_of(const std::map<std::string, std::string>& variables) {
+    try {
+        job_of(variables);
+        return "nothing was thrown";
+    } catch (const gradsync::Error& error) {
+        return error.errc() == gradsync::Errc::invalid_argument ? error.what() : "another code";
+    }
+}
+
+bool says(const std::string& text, const std::string& words) {
+    INFO(text);
+    return text.find(words) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("job: no launcher is one rank") {
+    const Job job = job_of({});
+    CHECK(job.rank == 0);
+    CHECK(job.size == 1);
+}
+
+TEST_CASE("job: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK") {
+    const Job job = job_of({{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "fe80::1"}, {"MASTER_PORT", "1234"}, {"LOCAL_RANK", "1"},
+                            {"GRADSYNC_JOB_TOKEN", "secret"}, {"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "9"}});
+    CHECK(job.rank == 5);
+    CHECK(job.size == 8);
+    CHECK(job.local_rank == 1);
+    CHECK(job.address == "fe80::1");
+    CHECK(job.port == 1234);
+    CHECK(job.token == "secret");
+    CHECK(job_of({{"RANK", "3"}, {"WORLD_SIZE", "4"}}).local_rank == 3);
+}
+
+TEST_CASE("job: Slurm's variables; ours override them") {
+    const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_NODELIST", "gpu-[03-07,09],login1"},
+                                                      {"SLURM_JOB_ID", "123456"}, {"SLURM_STEP_ID", "2"}};
+    const Job job = job_of(slurm);
+    CHECK(job.rank == 3);
+    CHECK(job.size == 4);
+    CHECK(job.local_rank == 1);
+    CHECK(job.address == "gpu-03");
+    CHECK(job.port == 20000 + 123456 % 20000);
+    CHECK(job.token == "slurm 123456.2");
+
+    auto step = slurm;
+    step["SLURM_STEP_NODELIST"] = "gpu-05";
+    CHECK(job_of(step).address == "gpu-05");
+    step["MASTER_ADDR"] = "10.0.0.1";
+    step["MASTER_PORT"] = "4000";
+    step["GRADSYNC_JOB_TOKEN"] = "mine";
+    CHECK(job_of(step).address == "10.0.0.1");
+    CHECK(job_of(step).port == 4000);
+    CHECK(job_of(step).token == "mine");
+}
+
+TEST_CASE("job: the first host of Slurm's lists") {
+    using gradsync::bootstrap::first_host;
+    CHECK(first_host("node1") == "node1");
+    CHECK(first_host("node1,node2") == "node1");
+    CHECK(first_host("node[1-4]") == "node1");
+    CHECK(first_host("node[007,009]") == "node007");
+    CHECK(first_host("a1,b[2-3]") == "a1");
+    CHECK(first_host("rack[2-3]-gpu,x") == "rack2-gpu");
+    CHECK(first_host("node[") == "");
+    CHECK(first_host("node[1-4") == "");
+}
+
+TEST_CASE("job: what is missing or no number is named") {
+    CHECK(says(refusal_of({{"RANK", "1"}}), "WORLD_SIZE is not set"));
+    CHECK(says(refusal_of({{"WORLD_SIZE", "2"}}), "RANK is not set"));
+    CHECK(says(refusal_of({{"RANK", ""}, {"WORLD_SIZE", "2"}}), "RANK is not set"));
+    CHECK(says(refusal_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "RANK must be a number from 0 to 1, not '2'"));
+    CHECK(says(refusal_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), "not '-1'"));
+    CHECK(says(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "two"}}), "not 'two'"));
+    CHECK(says(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "99999999999999999999"}}), "WORLD_SIZE must be"));
+    CHECK(says(refusal_of({{"MASTER_PORT", "70000"}}), "MASTER_PORT must be a number from 1 to 65535"));
+    CHECK(says(refusal_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "n["}}), "set MASTER_ADDR"));
+}
