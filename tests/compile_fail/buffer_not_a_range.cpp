@@ -1,4 +1,4 @@
-// expect: gradsync: describe this type by specialising gradsync::parameter_traits, or pass a contiguous range
+// expect: gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a contiguous range
 // errors: 1
 #include <span>
 

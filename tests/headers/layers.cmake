@@ -7,10 +7,10 @@ set(layers
     "kernel|plan|net|cuda"
     "collective|bootstrap"
     "shared_memory|message_passing"
-    "backend|bucket|compress|interop|observe|overlap"
+    "backend|bucket|compress|observe|overlap"
     "reducer"
     "reducer.hpp"
-    "shard"
+    "shard|interop"
     "gradsync.hpp")
 
 function(layer_of folder result)

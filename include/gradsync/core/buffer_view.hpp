@@ -49,6 +49,17 @@ struct BasicBufferView {
 using BufferView = BasicBufferView<void>;
 using ConstBufferView = BasicBufferView<const void>;
 
+/// How a tensor that is not a contiguous range shows its memory: specialise for the type, which is never const here.
+///
+/// | static member | meaning | default |
+/// |---|---|---|
+/// | `view(t)` | a `BufferView`; of a constant tensor a `ConstBufferView` | |
+/// | `shape(t)` | a range of integers | one dimension |
+/// | `space` | the `MemorySpace`, where it is known at compile time | known at run time |
+/// | `owns` | true if a copy of the object has memory of its own | false |
+template <class T>
+struct buffer_traits {};
+
 namespace detail {
 
 // The concepts of <ranges> without that header, which costs more compile time than all of ours. What std::begin, end,
@@ -68,50 +79,81 @@ concept ContiguousRange = Range<R> && requires(R& range) {
     std::span(std::begin(range), std::size(range));  // takes contiguous iterators only
 };
 
+template <class T>
+concept HasBufferTraits = requires(T& t) { buffer_traits<std::remove_const_t<T>>::view(t); };
+
+/// Does a copy of this object have memory of its own? A range that does is constant where its elements are.
+template <class T>
+consteval bool owns_memory() {
+    if constexpr (HasBufferTraits<T>) {
+        if constexpr (requires { buffer_traits<T>::owns; }) return buffer_traits<T>::owns;
+        else return false;
+    } else if constexpr (requires(const T& t) { std::data(t); }) {
+        using Element = std::remove_pointer_t<decltype(std::data(std::declval<T&>()))>;
+        return !std::is_same_v<Element, std::remove_pointer_t<decltype(std::data(std::declval<const T&>()))>>;
+    } else {
+        return false;
+    }
+}
+
 template <class R>
 consteval void check_buffer_range() {
     static_assert(Range<R>,
-                  "gradsync: describe this type by specialising gradsync::parameter_traits, or pass a "
+                  "gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a "
                   "contiguous range such as std::span; see docs/your-own-tensor.md");
     if constexpr (Range<R>) {
         static_assert(ContiguousRange<R>,
                       "gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it: "
                       "collectives need contiguous elements");
-        static_assert(Element<range_element_t<R>>,
-                      "gradsync: use float, double, Float16, BFloat16, or an integer of 1, 4 or 8 bytes: this element "
-                      "type is not supported");
+        if constexpr (ContiguousRange<R>)
+            static_assert(Element<range_element_t<R>>,
+                          "gradsync: use float, double, Float16, BFloat16, or an integer of 1, 4 or 8 bytes: this element "
+                          "type is not supported");
+    }
+}
+
+/// The view of a tensor or range, as constant as that is.
+template <class R>
+auto view_of(R& tensor) {
+    if constexpr (requires { tensor.space, tensor.dtype, tensor.subview(0, 0); }) {  // a view already
+        return tensor;
+    } else if constexpr (HasBufferTraits<R>) {
+        return buffer_traits<std::remove_const_t<R>>::view(tensor);
+    } else {
+        check_buffer_range<R>();
+        if constexpr (ContiguousRange<R>) {
+            using T = range_element_t<R>;
+            using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
+            if constexpr (Element<T>) return View{std::data(tensor), static_cast<std::size_t>(std::size(tensor)), dtype_of<T>, MemorySpace::host};
+            else return View{};
+        } else {
+            return BufferView{};
+        }
     }
 }
 
 }  // namespace detail
 
-/// A view of a contiguous range (`std::vector`, `std::span`, `std::array`, ...) in host memory.
+/// A view of a contiguous range (`std::vector`, `std::span`, `std::array`, ...) in host memory, or of anything with
+/// `buffer_traits`.
 template <class R>
-BufferView buffer(R&& range) {
-    detail::check_buffer_range<R>();
-    if constexpr (detail::ContiguousRange<R>) {
-        using T = detail::range_element_t<R>;
-        static_assert(!std::is_const_v<T>,
-                      "gradsync: pass a mutable range: the library writes the result into it (const_buffer() makes a "
-                      "read-only view)");
-        if constexpr (Element<T> && !std::is_const_v<T>)
-            return {std::data(range), static_cast<std::size_t>(std::size(range)), dtype_of<T>,
-                    MemorySpace::host};
-    }
-    return {};
+BufferView buffer(R&& tensor) {
+    using T = std::remove_reference_t<R>;
+    static_assert(std::is_lvalue_reference_v<R&&> || !detail::owns_memory<T>(),
+                  "gradsync: return or pass a reference to this tensor: a copy is gone, and its memory with it, before anything is "
+                  "written into it");
+    using View = decltype(detail::view_of(static_cast<T&>(tensor)));
+    static_assert(!std::is_same_v<View, ConstBufferView>,
+                  "gradsync: pass a mutable range: the library writes the result into it (const_buffer() makes a "
+                  "read-only view)");
+    if constexpr (!std::is_same_v<View, ConstBufferView>) return detail::view_of(static_cast<T&>(tensor));
+    else return {};
 }
 
 /// The same, read-only.
 template <class R>
-ConstBufferView const_buffer(R&& range) {
-    detail::check_buffer_range<R>();
-    if constexpr (detail::ContiguousRange<R>) {
-        using T = detail::range_element_t<R>;
-        if constexpr (Element<T>)
-            return {std::data(range), static_cast<std::size_t>(std::size(range)), dtype_of<T>,
-                    MemorySpace::host};
-    }
-    return {};
+ConstBufferView const_buffer(R&& tensor) {
+    return detail::view_of(static_cast<std::remove_reference_t<R>&>(tensor));
 }
 
 }  // namespace gradsync::inline v0

@@ -36,6 +36,11 @@ constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f
 /// The type in which elements of `dtype` are summed and scaled.
 constexpr DType accumulator_of(DType dtype) noexcept { return is_low_precision(dtype) ? DType::f32 : dtype; }
 
+/// Another library's element type that has the bits of one of ours, such as its half: specialise with
+/// `static constexpr DType value`.
+template <class T>
+struct dtype_traits {};
+
 namespace detail {
 
 template <class T>
@@ -51,12 +56,16 @@ constexpr int dtype_index() noexcept {
         else if constexpr (sizeof(T) == 4) return static_cast<int>(s ? DType::i32 : DType::u32);
         else if constexpr (sizeof(T) == 8) return static_cast<int>(s ? DType::i64 : DType::u64);
         else return -1;
+    } else if constexpr (requires { dtype_traits<T>::value; }) {
+        static_assert(sizeof(T) == size_of(dtype_traits<T>::value), "gradsync: dtype_traits: name a DType of this type's size");
+        return static_cast<int>(dtype_traits<T>::value);
     } else return -1;
 }
 
 }  // namespace detail
 
-/// An element type of the library: `float`, `double`, `Float16`, `BFloat16`, or an integer of 1, 4 or 8 bytes.
+/// An element type of the library: `float`, `double`, `Float16`, `BFloat16`, an integer of 1, 4 or 8 bytes, or a type
+/// with `dtype_traits`.
 template <class T>
 concept Element = detail::dtype_index<std::remove_cv_t<T>>() >= 0;
 

@@ -27,7 +27,7 @@ struct ParameterView {
 ///
 /// | function | returns | default |
 /// |---|---|---|
-/// | `gradient(t)` | a contiguous range, or a `BufferView` | |
+/// | `gradient(t)` | what `buffer()` takes: a contiguous range, a `BufferView`, a type with `buffer_traits` | |
 /// | `value(t)` | likewise, the weights | none: `broadcast_parameters` throws |
 /// | `name(t)` | `std::string` | the index |
 /// | `shape(t)` | a range of integers | one dimension |
@@ -40,10 +40,23 @@ struct parameter_traits {};
 
 /// A contiguous range is a gradient without a name.
 template <class T>
-    requires detail::ContiguousRange<T>
+    requires(detail::ContiguousRange<T> && !detail::HasBufferTraits<T>)
 struct parameter_traits<T> {
     static constexpr MemorySpace space = MemorySpace::host;
     static T& gradient(T& range) { return range; }
+};
+
+/// So is any tensor that shows its memory.
+template <class T>
+    requires(detail::HasBufferTraits<T> && !std::is_const_v<T>)
+struct parameter_traits<T> : buffer_traits<T> {
+    static T& gradient(T& tensor) { return tensor; }
+    static const T& gradient(const T& tensor) { return tensor; }
+};
+
+template <>
+struct parameter_traits<BufferView> {
+    static BufferView gradient(BufferView view) { return view; }
 };
 
 template <>
@@ -63,10 +76,11 @@ using traits_of = parameter_traits<std::conditional_t<HasOwnTraits<T>, T, std::r
 template <class T>
 concept HasGradient = requires(T& t) { traits_of<T>::gradient(t); };
 
-template <class X>
-BufferView to_buffer(X&& x) {
-    if constexpr (std::convertible_to<X, BufferView>) return x;
-    else return buffer(std::forward<X>(x));
+template <class Extents>
+std::vector<std::size_t> extents(const Extents& shape) {
+    std::vector<std::size_t> result;
+    for (auto extent : shape) result.push_back(static_cast<std::size_t>(extent));
+    return result;
 }
 
 }  // namespace detail
@@ -89,11 +103,10 @@ ParameterView parameter_view(T& t) {
         ParameterView view;
         if constexpr (detail::HasGradient<T>) {
             using Traits = detail::traits_of<T>;
-            view.gradient = detail::to_buffer(Traits::gradient(t));
-            if constexpr (requires { Traits::value(t); }) view.value = detail::to_buffer(Traits::value(t));
+            view.gradient = buffer(Traits::gradient(t));
+            if constexpr (requires { Traits::value(t); }) view.value = buffer(Traits::value(t));
             if constexpr (requires { Traits::name(t); }) view.name = Traits::name(t);
-            if constexpr (requires { Traits::shape(t); })
-                for (auto extent : Traits::shape(t)) view.shape.push_back(static_cast<std::size_t>(extent));
+            if constexpr (requires { Traits::shape(t); }) view.shape = detail::extents(Traits::shape(t));
             if constexpr (requires { Traits::requires_grad(t); }) view.requires_grad = Traits::requires_grad(t);
             if constexpr (requires { Traits::uses(t); }) view.uses = static_cast<std::uint32_t>(Traits::uses(t));
         }
@@ -101,10 +114,16 @@ ParameterView parameter_view(T& t) {
     }
 }
 
-/// A parameter of two contiguous ranges, without a type of its own.
+/// A parameter of two tensors or contiguous ranges, without a type of its own.
 template <class Value, class Gradient>
 ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, std::vector<std::size_t> shape = {}) {
-    return {.name = std::move(name), .value = buffer(value), .gradient = buffer(gradient), .shape = std::move(shape)};
+    using Traits = buffer_traits<std::remove_cvref_t<Value>>;
+    if constexpr (requires { Traits::shape(value); })
+        if (shape.empty()) shape = detail::extents(Traits::shape(value));
+    return {.name = std::move(name),
+            .value = buffer(std::forward<Value>(value)),
+            .gradient = buffer(std::forward<Gradient>(gradient)),
+            .shape = std::move(shape)};
 }
 
 }  // namespace gradsync::inline v0

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <Eigen/Core>
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+
+/// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and of dynamic size. Blocks will do where
+/// they are contiguous, such as `m.middleCols(2, 3)` of a column-major matrix.
+
+namespace gradsync::inline v0 {
+
+template <>
+struct dtype_traits<Eigen::half> {
+    static constexpr DType value = DType::f16;
+};
+template <>
+struct dtype_traits<Eigen::bfloat16> {
+    static constexpr DType value = DType::bf16;
+};
+
+namespace detail {
+
+template <class Derived>
+void takes_dense(const Eigen::DenseBase<Derived>&);
+template <class Derived>
+void takes_storage(const Eigen::PlainObjectBase<Derived>&);
+
+template <class T>
+concept EigenDense = requires(const T& t) { takes_dense(t); };
+template <class T>
+concept EigenStorage = requires(const T& t) { takes_storage(t); };
+
+}  // namespace detail
+
+template <detail::EigenDense T>
+struct buffer_traits<T> {
+    static constexpr MemorySpace space = MemorySpace::host;
+    static constexpr bool owns = detail::EigenStorage<T>;
+
+    /// Throws Error(invalid_argument) where a block or map leaves gaps.
+    static auto view(T& t) { return view_as<is_writable>(t); }
+    static ConstBufferView view(const T& t) { return view_as<false>(t); }
+
+    static auto shape(const T& t) {
+        if constexpr (T::IsVectorAtCompileTime) return std::array{static_cast<std::size_t>(t.size())};
+        else return std::array{static_cast<std::size_t>(t.rows()), static_cast<std::size_t>(t.cols())};
+    }
+
+private:
+    using Scalar = typename T::Scalar;
+    static constexpr bool is_writable = (Eigen::internal::traits<T>::Flags & Eigen::LvalueBit) != 0;
+
+    template <bool writable, class Dense>
+    static auto view_as(Dense& t) {
+        constexpr bool has_memory = (Eigen::internal::traits<T>::Flags & Eigen::DirectAccessBit) != 0;
+        static_assert(has_memory, "gradsync: evaluate this Eigen expression into a matrix first: it has no memory of its own");
+        static_assert(Element<Scalar>,
+                      "gradsync: use float, double, Eigen::half, Eigen::bfloat16, or an integer of 1, 4 or 8 bytes: this scalar type is "
+                      "not supported");
+        using View = BasicBufferView<std::conditional_t<writable, void, const void>>;
+        if constexpr (has_memory && Element<Scalar>) {
+            if (!is_contiguous(t))
+                throw Error(Errc::invalid_argument, "an Eigen block of " + std::to_string(t.rows()) + " x " + std::to_string(t.cols()) +
+                                                        " is not contiguous (inner stride " + std::to_string(t.innerStride()) + ", outer stride " +
+                                                        std::to_string(t.outerStride()) +
+                                                        "): copy it into a matrix, or pass the whole that it is a part of");
+            return View{t.data(), static_cast<std::size_t>(t.size()), dtype_of<Scalar>, space};
+        } else {
+            return View{};
+        }
+    }
+
+    static bool is_contiguous(const T& t) {
+        const Eigen::Index inner = t.innerSize(), outer = t.outerSize();
+        if (t.size() <= 1) return true;
+        if (inner == 1) return t.outerStride() == 1;
+        return t.innerStride() == 1 && (outer == 1 || t.outerStride() == inner);
+    }
+};
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+
+/// Multi-dimensional views with the interface of std::mdspan: the standard's own, Kokkos's for C++20, and alike.
+
+namespace gradsync::inline v0 {
+
+/// A view with extents and a mapping from indices to a pointer's elements.
+template <class M>
+concept MdspanLike = requires(const M& m, typename M::rank_type r) {
+    typename M::element_type;
+    { M::rank() } -> std::convertible_to<std::size_t>;
+    { m.extent(r) } -> std::convertible_to<std::size_t>;
+    { m.mapping().is_exhaustive() } -> std::convertible_to<bool>;
+    { m.mapping().required_span_size() } -> std::convertible_to<std::size_t>;
+    m.data_handle();
+};
+
+/// Any layout that fills its memory will do, as all ranks have the same one: layout_right, layout_left, permuted strides.
+template <MdspanLike M>
+struct buffer_traits<M> {
+    static constexpr MemorySpace space = MemorySpace::host;
+
+    /// Throws Error(invalid_argument) where the mapping leaves gaps.
+    static auto view(const M& m) {
+        using T = typename M::element_type;
+        static_assert(std::convertible_to<decltype(m.data_handle()), T*>,
+                      "gradsync: use an mdspan whose data_handle() is a pointer (default_accessor): other accessors have no memory that "
+                      "can be sent");
+        static_assert(Element<T>,
+                      "gradsync: use float, double, Float16, BFloat16, or an integer of 1, 4 or 8 bytes: this element type is not "
+                      "supported");
+        if (!m.mapping().is_exhaustive())
+            throw Error(Errc::invalid_argument, "an mdspan of " + describe(m) +
+                                                    " elements is not contiguous (its mapping is not exhaustive): copy it into one with "
+                                                    "layout_right, or pass the whole that it is a part of");
+        using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
+        return View{static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()), dtype_of<T>, space};
+    }
+
+    static std::vector<std::size_t> shape(const M& m) {
+        std::vector<std::size_t> extents;
+        for (typename M::rank_type r = 0; r < M::rank(); ++r) extents.push_back(static_cast<std::size_t>(m.extent(r)));
+        return extents;
+    }
+
+private:
+    static std::string describe(const M& m) {
+        std::string text;
+        for (const std::size_t extent : shape(m)) text += (text.empty() ? "" : " x ") + std::to_string(extent);
+        return text;
+    }
+};
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "../core/buffer_view.hpp"
+
+/// Memory known by a raw pointer and a count. A pointer does not say where it points to: the function does. Pointers to
+/// constants give a `ConstBufferView`.
+
+namespace gradsync::inline v0 {
+
+template <class T>
+using PointerView = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
+
+/// `count` elements in host memory.
+template <Element T>
+constexpr PointerView<T> host_buffer(T* data, std::size_t count) noexcept {
+    return {data, count, dtype_of<T>, MemorySpace::host};
+}
+
+/// `count` elements in a device's own memory, such as cudaMalloc's.
+template <Element T>
+constexpr PointerView<T> device_buffer(T* data, std::size_t count) noexcept {
+    return {data, count, dtype_of<T>, MemorySpace::device};
+}
+
+}  // namespace gradsync::inline v0

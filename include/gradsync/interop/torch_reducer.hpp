@@ -1,0 +1,230 @@
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../reducer.hpp"
+#include "torch_tensor.hpp"
+
+namespace gradsync::inline v0 {
+
+namespace detail {
+
+/// The parameters of a module: those that stand in several places once, under their first name.
+struct TorchParameters {
+    explicit TorchParameters(const torch::nn::Module& module) {
+        for (const auto& item : module.named_parameters()) {
+            bool known = false;
+            for (const at::Tensor& t : tensors) known |= t.is_same(item.value());
+            if (known) continue;
+            names.push_back(item.key());
+            tensors.push_back(item.value());
+        }
+    }
+
+    std::vector<ParameterView> views() const {
+        std::vector<ParameterView> result;
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            try {
+                result.push_back(parameter_view(tensors[i]));
+            } catch (const Error& e) {
+                throw Error(e.errc(), "parameter '" + names[i] + "': " + e.what(), {.operation = "TorchReducer", .parameter = names[i]});
+            }
+            result.back().name = names[i];
+        }
+        return result;
+    }
+
+    /// Memory for the gradients that have none.
+    const TorchParameters& allocate_gradients() const {
+        for (const at::Tensor& t : tensors)
+            if (t.requires_grad() && !t.grad().defined()) t.mutable_grad() = at::zeros_like(t);
+        return *this;
+    }
+
+    std::vector<std::string> names;
+    std::vector<at::Tensor> tensors;
+};
+
+/// Calls `mark(i)` whenever autograd has accumulated the gradient of tensor i, until it is destroyed.
+template <class Mark>
+class TorchHooks {
+public:
+    TorchHooks(const std::vector<at::Tensor>& tensors, Mark mark) : mark_(std::move(mark)) {
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            if (!tensors[i].requires_grad()) continue;
+            // A tensor does not keep the node alive: its owner is whoever wants to be called.
+            auto node = torch::autograd::impl::grad_accumulator(tensors[i]);
+            nodes_.emplace_back(node, node->add_post_hook(std::make_unique<Hook>(mark_, i)));
+        }
+    }
+    TorchHooks(const TorchHooks&) = delete;
+    TorchHooks& operator=(const TorchHooks&) = delete;
+    ~TorchHooks() {
+        for (auto& [node, key] : nodes_) node->del_post_hook(key);
+    }
+
+private:
+    struct Hook final : torch::autograd::FunctionPostHook {
+        Hook(Mark& mark_, std::size_t i_) : mark(mark_), i(i_) {}
+        torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) override {
+            mark(i);
+            return outputs;
+        }
+        Mark& mark;
+        std::size_t i;
+    };
+
+    Mark mark_;
+    std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, std::uintptr_t>> nodes_;
+};
+
+}  // namespace detail
+
+/// The Reducer of a libtorch module: gradients are marked ready as autograd produces them.
+///
+///     gs::TorchReducer sync(comm, *model);
+///     sync.broadcast_parameters();
+///     for (...) {
+///         optimizer.zero_grad();
+///         loss_of(batch).backward();  // full buckets leave meanwhile
+///         sync.finish();
+///         optimizer.step();
+///     }
+///
+/// By default `.grad()` of every parameter is a view of its bucket, and nothing is copied; with GradientStorage::borrowed it
+/// keeps its memory. Both survive `zero_grad(set_to_none)`, at the price of a copy. A weight that stands in several places of the
+/// module is one parameter, ready when all its uses are accumulated. One that gets no gradient in a step is an error in
+/// `finish()` that names it, or, with UnusedParameters::agree, averaged over the ranks that used it; where no rank did, its
+/// gradient stays as it was, and zero where there was none.
+///
+/// What is said of Reducer holds here too. Parameters are neither added nor replaced nor (un)frozen while it lives. Gradients
+/// that live in buckets go with it: `.grad()` is undefined afterwards. Neither moved nor copied.
+template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
+class TorchReducer : Reducer<B, Buckets, Overlap> {
+    using Base = Reducer<B, Buckets, Overlap>;
+
+public:
+    /// The parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor, and Error(invalid_argument)
+    /// that names a tensor that cannot be synchronised.
+    TorchReducer(B comm, const torch::nn::Module& module, ReducerOptions options = {.gradients = GradientStorage::in_buckets},
+                 Buckets buckets = {}, Overlap overlap = {})
+        : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(), options, std::move(buckets), std::move(overlap)) {}
+
+    using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_factor, Base::clip_gradients_by_norm,
+        Base::clip_gradients_by_value, Base::gradient_norm, Base::no_sync, Base::parameter, Base::plan, Base::record_order, Base::set_weight,
+        Base::size, Base::statistics;
+
+    /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
+    void broadcast_buffers(int root = 0) {
+        std::vector<BufferView> views;
+        for (const at::Tensor& b : buffers_) views.push_back(buffer(b));
+        Base::broadcast_buffers(views, root);
+    }
+
+    /// As Reducer's.
+    void finish() {
+        settle_all();
+        Base::finish();
+    }
+    bool try_finish() {
+        settle_all();
+        return Base::try_finish();
+    }
+    bool rebuild_buckets() {
+        if (!Base::rebuild_buckets()) return false;
+        if (in_buckets_) move_into_buckets();
+        return true;
+    }
+
+private:
+    TorchReducer(B comm, const detail::TorchParameters& parameters, std::vector<at::Tensor> buffers, ReducerOptions options, Buckets buckets,
+                 Overlap overlap)
+        : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? parameters : parameters.allocate_gradients()).views(), options,
+               std::move(buckets), std::move(overlap)),
+          tensors_(parameters.tensors),
+          buffers_(std::move(buffers)),
+          in_buckets_(options.gradients == GradientStorage::in_buckets),
+          homes_(tensors_, in_buckets_),
+          hooks_(tensors_, Mark{*this}) {
+        if (in_buckets_) move_into_buckets();
+        else for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
+    }
+
+    struct Mark {
+        TorchReducer& reducer;
+        void operator()(std::size_t i) const {
+            reducer.settle(i);
+            reducer.mark_ready(i);
+        }
+    };
+
+    /// The memory of each gradient that the engine knows, as a tensor. In buckets it is not the module's to keep.
+    class Homes {
+    public:
+        Homes(const std::vector<at::Tensor>& tensors, bool in_buckets) : tensors_(tensors), in_buckets_(in_buckets), homes_(tensors.size()) {}
+        Homes(const Homes&) = delete;
+        Homes& operator=(const Homes&) = delete;
+        ~Homes() {
+            for (std::size_t i = 0; in_buckets_ && i < homes_.size(); ++i)
+                if (homes_[i].defined()) tensors_[i].mutable_grad().reset();
+        }
+        at::Tensor& operator[](std::size_t i) noexcept { return homes_[i]; }
+
+    private:
+        const std::vector<at::Tensor>& tensors_;
+        bool in_buckets_;
+        std::vector<at::Tensor> homes_;
+    };
+
+    void move_into_buckets() {
+        for (std::size_t i = 0; i < tensors_.size(); ++i) {
+            const at::Tensor& t = tensors_[i];
+            if (!t.requires_grad()) continue;
+            homes_[i] = at::from_blob(Base::gradient_view(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
+            t.mutable_grad() = homes_[i];
+        }
+    }
+
+    /// Brings a gradient home that autograd has put elsewhere, or nowhere, because `zero_grad` took its place away.
+    void settle(std::size_t i) {
+        at::Tensor& gradient = tensors_[i].mutable_grad();
+        at::Tensor& home = homes_[i];
+        if (gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == home.data_ptr()) return;
+        const at::NoGradGuard no_graph;
+        home.zero_();
+        if (gradient.defined()) home.add_(gradient);  // which may be sparse
+        gradient = home;
+    }
+
+    void settle_all() {
+        for (std::size_t i = 0; i < tensors_.size(); ++i)
+            if (tensors_[i].requires_grad()) settle(i);
+    }
+
+    std::vector<at::Tensor> tensors_;
+    std::vector<at::Tensor> buffers_;
+    bool in_buckets_;
+    Homes homes_;
+    detail::TorchHooks<Mark> hooks_;
+};
+
+template <class B>
+TorchReducer(B, const torch::nn::Module&) -> TorchReducer<B>;
+template <class B>
+TorchReducer(B, const torch::nn::Module&, ReducerOptions) -> TorchReducer<B>;
+template <class B, class Buckets>
+TorchReducer(B, const torch::nn::Module&, ReducerOptions, Buckets) -> TorchReducer<B, Buckets>;
+template <class B, class Buckets, class Overlap>
+TorchReducer(B, const torch::nn::Module&, ReducerOptions, Buckets, Overlap) -> TorchReducer<B, Buckets, Overlap>;
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+#include "../core/parameter.hpp"
+
+/// libtorch's tensors: as buffers, and as parameters with their `.grad()`. The type is looked at when a view is taken.
+
+namespace gradsync::inline v0 {
+
+template <>
+struct dtype_traits<c10::Half> {
+    static constexpr DType value = DType::f16;
+};
+template <>
+struct dtype_traits<c10::BFloat16> {
+    static constexpr DType value = DType::bf16;
+};
+
+/// A tensor is taken with any strides that fill its memory (contiguous, channels_last, a transposed matrix), as all ranks
+/// have the same ones.
+template <>
+struct buffer_traits<at::Tensor> {
+    /// Throws Error(invalid_argument) for a tensor that is not defined, not dense, of another type or on another device
+    /// than the library's.
+    static BufferView view(const at::Tensor& t) {
+        if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
+        if (t.layout() != at::kStrided)
+            refuse("a tensor of " + describe(t) + " is sparse: make it dense (an embedding: sparse(false))");
+        if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
+            refuse("a tensor of " + describe(t) + " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()");
+        return {t.data_ptr(), static_cast<std::size_t>(t.numel()), dtype(t), space_of(t)};
+    }
+
+    static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
+
+private:
+    static DType dtype(const at::Tensor& t) {
+        switch (t.scalar_type()) {
+            case at::kChar: return DType::i8;
+            case at::kByte: return DType::u8;
+            case at::kInt: return DType::i32;
+            case at::kLong: return DType::i64;
+            case at::kHalf: return DType::f16;
+            case at::kBFloat16: return DType::bf16;
+            case at::kFloat: return DType::f32;
+            case at::kDouble: return DType::f64;
+            default: refuse("a tensor of " + describe(t) + " cannot be synchronised: use Float, Double, Half, BFloat16, Char, Byte, Int or Long");
+        }
+    }
+
+    static MemorySpace space_of(const at::Tensor& t) {
+        if (t.is_cpu()) return MemorySpace::host;
+        if (t.is_cuda()) return MemorySpace::device;
+        refuse("a tensor of " + describe(t) + " is on a device that is not supported: use the CPU or CUDA");
+    }
+
+    static std::string describe(const at::Tensor& t) {
+        std::string text = c10::toString(t.scalar_type());
+        text += " [";
+        for (std::int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+        return text + "] on " + t.device().str();
+    }
+
+    [[noreturn]] static void refuse(const std::string& what) { throw Error(Errc::invalid_argument, what); }
+};
+
+/// A parameter with the gradient that autograd leaves in it. Where there is none yet, gradients are to live in the buckets
+/// (GradientStorage::in_buckets), or to be allocated before.
+template <>
+struct parameter_traits<at::Tensor> {
+    static BufferView gradient(const at::Tensor& t) { return t.grad().defined() ? buffer(t.grad()) : BufferView{}; }
+    static BufferView value(const at::Tensor& t) { return buffer(t); }
+    static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
+    static bool requires_grad(const at::Tensor& t) { return t.requires_grad(); }
+};
+
+}  // namespace gradsync::inline v0

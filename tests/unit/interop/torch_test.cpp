@@ -1,0 +1,245 @@
+// libtorch's tensors and modules. One translation unit for both headers: libtorch's own take 15 s to compile.
+// ctest: COMPILE_OPTIONS -O0 PROCESSORS 2 LIBRARIES gradsync_torch
+
+#include <gradsync/interop/torch_reducer.hpp>
+#include <gradsync/interop/torch_tensor.hpp>
+
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <doctest/doctest.h>
+
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
+
+#include "support/ranks.hpp"
+
+namespace gs = gradsync;
+using gradsync_test::Finding;
+using gradsync_test::findings;
+using gradsync_test::outcome_of;
+using gradsync_test::Outcome;
+
+namespace {
+
+/// A layer that stands in two places, one that only some batches go through, and a frozen one.
+struct Net : torch::nn::Module {
+    Net() {
+        first = register_module("first", torch::nn::Linear(torch::nn::LinearOptions(6, 6)));
+        register_module("again", first);
+        sometimes = register_module("sometimes", torch::nn::Linear(6, 6));
+        frozen = register_module("frozen", torch::nn::Linear(6, 6));
+        for (auto& p : frozen->parameters()) p.set_requires_grad(false);
+        last = register_module("last", torch::nn::Linear(6, 1));
+        to(torch::kDouble);
+        const torch::NoGradGuard guard;
+        for (auto& p : parameters()) p.copy_(torch::sin(torch::arange(p.numel(), torch::kDouble) + p.numel()).view_as(p) / 2);
+    }
+    torch::Tensor forward(torch::Tensor x, bool through_all) {
+        x = torch::tanh(first(torch::tanh(first(x))));
+        if (through_all) x = sometimes(x);
+        return last(frozen(x)).squeeze(1);
+    }
+    torch::nn::Linear first{nullptr}, sometimes{nullptr}, frozen{nullptr}, last{nullptr};
+};
+
+struct Batch {
+    torch::Tensor x, y;
+};
+
+/// The same on every rank: `size` parts of 4 rows.
+Batch joint_batch(int step, int size) {
+    const auto i = torch::arange(4 * size * 6, torch::kDouble).reshape({4 * size, 6});
+    const auto x = torch::sin(i * 0.7 + step);
+    return {x, x.sum(1)};
+}
+
+std::vector<torch::Tensor> weights_of(const torch::nn::Module& module) {
+    std::vector<torch::Tensor> result;
+    for (const auto& p : module.parameters()) result.push_back(p.detach().clone());
+    return result;
+}
+
+void descend(const Net& net) {
+    const torch::NoGradGuard guard;
+    for (auto& p : net.parameters())
+        if (p.grad().defined()) p.sub_(p.grad(), 0.05);
+}
+
+void forget_gradients(Net& net, bool set_to_none) {
+    for (auto& p : net.parameters()) {
+        if (!p.grad().defined()) continue;
+        if (set_to_none) p.mutable_grad().reset();
+        else p.mutable_grad().zero_();
+    }
+}
+
+constexpr int steps = 5;
+constexpr int ranks = 2;
+
+/// One process on the joint batch: what the ranks together are to come to. In odd steps the first rank's part skips a layer.
+std::vector<torch::Tensor> train_alone() {
+    Net net;
+    for (int step = 0; step < steps; ++step) {
+        const Batch batch = joint_batch(step, ranks);
+        torch::Tensor loss = torch::zeros({}, torch::kDouble);
+        for (int r = 0; r < ranks; ++r) {
+            const auto rows = torch::indexing::Slice(4 * r, 4 * (r + 1));
+            const bool through_all = !(step % 2 == 1 && r == 0);
+            loss = loss + torch::mse_loss(net.forward(batch.x.index({rows}), through_all), batch.y.index({rows})) / ranks;
+        }
+        forget_gradients(net, false);
+        loss.backward();
+        descend(net);
+    }
+    return weights_of(net);
+}
+
+}  // namespace
+
+TEST_CASE("a module's backward marks its gradients, wherever they live and however they are cleared") {
+    torch::set_num_threads(1);
+    const auto expected = train_alone();
+    for (const auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed})
+        for (const bool set_to_none : {false, true}) {
+            INFO("in_buckets ", storage == gs::GradientStorage::in_buckets, ", set_to_none ", set_to_none);
+            CHECK(findings(ranks, [&](gs::ThreadBackend comm, Finding& finding) {
+                const int rank = comm.rank();
+                Net net;
+                gs::TorchReducer sync(comm, net, {.gradients = storage, .unused = gs::UnusedParameters::agree}, gs::SizeCappedBuckets{512, 128});
+                finding.check(sync.size() == 8, "tied weights count twice: " + std::to_string(sync.size()));
+                sync.broadcast_parameters();
+                for (int step = 0; step < steps; ++step) {
+                    const Batch batch = joint_batch(step, ranks);
+                    const auto rows = torch::indexing::Slice(4 * rank, 4 * (rank + 1));
+                    forget_gradients(net, set_to_none);
+                    torch::mse_loss(net.forward(batch.x.index({rows}), !(step % 2 == 1 && rank == 0)), batch.y.index({rows})).backward();
+                    sync.finish();
+                    descend(net);
+                    if (step == 0) sync.rebuild_buckets();
+                }
+                const auto weights = weights_of(net);
+                for (std::size_t i = 0; i < weights.size(); ++i)
+                    finding.check(torch::allclose(weights[i], expected[i], 1e-12, 1e-14), "parameter " + std::to_string(i) + " differs");
+                finding.check(!net.frozen->weight.grad().defined(), "a frozen parameter got a gradient");
+            }) == "");
+        }
+}
+
+TEST_CASE("micro-batches under no_sync add up") {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
+        Net net, alone;
+        gs::TorchReducer sync(comm, net, {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::sum});
+        const Batch batch = joint_batch(0, 4);
+        const auto loss = [&](Net& n, int part) {
+            const auto rows = torch::indexing::Slice(4 * part, 4 * (part + 1));
+            return torch::mse_loss(n.forward(batch.x.index({rows}), true), batch.y.index({rows}));
+        };
+        {
+            const auto guard = sync.no_sync();
+            loss(net, comm.rank()).backward();
+        }
+        loss(net, 2 + comm.rank()).backward();
+        sync.finish();
+        for (int part = 0; part < 4; ++part) loss(alone, part).backward();
+        for (std::size_t i = 0; i < net.parameters().size(); ++i)
+            if (alone.parameters()[i].grad().defined())
+                finding.check(torch::allclose(net.parameters()[i].grad(), alone.parameters()[i].grad(), 1e-12, 1e-14), "gradient " + std::to_string(i));
+    }) == "");
+}
+
+TEST_CASE("a gradient that did not come is named; the exception of a hook comes out of backward()") {
+    const auto missing = gradsync_test::outcomes(2, [](gs::ThreadBackend comm) {
+        Net net;
+        gs::TorchReducer sync(comm, net);
+        net.forward(joint_batch(0, 1).x, false).sum().backward();
+        sync.finish();
+    });
+    CHECK(missing[0].says("'sometimes.weight'"));
+    CHECK(missing[1].says("sometimes"));
+
+    const auto twice = gradsync_test::outcomes(1, [](gs::ThreadBackend comm) {
+        Net net;
+        gs::TorchReducer sync(comm, net);
+        for (int i = 0; i < 2; ++i) net.forward(joint_batch(0, 1).x, true).sum().backward();
+    });
+    CHECK(twice[0].is(gs::Errc::gradient_marked_twice));
+}
+
+TEST_CASE("nothing of it is left in the module afterwards") {
+    Net net;
+    auto comm = gs::ThreadBackend::make(1);
+    {
+        gs::TorchReducer sync(comm[0], net);
+        net.forward(joint_batch(0, 1).x, true).sum().backward();
+        sync.finish();
+        CHECK(net.first->weight.grad().defined());
+    }
+    CHECK_FALSE(net.first->weight.grad().defined());
+    for (int i = 0; i < 2; ++i) net.forward(joint_batch(0, 1).x, true).sum().backward();  // nobody counts the marks
+    CHECK(net.first->weight.grad().defined());
+}
+
+TEST_CASE("a tensor's type, place and shape are known at run time") {
+    const auto tensor = torch::zeros({2, 3, 4, 5}, torch::kHalf).contiguous(at::MemoryFormat::ChannelsLast);
+    CHECK(gs::buffer(tensor) == gs::BufferView{tensor.data_ptr(), 120, gs::DType::f16});
+    CHECK(gs::parameter("t", tensor, tensor).shape == std::vector<std::size_t>{2, 3, 4, 5});
+    const std::pair<at::ScalarType, gs::DType> types[] = {{at::kChar, gs::DType::i8},      {at::kByte, gs::DType::u8},  {at::kInt, gs::DType::i32},
+                                                          {at::kLong, gs::DType::i64},     {at::kHalf, gs::DType::f16}, {at::kBFloat16, gs::DType::bf16},
+                                                          {at::kFloat, gs::DType::f32},    {at::kDouble, gs::DType::f64}};
+    for (const auto& [theirs, ours] : types) CHECK(gs::buffer(torch::zeros({3}, theirs)).dtype == ours);
+    CHECK(gs::buffer(torch::zeros({2, 3}).t()).count == 6);
+    CHECK(gs::dtype_of<c10::BFloat16> == gs::DType::bf16);
+}
+
+TEST_CASE("what cannot be synchronised is refused in words") {
+    const auto text = [](const torch::Tensor& t) {
+        const Outcome outcome = outcome_of([&] { (void)gs::buffer(t); });
+        return outcome.is(gs::Errc::invalid_argument) ? outcome.text : "not refused, or not so: " + outcome.text;
+    };
+    const auto whole = torch::zeros({4, 4});
+    CHECK(text(whole.slice(1, 0, 2)).starts_with("a tensor of Float [4, 2] on cpu is not contiguous"));
+    CHECK(text(torch::zeros({1, 3}).expand({2, 3})).starts_with("a tensor of Float [2, 3] on cpu is not contiguous"));
+    CHECK(text(torch::zeros({2}, torch::kComplexFloat)).starts_with("a tensor of ComplexFloat [2] on cpu cannot be synchronised"));
+    CHECK(text(torch::zeros({2, 2}).to_sparse()).starts_with("a tensor of Float [2, 2] on cpu is sparse"));
+    CHECK(text(torch::Tensor()).starts_with("an undefined tensor"));
+    CHECK(text(torch::zeros({2}, torch::device(torch::kMeta))).find("on a device that is not supported") != std::string::npos);
+
+    auto comm = gs::ThreadBackend::make(1);
+    torch::nn::Module module;
+    module.register_parameter("odd", torch::zeros({4, 4}).slice(1, 0, 2));
+    const Outcome outcome = outcome_of([&] { gs::TorchReducer(comm[0], module); });
+    CHECK(outcome.says("parameter 'odd': a tensor of Float [4, 2]"));
+
+}
+
+TEST_CASE("sparse gradients become dense") {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
+        torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 1).sparse(true));
+        gs::TorchReducer sync(comm, *embedding);
+        for (const bool set_to_none : {false, true}) {
+            if (set_to_none) embedding->weight.mutable_grad().reset();
+            else if (embedding->weight.grad().defined()) embedding->weight.mutable_grad().zero_();
+            embedding(torch::tensor({0, comm.rank(), comm.rank()})).sum().backward();
+            sync.finish();
+            finding.check(torch::equal(embedding->weight.grad().flatten(), torch::tensor({2.0f, 1.0f, 0.0f, 0.0f})), set_to_none ? "stolen" : "in place");
+        }
+    }) == "");
+}
+
+TEST_CASE("tensors serve without a module, too, as parameters with gradients of their own") {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
+        std::vector<at::Tensor> tensors{torch::full({3}, 1.0 * comm.rank(), torch::requires_grad()), torch::zeros({2}, torch::requires_grad())};
+        for (const auto& t : tensors) t.mutable_grad() = torch::full_like(t, comm.rank());
+        gs::Reducer<gs::ThreadBackend, gs::PerParameter> sync(comm, tensors);
+        sync.broadcast_parameters();
+        sync.mark_ready(1);
+        sync.mark_ready(0);
+        sync.finish();
+        finding.check(tensors[0].sum().item<float>() == 0, "not rank 0's value");
+        finding.check(tensors[1].grad().sum().item<float>() == 1, "not the mean");
+    }) == "");
+}
