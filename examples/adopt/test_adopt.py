@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""The trainings of this folder, against what they are to be equal to. Also prints the figures of the torch suite's last lines.
+
+    test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL
+    test_adopt.py iris IRIS
+    test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
+"""
+
+import array
+import difflib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+TEXT = HERE / "torch_train.cpp"
+RANKS = 2
+
+
+def run(*command, **environment):
+    environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                       OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none", **environment)
+    result = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True, timeout=100)
+    return result.returncode, result.stdout, result.stderr
+
+
+def output(*command):
+    code, out, err = run(*command)
+    assert code == 0, f"{command} exited with {code}:\n{out}{err}"
+    return out
+
+
+def losses(out):
+    values = [float(x) for x in re.findall(r"loss (\S+?)[,\n]", out)]
+    assert values, f"no losses in: {out}"
+    return values
+
+
+def distance(a, b):
+    """Of two lists of numbers, relative to the first."""
+    assert len(a) == len(b) > 0, f"{len(a)} and {len(b)} numbers"
+    return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(x * x for x in a)) ** 0.5
+
+
+def usage_error(*command):
+    code, _, err = run(*command)
+    assert code == 2 and err, f"{command} exited with {code} and said: {err}"
+
+
+def plain(before, after):
+    sources = [(HERE / name).read_text().splitlines() for name in ("plain.cpp", "plain_data_parallel.cpp")]
+    changed = [line[2:] for line in difflib.ndiff(*sources) if line.startswith("+ ")]
+    changed = [line for line in changed if line.strip() and not line.strip().startswith("//")]
+    print(f"{len(changed)} lines added or changed:", *changed, sep="\n")
+    assert len(changed) <= 10
+    assert distance(losses(output(before, TEXT)), losses(output(after, TEXT))) < 1e-6
+    usage_error(after, "no such file")
+
+
+def iris(program):
+    data = HERE / "iris.csv"
+    alone = output(program, 1, data)
+    for ranks in (2, 4):
+        assert distance(losses(alone), losses(output(program, ranks, data))) < 1e-5
+    right, plants = map(int, re.findall(r"right (\d+) of (\d+)", alone)[-1])
+    assert plants == 150 and right >= 145, alone
+    usage_error(program, 0, data)
+    usage_error(program, 2, TEXT)
+
+
+def torch(program, mpiexec=None, python=None):
+    runs = {"threads": [program, "threads", RANKS]}
+    if mpiexec:
+        runs["MPI"] = [mpiexec, "-n", RANKS, program, "mpi", RANKS]
+    if python and run(python, "-c", "import torch.distributed")[0] == 0:
+        runs["PyTorch DDP (gloo)"] = [python, HERE / "torch_ddp.py", RANKS]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def train(command):
+            weights = pathlib.Path(folder, "weights")
+            out = output(*command, 20, TEXT, weights)
+            values = array.array("d")
+            values.frombytes(weights.read_bytes())
+            return losses(out), values, re.search(r"step time: (\S+) ms", out)[1]
+
+        alone_losses, alone_weights, time = train([program, "threads", 1])
+        assert alone_losses[-1] < alone_losses[0] - 0.1 and len(alone_losses) == 20, alone_losses
+        print(f"{'1 rank':24} {time} ms a step")
+        for name, command in runs.items():
+            some_losses, weights, time = train(command)
+            apart = max(abs(x - y) / x for x, y in zip(alone_losses, some_losses)), distance(alone_weights, weights)
+            print(f"{f'{RANKS} ranks, {name}':24} {time} ms a step; from 1 rank, losses differ by {apart[0]:.1e}, weights by {apart[1]:.1e}")
+            assert max(apart) < 1e-6
+    usage_error(program, "threads", 3)
+    usage_error(program, "threads", 1, 1, "no such file")
+
+
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "iris", "torch"):
+    sys.exit(__doc__)
+globals()[sys.argv[1]](*sys.argv[2:])
