@@ -7,6 +7,7 @@ set(layers
     "kernel|plan|net|cuda"
     "collective|bootstrap"
     "shared_memory|message_passing"
+    "simulation"
     "backend|bucket|compress|observe|overlap"
     "reducer"
     "reducer.hpp"

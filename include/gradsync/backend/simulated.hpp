@@ -1,0 +1,184 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "../plan/cost_model.hpp"
+#include "../simulation/communicator.hpp"
+#include "../simulation/engine.hpp"
+#include "../simulation/simulation.hpp"
+#include "host_collectives.hpp"
+#include "run_ranks.hpp"
+
+namespace gradsync::inline v0 {
+
+/// A rank that computes slower than the others (or faster): its compute takes `factor` times as long.
+struct Straggler {
+    int rank = 0;
+    double factor = 1;
+};
+
+/// What is simulated.
+struct SimulatedCluster {
+    plan::Cluster cluster = {};  ///< how many ranks, on which nodes, over which links
+    plan::Algorithm algorithm = plan::Algorithm::ring;
+    std::vector<Straggler> stragglers = {};
+    double jitter = 0;           ///< every compute takes up to this part longer, at random: 0.1 is 10 %
+    std::uint64_t seed = 1;      ///< of the jitter
+    /// Whether collectives move what lies in memory of `allocate`, buckets that is. If not, everything takes the same time, but
+    /// the gradients of thousands of ranks need no memory and no work.
+    bool moves_buckets = true;
+    /// Of every wait: in virtual time, and in real time where a rank keeps all others from going on.
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);
+};
+
+/// Ranks in virtual time: collectives are real, but take the time of a cost model; compute takes what it is said to take. So
+/// real Reducers and policies can be watched on thousands of ranks, on one core, and each run is like any other.
+///
+/// - A collective begins when its last rank has started it and its links are free, one collective at a time: see
+///   simulation::Network. `plan::collective_cost` says how long it takes.
+/// - Ranks have a thread each, and take turns: one runs at a time, so they may share what they capture without locks.
+/// - Sums have the bits of ThreadBackend's. `now()` is the rank's clock, in seconds; nothing else moves it but
+///   `compute()`, and waiting.
+/// - `run_simulated` starts the ranks and returns what the network saw.
+class SimulatedBackend : public detail::HostCollectives<SimulatedBackend, simulation::Engine> {
+public:
+    int rank() const noexcept { return engine_->rank(); }
+    int size() const noexcept { return engine_->size(); }
+
+    /// "4096 simulated ranks on 512 nodes (hierarchical)"
+    std::string describe() const {
+        const simulation::Network& network = engine_->world().network;
+        return std::to_string(size()) + " simulated ranks of " + std::to_string(network.cluster().ranks) + " on " + std::to_string(network.cluster().nodes()) +
+               " nodes (" + std::string(name_of(network.algorithm())) + ")";
+    }
+
+    /// Memory that takes none until it is written; see the concept.
+    collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
+
+    /// This rank's clock, seconds since the simulation began.
+    double now() const { return engine_->now(); }
+
+    /// This rank computes for so many seconds, or as the cluster's stragglers and jitter make of it. Throws
+    /// Error(invalid_argument) where that is negative or not finite.
+    void compute(double seconds) {
+        if (!(seconds >= 0) || !detail::is_finite(seconds))
+            throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds), {.operation = "compute", .rank = world_rank()});
+        engine_->pass(seconds * pace_->next());
+    }
+
+private:
+    friend HostCollectives;
+    template <class F>
+    friend auto run_simulated(const SimulatedCluster& options, F&& f);
+
+    /// How much longer than said a rank computes.
+    class Pace {
+    public:
+        Pace(double factor, double jitter, std::uint64_t seed) : factor_(factor), jitter_(jitter), state_(seed) {}
+
+        double next() noexcept {
+            if (jitter_ == 0) return factor_;
+            std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;  // SplitMix64
+            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+            z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+            return factor_ * (1 + jitter_ * static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53);
+        }
+
+    private:
+        double factor_, jitter_;
+        std::uint64_t state_;
+    };
+
+    SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace) : engine_(std::move(engine)), pace_(std::move(pace)) {}
+
+    int world_rank() const noexcept { return engine_->world_rank(rank()); }
+    const std::shared_ptr<simulation::Engine>& shared_engine() const noexcept { return engine_; }
+    SimulatedBackend join(const collective::Group& group) const {
+        return SimulatedBackend(std::static_pointer_cast<simulation::Engine>(engine_->split(group)), pace_);
+    }
+
+    std::shared_ptr<simulation::Engine> engine_;
+    std::shared_ptr<Pace> pace_;
+};
+
+static_assert(Backend<SimulatedBackend>);
+
+/// What a simulation came to.
+struct SimulatedRun {
+    std::vector<double> rank_seconds;                       ///< each rank's clock at its end
+    std::vector<simulation::CollectiveRecord> collectives;  ///< in the order in which they took their links
+
+    double seconds() const noexcept {
+        double last = 0;
+        for (const double s : rank_seconds) last = detail::larger(last, s);
+        return last;
+    }
+};
+
+/// Runs `f(SimulatedBackend)` for every rank of the cluster and returns when all have returned. Ranks take turns, so that `f` may
+/// write to what it has captured. Exceptions as with `run_threads`. Throws Error(invalid_argument) where there can be no such
+/// cluster.
+template <class F>
+auto run_simulated(const SimulatedCluster& options, F&& f) {
+    plan::check(options.cluster);
+    const auto refuse = [](const std::string& what) { throw Error(Errc::invalid_argument, "run_simulated: " + what, {.operation = "run_simulated"}); };
+    std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
+    for (const Straggler& s : options.stragglers) {
+        if (s.rank < 0 || s.rank >= options.cluster.ranks)
+            refuse("straggler " + std::to_string(s.rank) + " is none of the " + std::to_string(options.cluster.ranks) + " ranks");
+        if (!(s.factor >= 0) || !detail::is_finite(s.factor)) refuse("a straggler's factor must be a finite number of 0 or more, not " + std::to_string(s.factor));
+        factors[static_cast<std::size_t>(s.rank)] = s.factor;
+    }
+    if (!(options.jitter >= 0) || !detail::is_finite(options.jitter)) refuse("jitter must be a finite number of 0 or more, not " + std::to_string(options.jitter));
+    if (options.timeout <= std::chrono::nanoseconds::zero()) refuse("the time limit must be positive");
+
+    const auto world = std::make_shared<simulation::Simulation>(options.cluster, options.algorithm, options.moves_buckets);
+    std::vector<int> ranks;
+    for (int r = 0; r < options.cluster.ranks; ++r) ranks.push_back(r);
+    std::vector<SimulatedBackend> handles;
+    {
+        const auto communicator = std::make_shared<simulation::Communicator>(world, ranks);
+        for (const int r : ranks) {
+            const double factor = factors[static_cast<std::size_t>(r)];
+            world->set_limit(r, options.timeout);
+            handles.push_back(SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
+                                               std::make_shared<SimulatedBackend::Pace>(factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r))));
+        }
+    }
+    const auto take_turns = [&](std::size_t r, auto&& run) {
+        const int rank = static_cast<int>(r);
+        {
+            auto lock = world->scheduler.lock();
+            world->scheduler.enter(lock, rank);
+        }
+        run();
+        const auto lock = world->scheduler.lock();
+        world->scheduler.leave(rank);
+    };
+    std::thread watchman([&] { world->watch(); });
+    struct Relief {
+        simulation::Simulation& world;
+        std::thread& watchman;
+        ~Relief() {
+            world.stop_watching();
+            watchman.join();
+        }
+    } const relief{*world, watchman};
+    detail::run_ranks(std::move(handles), [&](SimulatedBackend backend) { f(std::move(backend)); }, take_turns);
+
+    SimulatedRun result{{}, std::move(world->records)};
+    for (const int r : ranks) result.rank_seconds.push_back(world->scheduler.now(r));
+    return result;
+}
+
+}  // namespace gradsync::inline v0

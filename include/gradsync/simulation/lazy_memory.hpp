@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace gradsync::inline v0::simulation {
+
+/// Zeroed memory, aligned to 64 bytes at least, that takes none as long as nobody writes to it: thousands of ranks can have
+/// buckets each.
+class LazyMemory {
+public:
+    LazyMemory() = default;
+    /// Throws std::bad_alloc.
+    explicit LazyMemory(std::size_t bytes) : bytes_(bytes) {
+        if (bytes == 0) return;
+#if defined(__linux__)
+        data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (data_ == MAP_FAILED) data_ = nullptr;
+#else
+        data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (data_ != nullptr) std::memset(data_, 0, bytes);
+#endif
+        if (data_ == nullptr) throw std::bad_alloc();
+    }
+    LazyMemory(LazyMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    LazyMemory& operator=(LazyMemory&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~LazyMemory() {
+        if (data_ == nullptr) return;
+#if defined(__linux__)
+        ::munmap(data_, bytes_);
+#else
+        std::free(data_);
+#endif
+    }
+
+    void* data() const noexcept { return data_; }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    void* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+}  // namespace gradsync::inline v0::simulation

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "../collective/call.hpp"
+#include "../core/math.hpp"
+#include "../plan/cost_model.hpp"
+
+namespace gradsync::inline v0::simulation {
+
+/// The links of a cluster, each of which carries one collective at a time: what runs between the ranks of one node takes that
+/// node's inner link; what runs between nodes takes the inner and the outer links of all of them.
+class Network {
+public:
+    Network(const plan::Cluster& cluster, plan::Algorithm algorithm)
+        : cluster_(cluster), algorithm_(algorithm), inner_(static_cast<std::size_t>(cluster.nodes())), outer_(inner_.size()) {}
+
+    const plan::Cluster& cluster() const noexcept { return cluster_; }
+    plan::Algorithm algorithm() const noexcept { return algorithm_; }
+    std::size_t node_of(int rank) const noexcept { return static_cast<std::size_t>(rank / cluster_.ranks_per_node); }
+
+    /// A group of ranks, as the network sees it.
+    struct Route {
+        std::vector<std::size_t> nodes;
+        plan::Cluster shape;  ///< as if there was nothing but this group
+
+        bool crosses() const noexcept { return nodes.size() > 1; }
+    };
+
+    /// Groups with another number of ranks on one node than on the next are taken to have one on each, and the slower link.
+    Route route(std::span<const int> world_ranks) const {
+        Route route{{}, cluster_};
+        std::vector<int> on_node(inner_.size());
+        for (const int r : world_ranks) ++on_node[node_of(r)];
+        int each = 0;
+        bool even = true;
+        for (std::size_t node = 0; node < on_node.size(); ++node) {
+            if (on_node[node] == 0) continue;
+            route.nodes.push_back(node);
+            even = even && (each == 0 || each == on_node[node]);
+            each = on_node[node];
+        }
+        route.shape.ranks = static_cast<int>(world_ranks.size());
+        route.shape.ranks_per_node = even ? each : 1;
+        if (!even) route.shape.between = plan::detail::slower(cluster_.between, cluster_.within);
+        return route;
+    }
+
+    struct Slot {
+        double start, end;
+    };
+
+    /// The next collective of this route, that all of its ranks have started by `ready`.
+    Slot reserve(const Route& route, collective::Operation operation, std::size_t bytes, double ready) {
+        double start = ready;
+        for (const std::size_t node : route.nodes) {
+            start = gradsync::detail::larger(start, inner_[node]);
+            if (route.crosses()) start = gradsync::detail::larger(start, outer_[node]);
+        }
+        const double end = start + plan::collective_cost(kind_of(operation), algorithm_, route.shape).seconds(static_cast<double>(bytes));
+        for (const std::size_t node : route.nodes) {
+            inner_[node] = end;
+            if (route.crosses()) outer_[node] = end;
+        }
+        return {start, end};
+    }
+
+private:
+    /// A reduction to one rank costs what a broadcast does, a gather or scatter what an all-gather does, a barrier what an
+    /// all-reduce of nothing does.
+    static plan::Collective kind_of(collective::Operation operation) noexcept {
+        switch (operation) {
+            case collective::Operation::all_reduce:
+            case collective::Operation::barrier: return plan::Collective::all_reduce;
+            case collective::Operation::reduce_scatter: return plan::Collective::reduce_scatter;
+            case collective::Operation::reduce:
+            case collective::Operation::broadcast: return plan::Collective::broadcast;
+            default: return plan::Collective::all_gather;
+        }
+    }
+
+    plan::Cluster cluster_;
+    plan::Algorithm algorithm_;
+    std::vector<double> inner_, outer_;  ///< by node: until when the link is taken
+};
+
+}  // namespace gradsync::inline v0::simulation

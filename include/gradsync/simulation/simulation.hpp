@@ -1,0 +1,135 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../collective/failures.hpp"
+#include "../collective/world.hpp"
+#include "../core/clock.hpp"
+#include "../plan/cost_model.hpp"
+#include "network.hpp"
+#include "scheduler.hpp"
+
+namespace gradsync::inline v0::simulation {
+
+/// One collective, as the network saw it. Times are virtual seconds.
+struct CollectiveRecord {
+    int communicator = 0;      ///< 0: of all ranks; others by the order in which they were made
+    std::uint64_t number = 0;  ///< within the communicator, from 0 on
+    collective::Operation operation = collective::Operation::barrier;
+    std::size_t bytes = 0;     ///< of the whole buffer
+    double first = 0;          ///< when the first rank started it,
+    double ready = 0;          ///< and the last
+    double start = 0, end = 0; ///< on the links
+};
+
+/// What all ranks and communicators of a simulation share.
+class Simulation : collective::OwnState, public collective::World {
+public:
+    Simulation(const plan::Cluster& cluster, plan::Algorithm algorithm, bool moves_buckets)
+        : World(cluster.ranks, state), scheduler(cluster.ranks), network(cluster, algorithm), moves_buckets_(moves_buckets),
+          waits_(static_cast<std::size_t>(cluster.ranks)), limits_(waits_.size()) {
+        scheduler.on_deadlock([this] { end_the_earliest_wait(); });
+    }
+
+    Scheduler scheduler;
+    Network network;
+    std::vector<CollectiveRecord> records;
+    int communicators = 0;  ///< made so far
+
+    /// Ends the simulation on all ranks, if this is the first failure.
+    void fail(const collective::Failure& failure) {
+        World::fail(failure);
+        scheduler.wake_all();
+    }
+
+    // ------------------------------------------------------------------------------------------------------- waiting
+
+    /// What a blocked rank waits for: how to say that it has waited too long.
+    struct Wait {
+        double deadline = Scheduler::endless;
+        std::function<collective::Failure()> complain = {};
+    };
+    /// Blocks the rank until it is woken.
+    void block(Scheduler::Lock& lock, int world_rank, Wait wait) {
+        Wait& own = waits_[static_cast<std::size_t>(world_rank)];
+        own = std::move(wait);
+        scheduler.block(lock, world_rank);
+        own = {};
+    }
+    /// Blocks the rank until a collective has found its place on the links, whichever.
+    void nap(Scheduler::Lock& lock, int world_rank, std::function<collective::Failure()> complain) {
+        nappers_.push_back(world_rank);
+        block(lock, world_rank, {Scheduler::endless, std::move(complain)});
+    }
+    void wake_nappers(double time) {
+        for (const int rank : nappers_) scheduler.wake(rank, time);
+        nappers_.clear();
+    }
+
+    /// How long this rank may keep its turn, in real time: nobody else can see to it that waits end.
+    void set_limit(int world_rank, std::chrono::nanoseconds limit) { limits_[static_cast<std::size_t>(world_rank)] = limit; }
+
+    /// For a thread of its own, until `stop_watching`: ends the simulation where a rank keeps its turn for too long.
+    void watch() {
+        using Clock = std::chrono::steady_clock;
+        Scheduler::Lock lock = scheduler.lock();
+        std::uint64_t turn = scheduler.turn();
+        Clock::time_point since = Clock::now();
+        while (!stopped_.wait_for(lock, std::chrono::milliseconds(20), [&] { return stop_; })) {
+            if (turn != scheduler.turn()) {
+                turn = scheduler.turn();
+                since = Clock::now();
+            } else if (const int rank = scheduler.running(); rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
+                const std::string seconds = std::to_string(std::chrono::duration<double>(limits_[static_cast<std::size_t>(rank)]).count());
+                fail({Errc::timeout, rank,
+                      "rank " + std::to_string(rank) + " has not let others have their turn for " + seconds.substr(0, seconds.find('.') + 3) +
+                          " s; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with set_timeout()"});
+            }
+        }
+    }
+    void stop_watching() {
+        const Scheduler::Lock lock = scheduler.lock();
+        stop_ = true;
+        stopped_.notify_all();
+    }
+
+    // -------------------------------------------------------------------------------------------------------- memory
+
+    /// Is this memory of `allocate` whose contents do not matter?
+    bool is_unmoved(const void* data) const {
+        if (moves_buckets_ || data == nullptr) return false;
+        auto region = regions_.upper_bound(static_cast<const std::byte*>(data));
+        return region != regions_.begin() && static_cast<const std::byte*>(data) < (--region)->second;
+    }
+    void add_region(const void* data, std::size_t bytes) {
+        if (bytes != 0) regions_[static_cast<const std::byte*>(data)] = static_cast<const std::byte*>(data) + bytes;
+    }
+    void remove_region(const void* data) { regions_.erase(static_cast<const std::byte*>(data)); }
+
+private:
+    /// All ranks wait for one another: time passes until the first of them has had enough.
+    void end_the_earliest_wait() {
+        std::size_t first = waits_.size();
+        for (std::size_t r = 0; r < waits_.size(); ++r)
+            if (scheduler.is_blocked(static_cast<int>(r)) && (first == waits_.size() || waits_[r].deadline < waits_[first].deadline)) first = r;
+        if (waits_[first].deadline < Scheduler::endless) scheduler.advance_to(static_cast<int>(first), waits_[first].deadline);
+        fail(waits_[first].complain());
+    }
+
+    bool moves_buckets_;
+    std::vector<Wait> waits_;  ///< by world rank
+    std::vector<int> nappers_;
+    std::vector<std::chrono::nanoseconds> limits_;  ///< by world rank
+    std::condition_variable stopped_;
+    bool stop_ = false;
+    std::map<const std::byte*, const std::byte*> regions_;
+};
+
+}  // namespace gradsync::inline v0::simulation

@@ -1,0 +1,26 @@
+#include <gradsync/backend/simulated.hpp>
+
+#include "conformance/backend.hpp"
+
+namespace {
+
+struct Simulated {
+    using Backend = gradsync::SimulatedBackend;
+    using Memory = gradsync_test::HostMemory;
+    static constexpr int largest = 4;
+    static constexpr bool rank_order = true;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        gradsync::run_simulated({.cluster = {.ranks = size, .between = {1e-5, 1e-9}}, .timeout = limit}, f);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("SimulatedBackend: results") { gradsync_test::check_results<Simulated>(); }
+TEST_CASE("SimulatedBackend: collectives in flight") { gradsync_test::check_in_flight<Simulated>(); }
+TEST_CASE("SimulatedBackend: groups") { gradsync_test::check_groups<Simulated>(); }
+TEST_CASE("SimulatedBackend: failures") { gradsync_test::check_failures<Simulated>(); }
