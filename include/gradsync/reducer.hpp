@@ -20,6 +20,7 @@
 #include "core/math.hpp"
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
+#include "core/requirements.hpp"
 #include "kernel/elementwise.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
@@ -56,15 +57,7 @@ namespace gradsync::inline v0 {
 /// every call says so. The trainer's parameters and gradients outlive the object; it neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
 class Reducer {
-    static_assert(Backend<B>,
-                  "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...): write "
-                  "Reducer<Backend, BucketPolicy, OverlapPolicy>");
-    static_assert(BucketPolicy<Buckets>,
-                  "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, Flat, PerParameter, "
-                  "...): write Reducer<Backend, BucketPolicy, OverlapPolicy>");
-    static_assert(OverlapPolicy<Overlap>,
-                  "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, NoOverlap, ...): write "
-                  "Reducer<Backend, BucketPolicy, OverlapPolicy>");
+    static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>());
 
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice

@@ -1,4 +1,4 @@
-// expect: gradsync: specialise gradsync::parameter_traits for this type, with a static function gradient
+// expect: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
 // errors: 1
 #include <vector>
 

@@ -86,7 +86,8 @@ concept HasBufferTraits = requires(T& t) { buffer_traits<std::remove_const_t<T>>
 template <class T>
 consteval bool owns_memory() {
     if constexpr (HasBufferTraits<T>) {
-        if constexpr (requires { buffer_traits<T>::owns; }) return buffer_traits<T>::owns;
+        using Traits = buffer_traits<std::remove_const_t<T>>;
+        if constexpr (requires { Traits::owns; }) return Traits::owns;
         else return false;
     } else if constexpr (requires(const T& t) { std::data(t); }) {
         using Element = std::remove_pointer_t<decltype(std::data(std::declval<T&>()))>;
@@ -98,7 +99,10 @@ consteval bool owns_memory() {
 
 template <class R>
 consteval void check_buffer_range() {
-    static_assert(Range<R>,
+    static_assert(!std::is_pointer_v<R>,
+                  "gradsync: return or pass a std::span(pointer, count), or host_buffer() or device_buffer() of gradsync/interop/pointer.hpp: "
+                  "a pointer does not say how much lies there");
+    static_assert(Range<R> || std::is_pointer_v<R>,
                   "gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a "
                   "contiguous range such as std::span; see docs/your-own-tensor.md");
     if constexpr (Range<R>) {

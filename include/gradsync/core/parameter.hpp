@@ -78,8 +78,10 @@ concept HasGradient = requires(T& t) { traits_of<T>::gradient(t); };
 
 template <class Extents>
 std::vector<std::size_t> extents(const Extents& shape) {
+    static_assert(Range<const Extents>, "gradsync: return a range of integers from shape(), one for each dimension");
     std::vector<std::size_t> result;
-    for (auto extent : shape) result.push_back(static_cast<std::size_t>(extent));
+    if constexpr (Range<const Extents>)
+        for (auto extent : shape) result.push_back(static_cast<std::size_t>(extent));
     return result;
 }
 
@@ -89,6 +91,20 @@ std::vector<std::size_t> extents(const Extents& shape) {
 template <class T>
 concept Parameter = detail::HasGradient<T> || (std::is_pointer_v<T> && detail::HasGradient<std::remove_pointer_t<T>>);
 
+/// Holds where `static_assert(gradsync::Parameter<T>)` does; where that does not, the compiler says what to add or to mend.
+template <class T>
+consteval bool require_parameter() {
+    if constexpr (!Parameter<T>) {
+        constexpr bool is_not_static = requires(parameter_traits<std::remove_const_t<T>> traits, T& t) { traits.gradient(t); };
+        static_assert(!is_not_static, "gradsync: make gradient() in parameter_traits of this type static");
+        if constexpr (!is_not_static)
+            static_assert(Parameter<T>,
+                          "gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient(T&) that "
+                          "returns a contiguous range, a BufferView or a tensor with buffer_traits; see docs/your-own-tensor.md");
+    }
+    return true;
+}
+
 /// The view of one parameter of any type.
 template <class T>
 ParameterView parameter_view(T& t) {
@@ -97,9 +113,7 @@ ParameterView parameter_view(T& t) {
     } else if constexpr (std::same_as<T, ParameterView> || std::same_as<T, const ParameterView>) {
         return t;
     } else {
-        static_assert(detail::HasGradient<T>,
-                      "gradsync: specialise gradsync::parameter_traits for this type, with a static function "
-                      "gradient(T&) that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
+        static_assert(require_parameter<T>());
         ParameterView view;
         if constexpr (detail::HasGradient<T>) {
             using Traits = detail::traits_of<T>;

@@ -45,7 +45,7 @@ struct buffer_traits<T> {
 
     /// Throws Error(invalid_argument) where a block or map leaves gaps.
     static auto view(T& t) { return view_as<is_writable>(t); }
-    static ConstBufferView view(const T& t) { return view_as<false>(t); }
+    static auto view(const T& t) { return view_as<false>(t); }
 
     static auto shape(const T& t) {
         if constexpr (T::IsVectorAtCompileTime) return std::array{static_cast<std::size_t>(t.size())};

@@ -23,9 +23,7 @@ namespace gradsync::inline v0::detail {
 template <MemorySpace space, class Range>
 std::vector<ParameterView> view_parameters(Range&& parameters) {
     using T = range_element_t<std::remove_reference_t<Range>>;
-    static_assert(Parameter<T>,
-                  "gradsync: specialise gradsync::parameter_traits for this type, with a static function gradient(T&) "
-                  "that returns a contiguous range or a BufferView; see docs/your-own-tensor.md");
+    static_assert(require_parameter<T>());
     std::vector<ParameterView> views;
     if constexpr (Parameter<T>) {
         using Traits = traits_of<std::remove_pointer_t<T>>;

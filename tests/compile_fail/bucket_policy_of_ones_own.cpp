@@ -1,0 +1,38 @@
+// expect 1: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 2: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 3: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 4: gradsync: give this bucket policy a member std::string describe\(\) const
+// expect 5: gradsync: make this bucket policy copyable
+// errors: 1
+#include <memory>
+#include <vector>
+
+#include <gradsync/core/requirements.hpp>
+
+using namespace gradsync;
+
+#ifndef GRADSYNC_EXPECT_FAILURE
+#define GRADSYNC_EXPECT_FAILURE 0
+#endif
+
+struct Pairs {
+#if GRADSYNC_EXPECT_FAILURE == 1
+    std::vector<std::vector<std::size_t>> plan(std::span<const ParameterInfo>, std::span<const std::size_t>) const;  // no BucketPlan
+#elif GRADSYNC_EXPECT_FAILURE == 2
+    BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t>);  // not const
+#elif GRADSYNC_EXPECT_FAILURE == 3
+    BucketPlan plan(std::vector<ParameterInfo>&, std::span<const std::size_t>) const;
+#else
+    BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t>) const;
+#endif
+#if GRADSYNC_EXPECT_FAILURE != 4
+    std::string describe() const;
+#endif
+#if GRADSYNC_EXPECT_FAILURE == 5
+    std::unique_ptr<int> cap;
+#else
+    int cap;
+#endif
+};
+
+static_assert(require_bucket_policy<Pairs>());
