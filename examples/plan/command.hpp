@@ -34,6 +34,8 @@ struct Answer {
 using Question = std::function<Answer()>;
 Question add_batch(CLI::App& app);
 Question add_memory(CLI::App& app);
+Question add_buckets(CLI::App& app);
+Question add_scale(CLI::App& app);
 
 /// Accepts whole numbers from `least` on that 64 bits hold. (CLI11 itself takes larger ones for the largest.)
 inline CLI::Validator whole_number(std::uint64_t least = 1) {

@@ -30,7 +30,9 @@ int run(int argc, char** argv) {
         "What to expect of a data-parallel run before it is started.\n"
         "\n"
         "  gradsync_plan batch --global-tokens 4000000 --sequence 4000 --micro-batch 2 --devices 128\n"
-        "  gradsync_plan memory --ffn-only --d-model 16384 --d-ff 53248 --blocks 126 --batch 1 --sequence 1\n"};
+        "  gradsync_plan memory --ffn-only --d-model 16384 --d-ff 53248 --blocks 126 --batch 1 --sequence 1\n"
+        "  gradsync_plan buckets --gradients 150 --bytes 440000000 --backward-ms 80 --ranks 16 --latency-us 10 --bandwidth 12.5\n"
+        "  gradsync_plan scale --gradients 150 --bytes 440000000 --backward-ms 80 --latency-us 10 --bandwidth 12.5 --plot scale.svg\n"};
     app.name("gradsync_plan")->require_subcommand(1);
     app.get_formatter()->column_width(34);
     for (const char* type : {"UINT", "INT", "FLOAT"}) app.get_formatter()->label(type, "N");
@@ -47,6 +49,8 @@ int run(int argc, char** argv) {
     };
     add("batch", "global batch = micro-batch x accumulation x devices, in whole numbers", add_batch);
     add("memory", "bytes of weights, gradients, optimizer and activations, for each ZeRO stage", add_memory);
+    add("buckets", "which gradients should travel together: the optimum beside the usual rules", add_buckets);
+    add("scale", "efficiency over the number of ranks, and where communication begins to dominate", add_scale);
 
     try {
         app.parse(argc, argv);

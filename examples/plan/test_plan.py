@@ -126,6 +126,88 @@ class Memory(PlanTest):
         self.assertIn("was not drawn", done.stderr.strip().splitlines()[-1])
 
 
+class Buckets(PlanTest):
+    EQUAL = "buckets --gradients 150 --bytes 440000000 --backward-ms 80 --ranks 16 --latency-us 10 --bandwidth 12.5"
+
+    def write(self, text):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        file = pathlib.Path(folder.name) / "result.json"
+        file.write_text(text)
+        return str(file)
+
+    def test_nothing_is_through_before_the_optimum(self):
+        answer = self.ask(self.EQUAL)
+        self.assertAlmostEqual(answer["fixed"], 2 * 15 * 10e-6)
+        self.assertAlmostEqual(answer["per_byte"], 2 * 15 / 16 / 12.5e9)
+        policies = {p["policy"]: p for p in answer["policies"]}
+        self.assertEqual(len(policies["per-parameter"]["bucket_bytes"]), 150)
+        self.assertEqual(policies["flat"]["bucket_bytes"], [440000000])
+        self.assertAlmostEqual(answer["square_root_bucket_bytes"], (440e6 * answer["fixed"] / answer["per_byte"]) ** 0.5)
+        for policy in policies.values():
+            self.assertEqual(sum(policy["bucket_bytes"]), 440000000)
+            self.assertGreaterEqual(policy["finish_seconds"], policies["optimal"]["finish_seconds"])
+            self.assertAlmostEqual(policy["exposed_seconds"], policy["finish_seconds"] - 0.08)
+        self.assertIn("capped 25 MiB", policies)
+
+    def test_a_profile(self):
+        profile = self.write('{"profile": {"fixed": 1e-5, "per_byte": 1e-9, "gradients": [{"ready": 0.1, "bytes": 1000}, {"ready": 0, "bytes": 100000}]}}')
+        answer = self.ask(f"buckets --profile {profile} --caps 1")
+        self.assertEqual(answer["backward_seconds"], 0.1)
+        self.assertEqual(answer["policies"][-1]["policy"], "optimal")
+        self.assertEqual(answer["policies"][-1]["bucket_bytes"], [100000, 1000])
+        self.assertEqual(self.ask(f"buckets --profile {profile} --bandwidth 2")["per_byte"], 0.5e-9)
+
+    def test_refused(self):
+        self.refused("buckets --gradients 150 --bytes 440000000 --backward-ms 80", "--bandwidth is needed")
+        self.refused("buckets --gradients 150 --bytes 440000000 --bandwidth 3", "--backward-ms is needed")
+        self.refused("buckets --bandwidth 3", "which gradients?")
+        self.refused(self.EQUAL + " --ranks 1", "--ranks 1")
+        self.refused(self.EQUAL + " --ranks-per-node 3", "do not fill nodes of 3")
+        self.refused(self.EQUAL + " --bandwidth 0", "--bandwidth")
+        self.refused(self.EQUAL + " --bandwidth nan", "--bandwidth")
+        self.refused(self.EQUAL + " --latency-us -1", "--latency-us")
+        self.refused(self.EQUAL + " --ranks 99999999999", "1073741824")
+        self.refused("buckets --profile /no/such/file", "/no/such/file")
+        self.refused("buckets --profile " + self.write("{}"), "no result of gradsync_train")
+        self.refused("buckets --profile " + self.write("not json"), "no result of gradsync_train")
+        self.refused("buckets --d-model 4000000000 --blocks 2 --vocabulary 4000000000 --backward-ms 1 --bandwidth 1", "64 bits")
+
+
+class Scale(PlanTest):
+    MODEL = ("scale --d-model 64 --blocks 2 --vocabulary 256 --forward-ms 1 --backward-ms 2 --optimizer-ms 0.5 --ranks-per-node 8 "
+             "--latency-us 10 --bandwidth 1 --node-latency-us 2 --node-bandwidth 20 --worlds 8,32,128")
+
+    def test_simulated_reducers_take_what_the_model_says(self):
+        simulated, model = self.ask(self.MODEL + " --simulate"), self.ask(self.MODEL)
+        self.assertEqual([c["policy"] for c in simulated["curves"]],
+                         ["naive", "flat", "overlapped", "capped at 25 MiB", "optimal", "optimal, hierarchical"])
+        for one, other in zip(simulated["curves"], model["curves"]):
+            self.assertEqual([p["ranks"] for p in one["points"]], [8, 32, 128])
+            for a, b in zip(one["points"], other["points"]):
+                self.assertAlmostEqual(a["step_seconds"] / b["step_seconds"], 1, delta=0.005)
+                self.assertLessEqual(b["efficiency"], 1)
+        for point, *others in zip(*(c["points"] for c in reversed(model["curves"][:-1]))):
+            for other in others:
+                self.assertLessEqual(point["step_seconds"], other["step_seconds"] * (1 + 1e-9))
+
+    def test_where_communication_dominates(self):
+        answer = self.ask(self.MODEL)
+        self.assertLess(answer["communication_bound"]["strong"]["data_parallel"], answer["communication_bound"]["weak"]["data_parallel"])
+        self.assertAlmostEqual(answer["ring_latency_wall_25_mib"], (25 << 20) * 1e-9 / 10e-6)
+
+    def test_the_wall_at_512(self):
+        answer = self.ask("scale --gradients 10 --bytes 1000000 --backward-ms 1 --latency-us 5.12 --bandwidth 10 --worlds 8")
+        self.assertAlmostEqual(answer["ring_latency_wall_25_mib"], 512)
+
+    def test_refused(self):
+        self.refused("scale --gradients 10 --bytes 100 --backward-ms 3", "--bandwidth")
+        self.refused(self.MODEL + " --worlds 1", "--worlds")
+        self.refused(self.MODEL + " --worlds 9", "do not fill nodes of 8")
+        self.refused(self.MODEL + " --worlds 65536 --simulate", "16384")
+        self.refused(self.MODEL + " --jitter 0.1", "--simulate")
+
+
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)
     unittest.main()

@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <memory>
+
+#include <gradsync/plan/partition.hpp>
+
+#include "command.hpp"
+#include "gradients.hpp"
+
+namespace gradsync_plan {
+
+namespace {
+
+using Ends = std::vector<std::size_t>;
+
+Ends capped(const std::vector<plan::ReadyGradient>& gradients, double first_cap, double cap) {
+    Ends ends;
+    double bytes = 0;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+        const auto more = static_cast<double>(gradients[i].bytes);
+        if (i > 0 && bytes + more > (ends.empty() ? first_cap : cap)) {
+            ends.push_back(i);
+            bytes = 0;
+        }
+        bytes += more;
+    }
+    ends.push_back(gradients.size());
+    return ends;
+}
+
+std::string milliseconds(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3f", seconds * 1e3);
+    return text;
+}
+
+Answer answer(const std::vector<plan::ReadyGradient>& gradients, plan::CallCost cost, std::vector<double> caps) {
+    const double backward = gradients.back().ready;
+    double total = 0;
+    for (const plan::ReadyGradient& g : gradients) total += static_cast<double>(g.bytes);
+    const double root = plan::square_root_bucket_bytes(total, cost);
+    const double best = plan::finish_time(gradients, plan::optimal_ends(gradients, cost), cost);
+
+    Answer a;
+    a.json = {{"gradients", gradients.size()},       {"bytes", total},
+              {"backward_seconds", backward},        {"fixed", cost.fixed},
+              {"per_byte", cost.per_byte},           {"square_root_bucket_bytes", cost.per_byte > 0 ? Json(root) : Json(nullptr)},
+              {"policies", Json::array()}};
+    Table table{"Buckets that leave while the backward goes on:", {"", "buckets", "largest, MiB", "finish, ms", "exposed, ms", "to optimal"}, {}};
+    const auto add = [&](const std::string& name, const Ends& ends) {
+        std::vector<plan::BucketTime> buckets = plan::buckets_of(gradients, ends);
+        const double finish = plan::schedule(buckets, cost);
+        std::size_t largest = 0;
+        Json sizes = Json::array();
+        for (const plan::BucketTime& b : buckets) {
+            largest = std::max(largest, b.bytes);
+            sizes.push_back(b.bytes);
+        }
+        const double exposed = std::max(0.0, finish - backward);
+        a.json["policies"].push_back({{"policy", name}, {"bucket_bytes", sizes}, {"finish_seconds", finish}, {"exposed_seconds", exposed}, {"to_optimal", finish / best}});
+        char ratio[32];
+        std::snprintf(ratio, sizeof ratio, "%.4f", finish / best);
+        table.rows.push_back({name, grouped(buckets.size()), digits(static_cast<double>(largest) / (1 << 20), 4), milliseconds(finish), milliseconds(exposed), ratio});
+        return finish;
+    };
+    Ends each(gradients.size());
+    for (std::size_t i = 0; i < each.size(); ++i) each[i] = i + 1;
+    add("per-parameter", each);
+    add("flat", {gradients.size()});
+    Curve curve{"capped", {}};
+    constexpr double mib = 1 << 20;
+    for (const double cap : caps) {
+        const double finish = add("capped " + digits(cap) + " MiB", capped(gradients, std::min(cap, 1.0) * mib, cap * mib));
+        curve.points.emplace_back(cap, (finish - backward) * 1e3);
+    }
+    if (cost.per_byte > 0) add("square root", capped(gradients, root, root));
+    const double merged = add("merged greedily", plan::merged_ends(gradients, cost));
+    add("optimal", plan::optimal_ends(gradients, cost));
+    a.tables.push_back({grouped(gradients.size()) + " gradients of " + binary_bytes(static_cast<std::uint64_t>(total)) + ", ready within " + milliseconds(backward) +
+                            " ms; a call of n bytes takes " + digits(cost.fixed * 1e6) + " us + n / " + digits(1e-9 / cost.per_byte, 4) + " GB/s.",
+                        {},
+                        {}});
+    a.tables.push_back(table);
+    a.chart = {"What the step waits for, by the cap of a bucket", "cap, MiB", "exposed, ms", true, false, {curve}};
+    const auto level = [&](const char* name, double finish) {
+        a.chart.curves.push_back({name, {{caps.front(), (finish - backward) * 1e3}, {caps.back(), (finish - backward) * 1e3}}});
+    };
+    level("merged greedily", merged);
+    level("optimal", best);
+    return a;
+}
+
+}  // namespace
+
+Question add_buckets(CLI::App& app) {
+    struct Flags {
+        GradientFlags gradients;
+        ClusterFlags cluster;
+        std::vector<double> caps{1, 2, 5, 10, 25, 50, 100};
+    };
+    const auto f = std::make_shared<Flags>();
+    f->gradients.add(app, true);
+    CLI::Option* const bandwidth = f->cluster.add(app, true);
+    app.add_option("--caps", f->caps, "caps to compare with, MiB")->check(amount(true))->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->capture_default_str();
+    return [f, bandwidth] {
+        const std::vector<plan::ReadyGradient> gradients = f->gradients.gradients();
+        plan::CallCost cost;
+        if (bandwidth->count() != 0) {
+            if (f->cluster.ranks < 2) throw UsageError("--ranks 1: one rank alone sends nothing; give at least 2");
+            cost = plan::collective_cost(plan::Collective::all_reduce, f->cluster.chosen(), f->cluster.cluster(f->cluster.ranks));
+        } else if (f->gradients.has_profile()) {
+            cost = f->gradients.profiled_cost();
+        } else {
+            throw UsageError("--bandwidth is needed: of a node's link, GB/s");
+        }
+        std::vector<double> caps = f->caps;
+        std::sort(caps.begin(), caps.end());
+        return answer(gradients, cost, caps);
+    };
+}
+
+}  // namespace gradsync_plan
