@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 set(gradsync_config_dir ${CMAKE_INSTALL_DATADIR}/cmake/gradsync)
 set(gradsync_pc_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
 
-install(DIRECTORY include/gradsync DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+install(DIRECTORY include/gradsync DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.cu")
 install(TARGETS gradsync EXPORT gradsyncTargets)
 install(EXPORT gradsyncTargets NAMESPACE gradsync:: DESTINATION ${gradsync_config_dir})
 
@@ -17,6 +17,7 @@ write_basic_package_version_file(gradsyncConfigVersion.cmake COMPATIBILITY SameM
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradsyncConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/gradsyncConfigVersion.cmake
         DESTINATION ${gradsync_config_dir})
 install(DIRECTORY cmake/components DESTINATION ${gradsync_config_dir}) # with them, whatever is installed here
+install(FILES cmake/FindNCCL.cmake DESTINATION ${gradsync_config_dir})
 
 file(RELATIVE_PATH gradsync_pc_to_prefix /prefix/${gradsync_pc_dir} /prefix)
 string(REGEX REPLACE "/$" "" gradsync_pc_to_prefix "${gradsync_pc_to_prefix}")

@@ -1,7 +1,4 @@
 // ctest: TIMEOUT 240
-#include <exception>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include <gradsync/backend/tcp.hpp>
@@ -9,6 +6,7 @@
 #include "conformance/backend.hpp"
 #include "support/forked.hpp"
 #include "support/ports.hpp"
+#include "support/rank_threads.hpp"
 
 namespace {
 
@@ -16,41 +14,14 @@ namespace {
 struct TcpThreads {
     using Backend = gradsync::TcpBackend;
     using Memory = gradsync_test::HostMemory;
-    static constexpr int largest = 4;
+    static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
     static constexpr bool rank_order = true;
 
     static bool here(int) { return true; }
 
     template <class F>
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
-        const std::uint16_t port = gradsync_test::free_port();
-        std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size)), echoes(errors.size());
-        std::vector<std::thread> threads;
-        for (int rank = 0; rank < size; ++rank)
-            threads.emplace_back([&, rank] {
-                try {
-                    gradsync::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port}, {.timeout = gradsync_test::ample});
-                    gradsync::TcpBackend backend(rendezvous, {.timeout = limit});
-                    try {
-                        f(gradsync::TcpBackend(backend));
-                    } catch (const std::exception& error) {
-                        backend.fail(error.what());
-                        throw;
-                    } catch (...) {
-                        backend.fail("an exception that is no std::exception");
-                        throw;
-                    }
-                } catch (const gradsync::Error& error) {
-                    const bool by_another = error.context().peer >= 0 && error.context().peer != rank;
-                    (by_another ? echoes : errors)[static_cast<std::size_t>(rank)] = std::current_exception();
-                } catch (...) {
-                    errors[static_cast<std::size_t>(rank)] = std::current_exception();
-                }
-            });
-        for (std::thread& thread : threads) thread.join();
-        for (const auto* kind : {&errors, &echoes})
-            for (const std::exception_ptr& error : *kind)
-                if (error) std::rethrow_exception(error);
+        gradsync_test::run_rank_threads(size, [&](auto& rendezvous) { return gradsync::TcpBackend(rendezvous, {.timeout = limit}); }, f);
     }
 };
 

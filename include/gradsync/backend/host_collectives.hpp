@@ -45,6 +45,16 @@ public:
         engine_.reset();
     }
 
+    /// Makes a stream of a device wait until it is complete, and returns at once; from then on it counts as complete, and its
+    /// buffers belong to what is on the stream. Throws Error if the communicator has failed.
+    template <class Stream>
+        requires requires(Engine& engine, Stream stream) { engine.wait_on(std::uint64_t{}, stream); }
+    void wait_on(Stream stream) {
+        if (!engine_) return;
+        engine_->wait_on(number_, stream);
+        engine_.reset();
+    }
+
 private:
     void swap(NumberedWork& other) noexcept {
         std::swap(engine_, other.engine_);
@@ -55,13 +65,13 @@ private:
     std::uint64_t number_ = 0;
 };
 
-/// What backends whose ranks read host memory have in common: it checks what can be checked on one rank and makes a
+/// What backends have in common that are a handle to an engine: it checks what can be checked on one rank and makes a
 /// `Call` of it. The concept `Backend` says what the calls do. Throws Error(invalid_argument), and then nothing was
 /// communicated.
 ///
-/// Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`, `world_rank()`, and
+/// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`, `world_rank()`, and
 /// `join(group)`, which makes its handle to a new group.
-template <class Derived, class Engine>
+template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class HostCollectives {
     using WorkT = NumberedWork<Engine>;
     using Call = collective::Call;
@@ -69,7 +79,7 @@ class HostCollectives {
 
 public:
     using WorkType = WorkT;
-    static constexpr MemorySpace memory_space = MemorySpace::host;
+    static constexpr MemorySpace memory_space = space;
 
     WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         Call call = reduction(Operation::all_reduce, buffer, buffer, op, contribution);
@@ -109,7 +119,10 @@ public:
         std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
         const Entry own{color, key};
         collective::Group group{.split = self().shared_engine()->next_split(), .color = color};
-        all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
+        if constexpr (space == MemorySpace::host)
+            all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
+        else
+            entries = self().shared_engine()->exchange(own);
 
         // Ordered by (key, rank): each goes before those with a larger key.
         const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
@@ -181,8 +194,9 @@ private:
         };
         if (in.dtype != out.dtype)
             refuse("in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
-        if (in.space != MemorySpace::host || out.space != MemorySpace::host)
-            refuse("this backend reads host memory only; stage device buffers through the host");
+        if (in.space != space || out.space != space)
+            refuse(space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
+                                              : "this backend reads device memory only; use host() for what lies on the host");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0)) refuse("a buffer of more than 0 elements has no memory");
         Call call;
         call.operation = operation;

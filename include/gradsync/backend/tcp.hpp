@@ -46,6 +46,7 @@ public:
 
 private:
     friend HostCollectives;
+    friend class NcclBackend;
 
     explicit TcpBackend(std::shared_ptr<collective::Engine> engine) noexcept : engine_(std::move(engine)) {}
 

@@ -69,7 +69,6 @@ public:
     /// Memory in which collectives are fastest, zeroed, aligned to 64 bytes at least. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
 
-protected:
     /// `own` of all ranks, by rank. Collective.
     template <class T>
         requires std::is_trivially_copyable_v<T>

@@ -23,6 +23,7 @@ enum class Errc {
     gradient_not_ready,    ///< `finish()` with parameters that were not marked ready
     gradient_marked_twice, ///< `mark_ready` once more than the parameter's number of uses
     abandoned,             ///< a collective was dropped before it was complete
+    device_failed,         ///< a device, or the library that drives it, failed on this rank
 };
 
 inline const std::error_category& error_category() noexcept {
@@ -39,6 +40,7 @@ inline const std::error_category& error_category() noexcept {
                 case Errc::gradient_not_ready: return "a gradient is not ready";
                 case Errc::gradient_marked_twice: return "a gradient was marked ready too often";
                 case Errc::abandoned: return "a collective was dropped before it was complete";
+                case Errc::device_failed: return "a device failed";
             }
             return "unknown error";
         }

@@ -154,6 +154,19 @@ private:
     }
 
 public:
+    /// The world ranks that are not known to have started collective n.
+    std::vector<int> missing(std::uint64_t n) {
+        std::lock_guard lock(world_->mutex());
+        return n < heard_ ? std::vector<int>() : missing_of(flight(n));
+    }
+
+    /// What a wait does every few milliseconds, for those that wait elsewhere: ends the world if a rank does not start what this one
+    /// has started, because it has left, or is dead.
+    void look_for_missing() noexcept {
+        std::unique_lock lock(world_->mutex(), std::try_to_lock);
+        if (lock && !world_->failed()) report_missing();
+    }
+
     /// Collective n will not be waited for, and its buffers may be about to go.
     void abandon(std::uint64_t n) noexcept override {
         std::string what;
@@ -351,11 +364,15 @@ private:
 
     void report_timeout() {
         Flight& oldest = flight(std::min(std::max(first_, heard_), next_ - 1));
+        world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), missing_of(oldest), world_rank(rank_), timeout()));
+    }
+
+    std::vector<int> missing_of(const Flight& flight) const {
         std::vector<int> missing;
-        if (!oldest.accepted())
+        if (!flight.accepted())
             for (int r = 0; r < size(); ++r)
-                if (!oldest.arrived(r)) missing.push_back(world_rank(r));
-        world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), missing, world_rank(rank_), timeout()));
+                if (!flight.arrived(r)) missing.push_back(world_rank(r));
+        return missing;
     }
 
     void fail_transport(const std::exception& error) noexcept {

@@ -44,17 +44,17 @@ void check_groups() {
         each_world<L>([&](Backend backend, Findings& findings) {
             const int size = backend.size();
             const int rank = backend.rank();
-            Backend half = backend.split(rank % 2, -rank);  // reversed
+            Backend parity = backend.split(rank % 2, -rank);  // reversed
             const int members = (size - rank % 2 + 1) / 2;
             const int place = members - 1 - rank / 2;
-            findings.check(half.size() == members && half.rank() == place,
-                           at(rank, size) + "became rank " + std::to_string(half.rank()) + " of " + std::to_string(half.size()));
+            findings.check(parity.size() == members && parity.rank() == place,
+                           at(rank, size) + "became rank " + std::to_string(parity.rank()) + " of " + std::to_string(parity.size()));
             Backend same_key = backend.split(7, 0);
             findings.check(same_key.rank() == rank && same_key.size() == size, at(rank, size) + "equal keys do not keep the order");
             Backend alone = backend.split(rank, 0);
             findings.check(alone.rank() == 0 && alone.size() == 1, at(rank, size) + "is not alone");
             for (std::uint64_t i = 0; i < 5; ++i)
-                for (Backend* group : {&half, &same_key, &alone, &backend}) {
+                for (Backend* group : {&parity, &same_key, &alone, &backend}) {
                     const std::string wrong = check_group_sum<Memory>(*group, i, L::rank_order);
                     findings.check(wrong.empty(), at(rank, size) + wrong);
                 }

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "../bootstrap/job.hpp"
+#include "../bootstrap/tcp_rendezvous.hpp"
+#include "../collective/engine.hpp"
+#include "../core/backend.hpp"
+#include "../core/error.hpp"
+#include "host_collectives.hpp"
+#include "nccl_engine.hpp"
+#include "tcp.hpp"
+#include "tcp_engine.hpp"
+
+namespace gradsync::inline v0 {
+
+/// Options of `NcclBackend`.
+struct NcclOptions {
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait and every collective; `set_timeout` changes it
+    cudaStream_t stream = nullptr;  ///< on which buffers are written and read; `set_stream` changes it
+    int device = -1;                ///< -1: the calling thread's
+    int most_ctas = 0;              ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
+    bool registered = false;        ///< memory from `allocate` is NCCL's own, and registered; on all ranks or none
+};
+
+/// Ranks with a device each, among which NCCL moves data.
+///
+/// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, and runs on a
+///   stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
+///   returns at once: the Work counts as complete then, and its buffers are in use until that stream gets there.
+/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. 16-bit types are scaled
+///   before they are added up, and rounded then and in NCCL's sum. Sums are in NCCL's order, not in rank order; in `min` and `max` a NaN
+///   may lose. Means, and the Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
+/// - Beside the data, ranks tell one another over TCP what they start, which nothing on a device waits for: a rank that starts
+///   something else, fails, leaves, dies or reaches its time limit is named on every other, as on the other backends, and what
+///   is under way is aborted. `host()` is those connections as a backend, for what ranks say to one another on the host.
+/// - Ranks are meant to be processes. Where they are threads of one, NCCL may let them read one another's buffers: after a failure,
+///   free none before all have stopped.
+/// - A thread of the library looks after it all every half millisecond. The device of a handle has to be the calling thread's.
+/// - Not in a CUDA graph: its starts cannot be captured yet.
+///
+/// What of this has run on which device is said in docs/gpu.md.
+class NcclBackend : public detail::HostCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
+public:
+    /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error, on every rank.
+    template <Rendezvous R>
+    explicit NcclBackend(R& rendezvous, NcclOptions options = {}) : NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, nullptr) {}
+
+    /// The same over a communicator that is there, of the same ranks in the same order. It stays yours, and outlives this; after a
+    /// failure it is aborted, though, and gone.
+    template <Rendezvous R>
+    static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
+        auto adopted = detail::NcclCommunicator::attach(checked(comm, rendezvous.rank(), rendezvous.size()));
+        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+    }
+    /// The same, and it is the library's from now on.
+    template <Rendezvous R>
+    static NcclBackend take_ownership(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
+        auto adopted = detail::NcclCommunicator::take_ownership(checked(comm, rendezvous.rank(), rendezvous.size()));
+        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+    }
+
+    /// The ranks of the job that the environment tells of (see `Job::from_environment`), each with the device of its local rank.
+    static NcclBackend from_environment(NcclOptions options = {}) {
+        const Job job = Job::from_environment();
+        int devices = 0;
+        cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+        if (options.device < 0) options.device = job.local_rank % devices;
+        cuda::check(cudaSetDevice(options.device), "cudaSetDevice");
+        TcpRendezvous rendezvous(job, {.timeout = options.timeout});
+        return NcclBackend(rendezvous, options);
+    }
+
+    int rank() const noexcept { return engine_->rank(); }
+    int size() const noexcept { return engine_->size(); }
+
+    std::string describe() const {
+        int version = 0;
+        ncclGetVersion(&version);
+        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) +
+               "." + std::to_string(version % 100);
+    }
+
+    /// The stream whose work comes before that of a collective that is started from now on.
+    void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
+    cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
+
+    void set_timeout(std::chrono::nanoseconds limit) {
+        HostCollectives::set_timeout(limit);
+        host_.set_timeout(limit);
+    }
+
+    /// The same ranks, for what they tell one another in host memory. Of the same origin: it fails with this, and this with it.
+    TcpBackend& host() noexcept { return host_; }
+
+    /// Device memory in which collectives are fastest; see the concept.
+    collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
+
+private:
+    friend HostCollectives;
+
+    NcclBackend(std::shared_ptr<message_passing::MessageEngine> control, NcclOptions options, detail::NcclCommunicator* adopted)
+        : engine_(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}
+    explicit NcclBackend(std::shared_ptr<detail::NcclEngine> engine) : engine_(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
+
+    static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control, NcclOptions options,
+                                                           detail::NcclCommunicator* adopted) {
+        if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
+        const cuda::CurrentDevice current(options.device);
+        const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered};
+        auto world = std::make_shared<detail::NcclWorld>(options.device, control->world().chores());
+        if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(world), std::move(*adopted), settings);
+        return detail::NcclEngine::make(control, std::move(world), settings);
+    }
+
+    static TcpBackend duplicate_of(message_passing::MessageEngine& control) {
+        collective::Group all{.rank = control.rank()};
+        for (int r = 0; r < control.size(); ++r) all.members.push_back(r);
+        return TcpBackend(control.split(all));
+    }
+
+    static ncclComm_t checked(ncclComm_t comm, int rank, int size) {
+        int own_rank = -1, own_size = -1;
+        if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess || own_rank != rank || own_size != size)
+            throw Error(Errc::invalid_argument,
+                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " + std::to_string(own_size) + ", the rendezvous of rank " +
+                            std::to_string(rank) + " of " + std::to_string(size) + "; both must have the same ranks in the same order",
+                        {.operation = "NcclBackend", .rank = rank});
+        return comm;
+    }
+
+    int world_rank() const noexcept { return engine_->world_rank(rank()); }
+    const std::shared_ptr<detail::NcclEngine>& shared_engine() const noexcept { return engine_; }
+    NcclBackend join(const collective::Group& group) { return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group))); }
+
+    std::shared_ptr<detail::NcclEngine> engine_;
+    TcpBackend host_;
+};
+
+static_assert(Backend<NcclBackend>);
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,372 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../collective/engine.hpp"
+#include "../collective/failures.hpp"
+#include "../collective/vigil.hpp"
+#include "../collective/waiting.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../cuda/runtime.hpp"
+#include "../message_passing/message_engine.hpp"
+#include "nccl_channel.hpp"
+#include "nccl_communicator.hpp"
+#include "nccl_world.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// A communicator whose data NCCL moves, on a stream of its own, between buffers of devices.
+///
+/// Beside every collective goes a message from each rank to each that says what it has started (`control`, on the host, which nothing
+/// on a device waits for). So ranks that do not fit, stay away, leave or die are noticed and named, as on every other backend; what
+/// NCCL has under way is aborted then, on every rank.
+class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::Chore {
+    using Clock = std::chrono::steady_clock;
+    using Call = collective::Call;
+    using MessageEngine = message_passing::MessageEngine;
+
+public:
+    static constexpr std::size_t slots = 128;  ///< collectives under way before a start has to wait; fewer than `control` takes
+
+    struct Settings {
+        cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
+        int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
+        bool registered = false;         ///< memory from `allocate` is registered with NCCL
+    };
+
+    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<NcclWorld> world, NcclCommunicator comm, Settings settings)
+        : control_(std::move(control)), world_(std::move(world)), settings_(settings), compute_(settings.compute),
+          channel_(std::move(comm), control_->rank(), control_->size(), slots), ready_(cuda::make_event()), started_(slots) {
+        for (Started& started : started_) {
+            started.begin = cuda::make_event();
+            started.end = cuda::make_event();
+        }
+        control_->world().chores().enlist(*this);
+    }
+    /// What was handed over to a stream may still be under way: that is waited for, up to the time limit.
+    ~NcclEngine() override {
+        control_->world().chores().dismiss(*this);
+        const auto deadline = Clock::now() + timeout();
+        while (!world().failed() && cudaStreamQuery(channel_.stream()) == cudaErrorNotReady && Clock::now() < deadline)
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+        const std::lock_guard lock(mutex_);
+        if (world().failed() || cudaStreamQuery(channel_.stream()) == cudaErrorNotReady) channel_.communicator().abort();
+    }
+
+    /// One for the ranks of `control`, of whom all call this.
+    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<NcclWorld> world, Settings settings) {
+        ncclUniqueId id{};
+        if (control->rank() == 0)
+            if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
+                const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code), {.operation = "ncclGetUniqueId"});
+                control->fail({Errc::peer_failed, control->world_rank(0), error.what()});
+                throw error;
+            }
+        id = control->exchange(id).front();
+        const auto deadline = Clock::now() + control->timeout();
+        collective::World& state = control->world();
+        try {
+            auto comm = NcclCommunicator::make(id, control->rank(), control->size(), settings.most_ctas, [&] {
+                control->progress();
+                return !state.failed() && Clock::now() < deadline;
+            });
+            return std::make_shared<NcclEngine>(std::move(control), std::move(world), std::move(comm), settings);
+        } catch (const Error& error) {
+            if (!control) throw;
+            const int self = control->world_rank(control->rank());
+            control->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
+            throw collective::as_error(state.failure(), collective::Operation::barrier, self);
+        }
+    }
+
+    int rank() const noexcept override { return control_->rank(); }
+    int size() const noexcept override { return control_->size(); }
+    int world_rank(int rank) const noexcept override { return control_->world_rank(rank); }
+    collective::World& world() const noexcept override { return control_->world(); }
+    const std::shared_ptr<MessageEngine>& control() const noexcept { return control_; }
+
+    std::chrono::nanoseconds timeout() const noexcept override { return control_->timeout(); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override { control_->set_timeout(limit); }
+    std::size_t next_split() noexcept override { return control_->next_split(); }
+
+    cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
+    void set_compute_stream(cudaStream_t stream) noexcept { compute_.store(stream, std::memory_order_relaxed); }
+
+    std::uint64_t start(const Call& call) override {
+        NcclChannel::check(call);
+        for (;;) {
+            std::uint64_t oldest;
+            {
+                std::lock_guard lock(mutex_);
+                if (next_ - first_ == slots) advance();
+                if (next_ - first_ < slots) {
+                    if (!world().failed()) return begin(call);
+                    break;
+                }
+                oldest = first_;
+            }
+            wait(oldest);
+        }
+        throw_failure(call.operation);
+    }
+
+    void progress() noexcept override { try_advance(); }
+    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // nothing is done on the host's time
+
+    bool test(std::uint64_t n) override {
+        collective::Operation operation;
+        {
+            std::lock_guard lock(mutex_);
+            advance();
+            if (n < first_) return true;
+            operation = at(n).call.operation;
+        }
+        if (world().failed()) throw_failure(operation);
+        return false;
+    }
+
+    /// The host waits.
+    void wait(std::uint64_t n) override {
+        std::uint64_t met;
+        Call call;
+        {
+            std::lock_guard lock(mutex_);
+            advance();
+            if (n < first_) return;
+            met = at(n).met;
+            call = at(n).call;
+        }
+        try {
+            control_->wait(met);  // finds out who is missing
+        } catch (...) {
+            become_quiet();
+            throw;
+        }
+        collective::Backoff backoff(world().cores_are_shared, std::chrono::microseconds(50));
+        collective::Vigil vigil;
+        for (;;) {
+            {
+                std::lock_guard lock(mutex_);
+                advance();
+                if (n < first_) return;
+            }
+            if (world().failed()) throw_failure(call.operation);
+            if (backoff.patient() || vigil.begun())
+                vigil.look(timeout(), [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
+            backoff.wait_a_little(world().bell, [&] { return world().failed(); });
+        }
+    }
+
+    /// `stream` waits, the host does not. The time limit holds all the same: from when the collective's turn has come on its own stream.
+    void wait_on(std::uint64_t n, cudaStream_t stream) {
+        std::unique_lock lock(mutex_);
+        if (n >= first_) {
+            const collective::Operation operation = at(n).call.operation;
+            if (world().failed()) {
+                lock.unlock();
+                throw_failure(operation);
+            }
+            cuda::check(cudaStreamWaitEvent(stream, at(n).end.get(), 0), "cudaStreamWaitEvent");
+        }
+    }
+
+    void abandon(std::uint64_t n) noexcept override {
+        std::string what;
+        {
+            std::lock_guard lock(mutex_);
+            if (n < first_) return;
+            advance();
+            if (n < first_) return;
+            what = collective::name_of(at(n).call, n);
+        }
+        fail(collective::abandoned(what, world_rank(rank())));
+    }
+
+    void fail(const collective::Failure& failure) noexcept override {
+        control_->fail(failure);
+        become_quiet();
+    }
+
+    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+        Settings settings = settings_;
+        settings.compute = compute_stream();
+        return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), world_, settings);
+    }
+
+    /// What ranks tell one another on the host. Collective.
+    template <class T>
+    std::vector<T> exchange(const T& own) {
+        return control_->exchange(own);
+    }
+
+    collective::Memory allocate(std::size_t bytes) override {
+        if (bytes == 0) return {};
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+        if (settings_.registered) return allocate_registered(bytes);
+#endif
+        return collective::Memory::of(cuda::DeviceMemory(bytes));
+    }
+
+private:
+    struct Started {
+        Call call;
+        std::uint64_t number = 0;
+        std::uint64_t met = 0;          ///< number of the meeting in which all ranks say what they have started
+        cuda::Event begin, end;
+        Clock::time_point begun_at{};   ///< when its turn on the stream was seen to have come
+    };
+
+    // All below: under the mutex.
+
+    Started& at(std::uint64_t n) noexcept { return started_[n % slots]; }
+
+    std::uint64_t begin(const Call& call) {
+        Started& started = at(next_);
+        Call met = call;
+        met.elsewhere = true;
+        started.call = call;
+        started.number = next_;
+        started.begun_at = {};
+        started.met = control_->start(met);
+        try {
+            cuda::order(compute_stream(), channel_.stream(), ready_);
+            cuda::check(cudaEventRecord(started.begin.get(), channel_.stream()), "cudaEventRecord");
+            // NCCL may have to wait for the others, to connect with them.
+            channel_.launch(call, static_cast<std::size_t>(next_ % slots), [this, &started, deadline = Clock::now() + timeout()] {
+                look_after_ranks();
+                if (Clock::now() >= deadline) world().fail(timed_out(started));
+                return !world().failed();
+            });
+            cuda::check(cudaEventRecord(started.end.get(), channel_.stream()), "cudaEventRecord");
+        } catch (const Error& error) {
+            fail_device(collective::name_of(call, next_), error.what());
+        }
+        world_->wake();
+        return next_++;
+    }
+
+    /// What is over is over in the order of its start: it is one stream.
+    void advance() noexcept {
+        if (world().failed()) return abort();
+        try {
+            for (; first_ < next_; ++first_) {
+                Started& oldest = at(first_);
+                if (!cuda::is_over(oldest.end) || !control_->test(oldest.met)) return;
+            }
+        } catch (const Error& error) {
+            if (!world().failed()) fail_device("the device's work", error.what());
+        }
+    }
+
+    void try_advance() noexcept override {
+        {
+            std::unique_lock lock(mutex_, std::try_to_lock);
+            if (!lock) return control_->progress();
+            advance();
+            if (first_ != next_) look_after(at(first_));
+            if (world().failed()) abort();
+        }
+        if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->fail(world().failure());
+    }
+
+    /// What a host that does not wait would not notice.
+    void look_after(Started& oldest) noexcept {
+        look_after_ranks();
+        if (world().failed()) return;
+        if (const std::string problem = channel_.communicator().problem(); !problem.empty()) return fail_device(collective::name_of(oldest.call, first_), problem);
+        if (cudaEventQuery(oldest.begin.get()) != cudaSuccess) return;  // its turn has not come: the device computes
+        const auto now = Clock::now();
+        if (oldest.begun_at == Clock::time_point{}) oldest.begun_at = now;
+        if (now - oldest.begun_at >= timeout()) world().fail(timed_out(oldest));
+    }
+
+    void look_after_ranks() noexcept {
+        control_->progress();
+        const auto now = Clock::now();
+        if (now < next_look_) return;
+        next_look_ = now + std::chrono::milliseconds(5);
+        control_->look_for_missing();
+    }
+
+    collective::Failure timed_out(const Started& started) const {
+        return collective::timed_out(collective::name_of(started.call, started.number), control_->missing(started.met), world_rank(rank()), timeout());
+    }
+
+    void fail_device(const std::string& what, const std::string& why) noexcept {
+        const int self = world_rank(rank());
+        world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
+        abort();
+    }
+
+    void abort() noexcept { channel_.communicator().abort(); }
+
+    // Without the mutex.
+
+    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a while.
+    void become_quiet() noexcept {
+        const auto deadline = Clock::now() + std::chrono::seconds(10);
+        for (;;) {
+            {
+                std::lock_guard lock(mutex_);
+                abort();
+                if (channel_.communicator().aborted() && cudaStreamQuery(channel_.stream()) != cudaErrorNotReady) return;
+            }
+            if (Clock::now() > deadline) return;
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+
+    [[noreturn]] void throw_failure(collective::Operation operation) {
+        control_->fail(world().failure());  // the others hear of it
+        become_quiet();
+        throw collective::as_error(world().failure(), operation, world_rank(rank()));
+    }
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+    /// Memory in which NCCL works without copies of its own, where the links between devices allow.
+    collective::Memory allocate_registered(std::size_t bytes) {
+        void* data = nullptr;
+        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess) throw_nccl_error(code, "ncclMemAlloc", nullptr);
+        auto memory = std::shared_ptr<void>(data, [](void* address) { ncclMemFree(address); });
+        cuda::check(cudaMemset(data, 0, bytes), "cudaMemset");
+        cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+        void* handle = nullptr;
+        {
+            std::lock_guard lock(mutex_);
+            if (world().failed()) return collective::Memory(memory);
+            channel_.communicator().settle(ncclCommRegister(channel_.communicator().get(), data, bytes, &handle), "ncclCommRegister", [this] { return !world().failed(); });
+        }
+        return collective::Memory(std::shared_ptr<void>(data, [memory, handle, engine = weak_from_this()](void*) {
+            const auto alive = engine.lock();
+            if (!alive) return;  // registrations go with the communicator
+            std::lock_guard lock(alive->mutex_);
+            if (!alive->world().failed()) ncclCommDeregister(alive->channel_.communicator().get(), handle);
+        }));
+    }
+#endif
+
+    const std::shared_ptr<MessageEngine> control_;
+    const std::shared_ptr<NcclWorld> world_;
+    const Settings settings_;
+    std::atomic<cudaStream_t> compute_;
+
+    std::mutex mutex_;
+    NcclChannel channel_;
+    cuda::Event ready_;
+    std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo slots
+    std::uint64_t first_ = 0;       ///< all below are complete
+    std::uint64_t next_ = 0;
+    Clock::time_point next_look_{};
+    std::atomic<bool> told_{false};  ///< the others know of the failure
+};
+
+}  // namespace gradsync::inline v0::detail

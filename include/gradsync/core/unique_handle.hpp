@@ -1,0 +1,34 @@
+#pragma once
+
+#include <utility>
+
+namespace gradsync::inline v0 {
+
+/// Owns what a C library knows by a handle. Traits: `Handle`, a value that is compared and copied; `none`, the handle of
+/// nothing; `close(handle)`, which does not throw.
+template <class Traits>
+class UniqueHandle {
+public:
+    using Handle = typename Traits::Handle;
+
+    UniqueHandle() = default;
+    explicit UniqueHandle(Handle handle) noexcept : handle_(handle) {}
+    UniqueHandle(UniqueHandle&& other) noexcept : handle_(other.release()) {}
+    UniqueHandle& operator=(UniqueHandle&& other) noexcept {
+        UniqueHandle(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~UniqueHandle() {
+        if (*this) Traits::close(handle_);
+    }
+
+    Handle get() const noexcept { return handle_; }
+    explicit operator bool() const noexcept { return handle_ != Traits::none; }
+    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, Traits::none); }
+    void swap(UniqueHandle& other) noexcept { std::swap(handle_, other.handle_); }
+
+private:
+    Handle handle_ = Traits::none;
+};
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,192 @@
+#pragma once
+
+// For nvcc only. See passes.hpp for what the passes promise.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace gradsync::inline v0::cuda::kernels {
+
+// -------------------------------------------------------------------------------------------------------------- elements
+
+/// What elements of type T are computed in.
+template <class T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class A, class T>
+__device__ A widen(T x) {
+    if constexpr (std::is_same_v<T, __half>) return static_cast<A>(__half2float(x));
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>) return static_cast<A>(__bfloat162float(x));
+    else return static_cast<A>(x);
+}
+
+/// Rounded once, to nearest, also from double to 16 bits.
+template <class T, class A>
+__device__ T narrow(A x) {
+    if constexpr (std::is_same_v<T, __half>) {
+        if constexpr (std::is_same_v<A, double>) return __double2half(x);
+        else return __float2half_rn(x);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        if constexpr (std::is_same_v<A, double>) return __double2bfloat16(x);
+        else return __float2bfloat16_rn(x);
+    } else {
+        return static_cast<T>(x);
+    }
+}
+
+/// `n` elements that are loaded and stored at once.
+template <class T, int n>
+struct alignas(n * sizeof(T)) Pack {
+    T elements[n];
+};
+
+/// Elements that a thread takes at a time: 16 bytes of the wider type.
+template <class A, class B>
+inline constexpr int pack_size = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
+
+inline constexpr int threads = 256;
+
+// --------------------------------------------------------------------------------------------------------- element by element
+
+/// to[i] = f(from[i], to[i]) for packs, then for single elements.
+template <class To, class From, class F>
+__global__ void __launch_bounds__(threads) transform_packs(To* to, const From* from, std::size_t packs, F f) {
+    constexpr int n = pack_size<To, From>;
+    auto* const to_packs = reinterpret_cast<Pack<To, n>*>(to);
+    const auto* const from_packs = reinterpret_cast<const Pack<From, n>*>(from);
+    const F ready = f.prepared();
+    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < packs; i += gridDim.x * std::size_t{threads}) {
+        Pack<To, n> out;
+        if constexpr (F::reads_to) out = to_packs[i];
+        if (ready.reads_from()) {
+            const Pack<From, n> in = from_packs[i];
+#pragma unroll
+            for (int k = 0; k < n; ++k) out.elements[k] = ready(in.elements[k], out.elements[k]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < n; ++k) out.elements[k] = To();
+        }
+        to_packs[i] = out;
+    }
+}
+template <class To, class From, class F>
+__global__ void __launch_bounds__(threads) transform_elements(To* to, const From* from, std::size_t count, F f) {
+    const F ready = f.prepared();
+    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < count; i += gridDim.x * std::size_t{threads})
+        to[i] = ready.reads_from() ? ready(from[i], to[i]) : To();
+}
+
+/// What a transformation is, if it says nothing else.
+struct Plain {
+    static constexpr bool reads_to = false;
+    __device__ bool reads_from() const { return true; }
+};
+
+template <class To>
+struct Convert : Plain {
+    __device__ Convert prepared() const { return *this; }
+    template <class From>
+    __device__ To operator()(From x, To) const { return narrow<To>(widen<Accumulator<From>>(x)); }
+};
+
+template <class To>
+struct Add : Plain {
+    static constexpr bool reads_to = true;
+    using A = Accumulator<To>;
+    __device__ Add prepared() const { return *this; }
+    template <class From>
+    __device__ To operator()(From x, To y) const { return narrow<To>(widen<A>(y) + widen<A>(x)); }
+};
+
+template <class T>
+struct Scale : Plain {
+    Accumulator<T> factor;
+    __device__ Scale prepared() const { return *this; }
+    __device__ T operator()(T x, T) const { return narrow<T>(widen<Accumulator<T>>(x) * factor); }
+};
+
+/// The factor lies on the device: it is read once a thread.
+template <class T>
+struct ScaleBy : Plain {
+    const double* source;
+    Accumulator<T> factor;
+    __device__ ScaleBy prepared() const { return {{}, source, static_cast<Accumulator<T>>(*source)}; }
+    __device__ bool reads_from() const { return factor != 0; }
+    __device__ T operator()(T x, T) const { return narrow<T>(widen<Accumulator<T>>(x) * factor); }
+};
+
+template <class T>
+struct Clamp : Plain {
+    Accumulator<T> limit;
+    __device__ Clamp prepared() const { return *this; }
+    __device__ T operator()(T x, T) const {
+        const auto value = widen<Accumulator<T>>(x);
+        return value > limit ? narrow<T>(limit) : value < -limit ? narrow<T>(-limit) : x;  // a NaN is neither
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------- norms
+
+/// The sum over all threads of a block, in one order; valid on thread 0.
+__device__ inline double block_sum(double value) {
+    __shared__ double of_warps[threads / 32];
+    for (int distance = 16; distance > 0; distance /= 2) value += __shfl_down_sync(0xffffffffu, value, distance);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    __syncthreads();
+    double sum = 0;
+    if (threadIdx.x == 0)
+        for (int w = 0; w < threads / 32; ++w) sum += of_warps[w];
+    __syncthreads();
+    return sum;
+}
+
+template <class T>
+__device__ double thread_sum(const void* data, std::size_t count) {
+    const T* const elements = static_cast<const T*>(data);
+    constexpr int n = pack_size<T, T>;
+    // Single elements up to the first pack, packs, single elements.
+    const std::size_t ragged = (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 / sizeof(T), before = ragged < count ? ragged : count;
+    const std::size_t packs = (count - before) / n, after = before + packs * n;
+    const auto square = [](T x) {
+        const double value = widen<double>(x);
+        return value * value;
+    };
+    double sum = 0;
+    if (threadIdx.x < before) sum += square(elements[threadIdx.x]);
+    const auto* const whole = reinterpret_cast<const Pack<T, n>*>(elements + before);
+    for (std::size_t i = threadIdx.x; i < packs; i += threads) {
+        const Pack<T, n> pack = whole[i];
+#pragma unroll
+        for (int k = 0; k < n; ++k) sum += square(pack.elements[k]);
+    }
+    if (after + threadIdx.x < count) sum += square(elements[after + threadIdx.x]);
+    return sum;
+}
+
+/// One block of threads for one block of elements.
+template <class = void>  // so that several files may include it
+__global__ void __launch_bounds__(threads) sums_of_squares(const NormBlock* blocks, double* sums) {
+    const NormBlock block = blocks[blockIdx.x];
+    double sum = 0;
+    switch (block.dtype) {
+        case DType::f16: sum = thread_sum<__half>(block.data, block.count); break;
+        case DType::bf16: sum = thread_sum<__nv_bfloat16>(block.data, block.count); break;
+        case DType::f64: sum = thread_sum<double>(block.data, block.count); break;
+        default: sum = thread_sum<float>(block.data, block.count); break;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+template <class = void>
+__global__ void mean_factor(MeanFactor* cell, double scale) {
+    const double factor = cell->weight == 0 ? 0 : scale / cell->weight;
+    cell->factor = factor;
+    cell->factor32 = static_cast<float>(factor);
+}
+
+}  // namespace gradsync::inline v0::cuda::kernels

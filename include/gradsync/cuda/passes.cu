@@ -1,0 +1,101 @@
+// The passes of passes.hpp: the one file of the library that nvcc compiles. Link the target gradsync::cuda, or compile it into a program:
+//     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
+
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 554  // a conversion that is never called, of a view to its own type
+#endif
+#include <gradsync/cuda/passes.hpp>
+#include <gradsync/cuda/runtime.hpp>
+
+#include <gradsync/cuda/kernels.cuh>
+
+namespace gradsync::inline v0::cuda {
+
+namespace {
+
+/// Calls `use` with a null pointer to the element type of a floating dtype.
+template <class Use>
+void with_type(DType dtype, const char* pass, Use&& use) {
+    switch (dtype) {
+        case DType::f16: return use(static_cast<__half*>(nullptr));
+        case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
+        case DType::f32: return use(static_cast<float*>(nullptr));
+        case DType::f64: return use(static_cast<double*>(nullptr));
+        default:
+            throw Error(Errc::invalid_argument, std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)), {.operation = pass});
+    }
+}
+
+/// Enough blocks to fill every device; threads take more than one piece where there is more.
+unsigned blocks_for(std::size_t pieces) {
+    constexpr std::size_t most = 132 * 16;
+    const std::size_t blocks = (pieces + kernels::threads - 1) / kernels::threads;
+    return static_cast<unsigned>(blocks < most ? blocks : most);
+}
+
+template <class To, class From, class F>
+void transform(To* to, const From* from, std::size_t count, F f, const char* pass, cudaStream_t stream) {
+    if (count == 0) return;
+    constexpr std::size_t n = kernels::pack_size<To, From>;
+    const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
+    const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
+    if (packs != 0) kernels::transform_packs<<<blocks_for(packs), kernels::threads, 0, stream>>>(to, from, packs, f);
+    if (const std::size_t done = packs * n; done != count)
+        kernels::transform_elements<<<blocks_for(count - done), kernels::threads, 0, stream>>>(to + done, from + done, count - done, f);
+    check(cudaGetLastError(), pass);
+}
+
+}  // namespace
+
+void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
+    if (from.dtype == to.dtype) {
+        if (to.bytes() != 0 && to.data != from.data) check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
+        return;
+    }
+    with_type(from.dtype, "convert", [&]<class From>(From*) {
+        with_type(to.dtype, "convert", [&]<class To>(To*) {
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert", stream);
+        });
+    });
+}
+
+void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
+    with_type(from.dtype, "add", [&]<class From>(From*) {
+        with_type(to.dtype, "add", [&]<class To>(To*) {
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add", stream);
+        });
+    });
+}
+
+void scale(BufferView buffer, double factor, cudaStream_t stream) {
+    with_type(buffer.dtype, "scale", [&]<class T>(T*) {
+        auto* const data = static_cast<T*>(buffer.data);
+        transform(data, data, buffer.count, kernels::Scale<T>{{}, static_cast<kernels::Accumulator<T>>(factor)}, "scale", stream);
+    });
+}
+
+void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
+    with_type(to.dtype, "scale_by", [&]<class T>(T*) {
+        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}}, "scale_by", stream);
+    });
+}
+
+void clamp(BufferView buffer, double limit, cudaStream_t stream) {
+    with_type(buffer.dtype, "clamp", [&]<class T>(T*) {
+        auto* const data = static_cast<T*>(buffer.data);
+        transform(data, data, buffer.count, kernels::Clamp<T>{{}, static_cast<kernels::Accumulator<T>>(limit)}, "clamp", stream);
+    });
+}
+
+void sums_of_squares(const NormBlock* blocks, std::size_t count, double* sums, cudaStream_t stream) {
+    if (count == 0) return;
+    kernels::sums_of_squares<><<<static_cast<unsigned>(count), kernels::threads, 0, stream>>>(blocks, sums);
+    check(cudaGetLastError(), "sums_of_squares");
+}
+
+void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream) {
+    kernels::mean_factor<><<<1, 1, 0, stream>>>(cell, scale);
+    check(cudaGetLastError(), "mean_factor");
+}
+
+}  // namespace gradsync::inline v0::cuda

@@ -1,0 +1,37 @@
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 240
+// NcclBackend under the suite that every backend passes, over a CUDA runtime and an NCCL of our own (support/fake): its own order
+// of calls, waits, failures and aborts, without a device. backend_nccl_test.cpp runs it on one.
+#include <gradsync/backend/nccl.hpp>
+
+#include "conformance/backend.hpp"
+#include "support/device_memory.hpp"
+#include "support/fake/fake.hpp"
+#include "support/rank_threads.hpp"
+
+namespace {
+
+/// `looks`: for how many looks each call of NCCL's is in progress.
+template <int looks, bool registered = false>
+struct FakeDevices {
+    using Backend = gradsync::NcclBackend;
+    using Memory = gradsync_test::DeviceMemory;
+    static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
+    static constexpr bool rank_order = false;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        gradsync_fake::be_slow(looks);
+        gradsync_test::run_rank_threads(
+            size, [&](auto& rendezvous) { return gradsync::NcclBackend(rendezvous, {.timeout = limit, .registered = registered}); }, f);
+        CHECK(gradsync_fake::misuses() == 0);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("NcclBackend over a fake: results") { gradsync_test::check_results<FakeDevices<0>>(); }
+TEST_CASE("NcclBackend over a fake: collectives in flight") { gradsync_test::check_in_flight<FakeDevices<3>>(); }
+TEST_CASE("NcclBackend over a fake: groups") { gradsync_test::check_groups<FakeDevices<2, true>>(); }
+TEST_CASE("NcclBackend over a fake: failures") { gradsync_test::check_failures<FakeDevices<1>>(); }

@@ -1,0 +1,260 @@
+#include "fake.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "census.hpp"
+
+namespace {
+
+using gradsync_fake::census;
+
+/// Something that happens once.
+class Happening {
+public:
+    void happen() {
+        const std::lock_guard lock(mutex_);
+        happened_ = true;
+        changed_.notify_all();
+    }
+    bool happened() {
+        const std::lock_guard lock(mutex_);
+        return happened_;
+    }
+    void await() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return happened_; });
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool happened_ = false;
+};
+
+class Worker {
+public:
+    void put(std::function<void()> work) {
+        const std::lock_guard lock(mutex_);
+        queue_.push_back(std::move(work));
+        changed_.notify_one();
+    }
+    bool idle() {
+        const std::lock_guard lock(mutex_);
+        return queue_.empty() && !working_;
+    }
+    void close() {
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+        changed_.notify_one();
+    }
+    /// Goes on after close() until all is done.
+    void run() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            changed_.wait(lock, [&] { return closed_ || !queue_.empty(); });
+            if (queue_.empty()) return;
+            auto work = std::move(queue_.front());
+            queue_.pop_front();
+            working_ = true;
+            lock.unlock();
+            work();
+            work = nullptr;
+            lock.lock();
+            working_ = false;
+        }
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::function<void()>> queue_;
+    bool working_ = false, closed_ = false;
+};
+
+std::shared_ptr<Worker> new_worker() {
+    auto worker = std::make_shared<Worker>();
+    std::thread([worker] { worker->run(); }).detach();
+    return worker;
+}
+
+/// Every thread has a default stream of its own.
+struct DefaultStream {
+    std::shared_ptr<Worker> worker = new_worker();
+    ~DefaultStream() { worker->close(); }
+};
+
+std::mutex failures_mutex;
+std::map<std::string, cudaError_t> failures;
+
+cudaError_t planned(const char* call) {
+    const std::lock_guard lock(failures_mutex);
+    const auto found = failures.find(call);
+    if (found == failures.end()) return cudaSuccess;
+    const cudaError_t code = found->second;
+    failures.erase(found);
+    return code;
+}
+
+}  // namespace
+
+struct CUstream_st {
+    std::shared_ptr<Worker> worker = new_worker();
+};
+
+struct CUevent_st {
+    std::mutex mutex;
+    std::shared_ptr<Happening> recorded;
+};
+
+namespace {
+
+Worker& worker_of(cudaStream_t stream) {
+    thread_local DefaultStream own;
+    return stream == nullptr ? *own.worker : *stream->worker;
+}
+
+cudaError_t finish(cudaStream_t stream) {
+    Happening over;
+    worker_of(stream).put([&] { over.happen(); });
+    over.await();
+    return cudaSuccess;
+}
+
+template <class T>
+cudaError_t allocate(T** data, std::size_t bytes) {
+    *data = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
+    if (*data != nullptr) std::memset(*data, 0xa5, bytes);
+    ++census().memories;
+    return cudaSuccess;
+}
+cudaError_t release(void* data) {
+    if (data != nullptr) --census().memories;
+    std::free(data);
+    return cudaSuccess;
+}
+
+}  // namespace
+
+namespace gradsync_fake {
+
+void enqueue(cudaStream_t stream, std::function<void()> work) { worker_of(stream).put(std::move(work)); }
+
+void fail_next(const std::string& call, cudaError_t code) {
+    const std::lock_guard lock(failures_mutex);
+    failures[call] = code;
+}
+
+Census& census() {
+    static Census only;
+    return only;
+}
+
+int living() { return census().streams + census().events + census().memories + census().communicators; }
+
+std::string describe_living() {
+    return std::to_string(census().streams) + " streams, " + std::to_string(census().events) + " events, " + std::to_string(census().memories) + " blocks of memory, " +
+           std::to_string(census().communicators) + " communicators";
+}
+
+Busy::Busy(cudaStream_t stream) {
+    auto over = std::make_shared<Happening>();
+    enqueue(stream, [over] { over->await(); });
+    release_ = [over] { over->happen(); };
+}
+Busy::~Busy() { release_(); }
+
+}  // namespace gradsync_fake
+
+extern "C" {
+
+const char* cudaGetErrorString(cudaError_t code) { return code == cudaSuccess ? "no error" : code == cudaErrorMemoryAllocation ? "out of memory" : "a fake error"; }
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+    if (const cudaError_t code = planned("cudaMalloc")) return code;
+    return allocate(data, bytes);
+}
+cudaError_t cudaFree(void* data) { return release(data); }
+cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes); }
+cudaError_t cudaFreeHost(void* data) { return release(data); }
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    worker_of(stream).put([=] { std::memmove(to, from, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+    return finish(nullptr);
+}
+cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
+    worker_of(stream).put([=] { std::memset(data, value, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
+    cudaMemsetAsync(data, value, bytes, nullptr);
+    return finish(nullptr);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+    *stream = new CUstream_st;
+    ++census().streams;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    stream->worker->close();
+    --census().streams;
+    delete stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return worker_of(stream).idle() ? cudaSuccess : cudaErrorNotReady; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return finish(stream); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    std::shared_ptr<Happening> recorded;
+    {
+        const std::lock_guard lock(event->mutex);
+        recorded = event->recorded;
+    }
+    if (recorded) worker_of(stream).put([recorded] { recorded->await(); });
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = new CUevent_st;
+    ++census().events;
+    return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    --census().events;
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (const cudaError_t code = planned("cudaEventRecord")) return code;
+    auto recorded = std::make_shared<Happening>();
+    {
+        const std::lock_guard lock(event->mutex);
+        event->recorded = recorded;
+    }
+    worker_of(stream).put([recorded] { recorded->happen(); });
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (const cudaError_t code = planned("cudaEventQuery")) return code;
+    const std::lock_guard lock(event->mutex);
+    return !event->recorded || event->recorded->happened() ? cudaSuccess : cudaErrorNotReady;
+}
+
+}  // extern "C"

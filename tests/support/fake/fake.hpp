@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <functional>
+#include <string>
+
+/// A CUDA runtime and an NCCL of our own, linked in place of the real ones, so that what drives them can be tested where there is no
+/// device: "device" memory is the host's, a stream is a thread that does one thing after another, ranks are threads. What they do
+/// is right and slow. What a real NCCL cannot be asked for they do too: hang, fail, be slow.
+
+namespace gradsync_fake {
+
+/// Does `work` when all that was put on the stream before is done.
+void enqueue(cudaStream_t stream, std::function<void()> work);
+
+/// What exists now: streams, events, blocks of memory, communicators. 0 at the end, or something leaks.
+int living();
+/// "2 streams, 1 event"
+std::string describe_living();
+
+/// Calls that NCCL forbids: on a communicator whose last call is in progress, or after it was destroyed.
+int misuses();
+
+/// From now on a call of NCCL is in progress for so many looks.
+void be_slow(int looks);
+
+/// The communicator of rank `rank` of the newest world that has as many ranks fails asynchronously.
+void fail_asynchronously(int size, int rank, ncclResult_t code);
+
+/// From now on the next call of the runtime with this name fails so; once.
+void fail_next(const std::string& call, cudaError_t code);
+
+/// While it lives, whatever comes to a stream after it waits: a device that computes.
+class Busy {
+public:
+    explicit Busy(cudaStream_t stream);
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+    ~Busy();
+
+private:
+    std::function<void()> release_;
+};
+
+}  // namespace gradsync_fake

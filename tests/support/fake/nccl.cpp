@@ -1,0 +1,394 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <gradsync/kernel/reduce.hpp>
+
+#include "census.hpp"
+#include "fake.hpp"
+
+namespace {
+
+using gradsync_fake::census;
+
+enum class Kind { all_reduce, reduce, broadcast, reduce_scatter, all_gather };
+
+/// What one rank brings to a collective.
+struct Part {
+    Kind kind;
+    const void* in;
+    void* out;
+    std::size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t op;       ///< the kind of operation: one of NCCL's own, or ncclNumOps for all scaled sums
+    const void* scalar;   ///< of a scaled sum
+    int root;
+    std::vector<std::byte> sent = {};  ///< the elements as they travel: no rank reads another's memory
+    double factor = 1;                 ///< the scalar
+
+    bool fits(const Part& other) const {
+        return kind == other.kind && count == other.count && type == other.type && op == other.op && root == other.root;
+    }
+};
+
+struct Meeting {
+    std::vector<std::unique_ptr<Part>> parts;
+    std::size_t arrived = 0, computed = 0;
+};
+
+struct World {
+    explicit World(int size_) : size(size_) {}
+    const int size;
+    std::mutex mutex;
+    std::condition_variable changed;
+    int joined = 0;
+    std::map<std::uint64_t, std::shared_ptr<Meeting>> meetings;
+    std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
+    std::vector<ncclComm*> comms;
+};
+
+std::mutex registry_mutex;
+std::map<std::uint64_t, std::shared_ptr<World>> registry;
+std::uint64_t next_id = 1;
+std::atomic<int> misuse_count{0}, slowness{0};
+
+}  // namespace
+
+struct ncclComm {
+    std::shared_ptr<World> world;
+    int rank;
+    std::uint64_t next = 0;
+    std::atomic<bool> aborted{false};
+    std::atomic<int> looks_left{0};
+    std::atomic<int> error{ncclSuccess};
+    std::vector<std::pair<const void*, bool>> scalars;  // and whether on the device
+};
+
+namespace {
+
+/// Communicators that were handed out, so that calls on others are noticed; their memory stays for that.
+std::mutex living_mutex;
+std::set<ncclComm*> living_comms;
+
+ncclComm* used(ncclComm_t comm) {
+    const std::lock_guard lock(living_mutex);
+    if (!living_comms.contains(comm)) {
+        ++misuse_count;
+        return nullptr;
+    }
+    if (comm->looks_left > 0) ++misuse_count;
+    return comm;
+}
+
+ncclResult_t begun(ncclComm* comm) {
+    comm->looks_left = slowness.load();
+    return comm->looks_left > 0 ? ncclInProgress : ncclSuccess;
+}
+
+using Task = std::function<void()>;
+thread_local int group_depth = 0;
+thread_local std::vector<std::pair<cudaStream_t, Task>> grouped;
+
+ncclResult_t issue(ncclComm* comm, cudaStream_t stream, Task task) {
+    if (group_depth > 0) {
+        grouped.emplace_back(stream, std::move(task));
+        return ncclSuccess;
+    }
+    gradsync_fake::enqueue(stream, std::move(task));
+    return begun(comm);
+}
+
+std::size_t width(ncclDataType_t type) {
+    switch (type) {
+        case ncclInt8:
+        case ncclUint8: return 1;
+        case ncclFloat16:
+        case ncclBfloat16: return 2;
+        case ncclInt32:
+        case ncclUint32:
+        case ncclFloat32: return 4;
+        default: return 8;
+    }
+}
+
+gradsync::DType dtype(ncclDataType_t type) {
+    using gradsync::DType;
+    switch (type) {
+        case ncclInt8: return DType::i8;
+        case ncclUint8: return DType::u8;
+        case ncclInt32: return DType::i32;
+        case ncclUint32: return DType::u32;
+        case ncclInt64: return DType::i64;
+        case ncclUint64: return DType::u64;
+        case ncclFloat16: return DType::f16;
+        case ncclBfloat16: return DType::bf16;
+        case ncclFloat64: return DType::f64;
+        default: return DType::f32;
+    }
+}
+
+std::vector<std::byte> combined(const std::vector<std::unique_ptr<Part>>& parts, std::size_t first, std::size_t count) {
+    const Part& own = *parts[0];
+    std::vector<std::byte> result(count * width(own.type));
+    void* const out = result.data();
+    std::vector<const void*> inputs;
+    std::vector<double> scales;
+    for (const auto& part : parts) {
+        inputs.push_back(part->sent.data() + first * width(own.type));
+        if (own.op == ncclNumOps) scales.push_back(part->factor);
+    }
+    gradsync::kernel::Reduction reduction;
+    reduction.inputs = inputs;
+    reduction.scales = scales;
+    reduction.outputs = {&out, 1};
+    reduction.count = count;
+    reduction.dtype = dtype(own.type);
+    using gradsync::ReduceOp;
+    reduction.op = own.op == ncclMin ? ReduceOp::min : own.op == ncclMax ? ReduceOp::max : own.op == ncclProd ? ReduceOp::product : own.op == ncclNumOps ? ReduceOp::mean : ReduceOp::sum;
+    reduction.factor = 1;
+    gradsync::kernel::reduce(reduction);
+    return result;
+}
+
+/// Done on a stream. Ranks that do not fit one another hang until they are aborted, as the real one's do.
+void meet(ncclComm* comm, std::uint64_t number, Part part) {
+    World& world = *comm->world;
+    const std::size_t bytes = part.count * width(part.type);
+    if (part.kind != Kind::broadcast || comm->rank == part.root) {
+        const auto* const from = static_cast<const std::byte*>(part.in);
+        part.sent.assign(from, from + bytes * (part.kind == Kind::reduce_scatter ? static_cast<std::size_t>(world.size) : 1));
+    }
+    if (part.scalar != nullptr) part.factor = part.type == ncclFloat64 ? *static_cast<const double*>(part.scalar) : static_cast<double>(*static_cast<const float*>(part.scalar));
+    std::unique_lock lock(world.mutex);
+    auto& place = world.meetings[number];
+    if (!place) {
+        place = std::make_shared<Meeting>();
+        place->parts.resize(static_cast<std::size_t>(world.size));
+    }
+    const std::shared_ptr<Meeting> meeting = place;
+    meeting->parts[static_cast<std::size_t>(comm->rank)] = std::make_unique<Part>(part);
+    ++meeting->arrived;
+    world.changed.notify_all();
+    const auto all = static_cast<std::size_t>(world.size);
+    const auto fits = [&] { return std::all_of(meeting->parts.begin(), meeting->parts.end(), [&](const auto& other) { return other->fits(part); }); };
+    world.changed.wait(lock, [&] { return comm->aborted || (meeting->arrived == all && fits()); });
+    if (comm->aborted) return;
+    lock.unlock();
+
+    const auto& parts = meeting->parts;
+    std::vector<std::byte> result;
+    switch (part.kind) {
+        case Kind::all_reduce: result = combined(parts, 0, part.count); break;
+        case Kind::reduce:
+            if (comm->rank == part.root) result = combined(parts, 0, part.count);
+            break;
+        case Kind::reduce_scatter: result = combined(parts, static_cast<std::size_t>(comm->rank) * part.count, part.count); break;
+        case Kind::broadcast: result = parts[static_cast<std::size_t>(part.root)]->sent; break;
+        case Kind::all_gather:
+            for (const auto& other : parts) result.insert(result.end(), other->sent.begin(), other->sent.end());
+    }
+
+    lock.lock();
+    ++meeting->computed;
+    world.changed.notify_all();
+    world.changed.wait(lock, [&] { return comm->aborted || meeting->computed == all; });
+    if (comm->aborted) return;
+    world.meetings.erase(number);
+    lock.unlock();
+    if (!result.empty()) std::memmove(part.out, result.data(), result.size());
+}
+
+ncclResult_t collective(ncclComm_t handle, cudaStream_t stream, Part part) {
+    ncclComm* const comm = used(handle);
+    if (comm == nullptr) return ncclInvalidArgument;
+    part.scalar = nullptr;
+    if (part.op >= ncclNumOps) {
+        part.scalar = comm->scalars[static_cast<std::size_t>(part.op - ncclNumOps)].first;
+        part.op = ncclNumOps;
+    }
+    return issue(comm, stream, [comm, number = comm->next++, part] { meet(comm, number, part); });
+}
+
+}  // namespace
+
+namespace gradsync_fake {
+
+int misuses() { return misuse_count; }
+void be_slow(int looks) { slowness = looks; }
+
+void fail_asynchronously(int size, int rank, ncclResult_t code) {
+    const std::lock_guard lock(registry_mutex);
+    for (auto it = registry.rbegin(); it != registry.rend(); ++it)
+        if (it->second->size == size && it->second->joined == size) {
+            for (ncclComm* comm : it->second->comms)
+                if (comm->rank == rank) comm->error = code;
+            return;
+        }
+}
+
+}  // namespace gradsync_fake
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
+const char* ncclGetErrorString(ncclResult_t code) { return code == ncclSuccess ? "no error" : code == ncclRemoteError ? "remote process exited or there was a network error" : "a fake error"; }
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+    const std::lock_guard lock(registry_mutex);
+    std::memset(id, 0, sizeof *id);
+    std::memcpy(id->internal, &next_id, sizeof next_id);
+    ++next_id;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+    if (config->blocking != 0) ++misuse_count;
+    std::uint64_t number = 0;
+    std::memcpy(&number, id.internal, sizeof number);
+    const std::lock_guard lock(registry_mutex);
+    auto& world = registry[number];
+    if (!world) world = std::make_shared<World>(size);
+    auto* const comm = new ncclComm;
+    comm->world = world;
+    comm->rank = rank;
+    {
+        const std::lock_guard world_lock(world->mutex);
+        ++world->joined;
+        world->comms.push_back(comm);
+    }
+    {
+        const std::lock_guard living_lock(living_mutex);
+        living_comms.insert(comm);
+    }
+    ++census().communicators;
+    *handle = comm;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* code) {
+    {
+        const std::lock_guard lock(living_mutex);
+        if (!living_comms.contains(comm)) return ++misuse_count, ncclInvalidArgument;
+    }
+    bool joined;
+    {
+        const std::lock_guard lock(comm->world->mutex);
+        joined = comm->world->joined == comm->world->size;
+    }
+    if (comm->looks_left > 0) --comm->looks_left;
+    *code = comm->error != ncclSuccess ? static_cast<ncclResult_t>(comm->error.load()) : !joined || comm->looks_left > 0 ? ncclInProgress : ncclSuccess;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) { return *rank = comm->rank, ncclSuccess; }
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) { return *count = comm->world->size, ncclSuccess; }
+
+ncclResult_t ncclCommFinalize(ncclComm_t handle) {
+    ncclComm* const comm = used(handle);
+    return comm == nullptr ? ncclInvalidArgument : begun(comm);
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    if (used(comm) == nullptr) return ncclInvalidArgument;
+    {
+        const std::lock_guard lock(living_mutex);
+        living_comms.erase(comm);
+    }
+    --census().communicators;
+    return ncclSuccess;  // the memory stays, see living_comms
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    {
+        const std::lock_guard lock(living_mutex);
+        if (living_comms.erase(comm) == 0) return ++misuse_count, ncclInvalidArgument;
+    }
+    const std::lock_guard lock(comm->world->mutex);
+    comm->aborted = true;
+    comm->world->changed.notify_all();
+    --census().communicators;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    return collective(comm, stream, {Kind::all_reduce, in, out, count, type, op, nullptr, 0});
+}
+ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+    return collective(comm, stream, {Kind::reduce, in, out, count, type, op, nullptr, root});
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+    return collective(comm, stream, {Kind::broadcast, in, out, count, type, ncclSum, nullptr, root});
+}
+ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    return collective(comm, stream, {Kind::reduce_scatter, in, out, count, type, op, nullptr, 0});
+}
+ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+    return collective(comm, stream, {Kind::all_gather, in, out, count, type, ncclSum, nullptr, 0});
+}
+ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, int to, ncclComm_t handle, cudaStream_t stream) {
+    ncclComm* const comm = used(handle);
+    if (comm == nullptr) return ncclInvalidArgument;
+    return issue(comm, stream, [=] {
+        const std::lock_guard lock(comm->world->mutex);
+        const auto* const from = static_cast<const std::byte*>(in);
+        comm->world->mail[{comm->rank, to}].emplace_back(from, from + count * width(type));
+        comm->world->changed.notify_all();
+    });
+}
+ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int from, ncclComm_t handle, cudaStream_t stream) {
+    ncclComm* const comm = used(handle);
+    if (comm == nullptr) return ncclInvalidArgument;
+    return issue(comm, stream, [=] {
+        std::unique_lock lock(comm->world->mutex);
+        auto& mail = comm->world->mail[{from, comm->rank}];
+        // One of another length hangs.
+        comm->world->changed.wait(lock, [&] { return comm->aborted || (!mail.empty() && mail.front().size() == count * width(type)); });
+        if (comm->aborted) return;
+        if (!mail.front().empty()) std::memcpy(out, mail.front().data(), mail.front().size());
+        mail.pop_front();
+    });
+}
+
+ncclResult_t ncclGroupStart() { return ++group_depth, ncclSuccess; }
+ncclResult_t ncclGroupEnd() {
+    if (--group_depth > 0) return ncclSuccess;
+    std::map<cudaStream_t, std::vector<Task>> batches;
+    for (auto& [stream, task] : grouped) batches[stream].push_back(std::move(task));
+    grouped.clear();
+    for (auto& [stream, tasks] : batches)
+        gradsync_fake::enqueue(stream, [batch = std::move(tasks)] {
+            for (const Task& task : batch) task();
+        });
+    return ncclSuccess;
+}
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t, ncclScalarResidence_t residence, ncclComm_t handle) {
+    ncclComm* const comm = used(handle);
+    if (comm == nullptr) return ncclInvalidArgument;
+    if (residence != ncclScalarDevice) ++misuse_count;
+    *op = static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(comm->scalars.size()));
+    comm->scalars.emplace_back(scalar, true);
+    return ncclSuccess;
+}
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
+
+ncclResult_t ncclMemAlloc(void** data, std::size_t bytes) { return cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclMemFree(void* data) { return cudaFree(data), ncclSuccess; }
+ncclResult_t ncclCommRegister(ncclComm_t comm, void* data, std::size_t, void** handle) {
+    if (used(comm) == nullptr) return ncclInvalidArgument;
+    return *handle = data, ++census().communicators, ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(ncclComm_t comm, void*) {
+    if (used(comm) == nullptr) return ncclInvalidArgument;
+    return --census().communicators, ncclSuccess;
+}
+
+}  // extern "C"
