@@ -254,17 +254,21 @@ private:
         return next_++;
     }
 
-    /// What is over is over in the order of its start: it is one stream.
+    /// What is over is over in the order of its start: it is one stream. What came before a failure counts, as long as nothing was
+    /// aborted, and NCCL has nothing to say against it.
     void advance() noexcept {
-        if (world().failed()) return abort();
         try {
-            for (; first_ < next_; ++first_) {
+            for (; first_ < next_ && channel_.communicator().get() != nullptr; ++first_) {
                 Started& oldest = at(first_);
-                if (!cuda::is_over(oldest.end) || !control_->test(oldest.met)) return;
+                if (!cuda::is_over(oldest.end)) break;
+                if (const std::string problem = channel_.communicator().problem(); !problem.empty())
+                    return fail_device(collective::name_of(oldest.call, first_), problem);
+                if (!control_->test(oldest.met)) break;
             }
         } catch (const Error& error) {
-            if (!world().failed()) fail_device("the device's work", error.what());
+            if (!world().failed()) return fail_device("the device's work", error.what());
         }
+        if (world().failed()) abort();
     }
 
     void try_advance() noexcept override {

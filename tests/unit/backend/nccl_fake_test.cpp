@@ -159,15 +159,18 @@ TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
     on_ranks(2, [&](NcclBackend comm) {
         DeviceMemory data(floats(10, 1));
         comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
-        comm.host().barrier().wait();
         if (comm.rank() == 1) {
+            comm.host().barrier().wait();
             gradsync_fake::fail_next("cudaMalloc", cudaErrorMemoryAllocation);
             const auto error = error_of([&] { comm.allocate(100); });
             findings.check(error && error->errc() == Errc::device_failed && gradsync_test::mentions(*error, "cudaMalloc: out of memory"), error ? error->what() : "nothing");
             comm.fail(error->what());
             return;
         }
-        const auto error = error_of([&] { comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait(); });
+        const auto error = error_of([&] {
+            comm.host().barrier().wait();  // all memory that this rank needs is there
+            comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
+        });
         findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1 && gradsync_test::mentions(*error, "out of memory"), error ? error->what() : "nothing");
     });
 }
