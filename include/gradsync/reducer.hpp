@@ -26,6 +26,8 @@
 #include "overlap/overlap_backward.hpp"
 #include "reducer/complaints.hpp"
 #include "reducer/contribution.hpp"
+#include "reducer/deferred_gather.hpp"
+#include "reducer/exchange.hpp"
 #include "reducer/exposure.hpp"
 #include "reducer/failure_latch.hpp"
 #include "reducer/flight.hpp"
@@ -55,11 +57,16 @@ namespace gradsync::inline v0 {
 /// ranks call them in the same order. Threads: `mark_ready` from any thread; everything else from one thread at a
 /// time, when no marks are under way. After an exception the object is of no more use, and so is its communicator;
 /// every call says so. The trainer's parameters and gradients outlive the object; it neither moves nor copies.
-template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
+template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>());
 
     using Clock = std::chrono::steady_clock;
+    using WorkType = typename Exchange::template WorkType<B>;
+    using Flight = detail::Flight<WorkType>;
+    /// `finish()` leaves half of the all-reduce to be waited for.
+    static constexpr bool decoupled = !Exchange::scatters && detail::gathers_in_forward<Overlap>();
+    static constexpr bool scatters = Exchange::scatters || decoupled;
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
 
@@ -68,19 +75,21 @@ public:
     /// gradients are expected to become ready in the reverse of it. Collective. Throws Error(parameter_mismatch),
     /// the same text on every rank, where parameters, policies or options differ.
     template <class Range>
-    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {})
+    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {}, Exchange exchange = {})
         : backend_(std::move(backend)),
           options_(options),
-          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets)),
+          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters),
           readiness_(detail::uses_of(gradients_.parameters()), gradients_.plan()),
+          exchange_(std::move(exchange)),
           flight_(gradients_.plan().size()),
-          norm_(detail::norm_counts(gradients_.parameters())),
           overlap_(std::move(overlap)) {
+        if (options_.gradients == GradientStorage::pooled && !Exchange::scatters)
+            throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         detail::verify<B>(backend_, gradients_.parameters(), gradients_.plan(),
-                          gradients_.describe_policy() + " " + overlap_.describe() + " " + describe(options_));
+                          gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange_.describe() + " " + describe(options_));
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.transport = backend_.describe();
-        statistics_.buckets.resize(gradients_.plan().size());
+        adopt_plan();
         overlap_.attach(background_);
     }
     Reducer(const Reducer&) = delete;
@@ -145,17 +154,21 @@ public:
     /// nest; an exception that passes through leaves nothing switched on.
     class [[nodiscard]] NoSync {
     public:
-        explicit NoSync(std::atomic<int>& depth) noexcept : depth_(depth) { ++depth_; }
-        NoSync(const NoSync&) = delete;
-        NoSync& operator=(const NoSync&) = delete;
-        ~NoSync() { --depth_; }
+        explicit NoSync(std::atomic<int>& depth) noexcept : depth_(&depth) { ++depth; }
+        NoSync(NoSync&& other) noexcept : depth_(std::exchange(other.depth_, nullptr)) {}
+        NoSync& operator=(NoSync&&) = delete;
+        ~NoSync() {
+            if (depth_ != nullptr) --*depth_;
+        }
 
     private:
-        std::atomic<int>& depth_;
+        std::atomic<int>* depth_;
     };
 
     NoSync no_sync() {
         check_usable("no_sync");
+        if (gradients_.pooled())
+            throw_here(Errc::invalid_argument, "no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
         if (flight_.started() != 0)
             throw_here(Errc::invalid_argument, "no_sync", "buckets of this step are in flight already; call finish() first");
         return NoSync(no_sync_depth_);
@@ -171,6 +184,13 @@ public:
             case detail::Readiness::Mark::too_often: refuse_mark(i);
             case detail::Readiness::Mark::ready: break;
         }
+        if constexpr (decoupled)
+            if (gathers_.pending(readiness_.bucket_of(i)))
+                fail(Errc::invalid_argument, "mark_ready", "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()",
+                     name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+        if (gradients_.pooled() && !gradients_.has_memory(readiness_.bucket_of(i)))
+            fail(Errc::invalid_argument, "mark_ready", "'" + name(i) + "' has no memory in this backward; ask for gradient_view(i) before its gradient is written",
+                 name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
         readiness_.used()[i] = 1;
         if (no_sync_depth_.load(std::memory_order_relaxed) != 0) {
             if (options_.accumulation == Accumulation::in_buckets) gradients_.deposit(i);
@@ -222,7 +242,7 @@ public:
         failure_.guard([&] {
             close_step();
             std::lock_guard polling(polling_);
-            flight_.poll();
+            flight_.poll(land_);
             complete = !flight_.in_flight() && used_map_work_.test();
             if (complete) complete_step(begin);
             else exposure_.add(begin, Clock::now());
@@ -232,16 +252,31 @@ public:
 
     // ----------------------------------------------------------------------------------------------- after `finish()`
 
+    /// With `OverlapForward`: returns when gradient i holds the average; before its parameter is stepped and used. With other
+    /// policies it does already. Collectives are not started here: the ranks may call it in any order.
+    void wait_gradient(std::size_t i) {
+        check_index(i, "wait_gradient");
+        if constexpr (decoupled)
+            if (gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "wait_gradient");
+    }
+
+    /// With `OverlapForward`: the same for all gradients; before a validation, a checkpoint, and at the end.
+    void flush() {
+        if constexpr (decoupled)
+            for (std::size_t b = flight_.size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
+    }
+
     /// Where gradient i lives. With GradientStorage::in_buckets, memory of the Reducer's, zero at first, valid until
     /// `rebuild_buckets` returns true.
-    BufferView gradient_view(std::size_t i) const {
+    BufferView gradient_view(std::size_t i) {
         check_index(i, "gradient_view");
+        if (gradients_.pooled() && gradients_.parameter(i).requires_grad) obtain(readiness_.bucket_of(i), "gradient_view");
         return gradients_.gradient(i);
     }
 
     /// The same with its type; T must be the gradient's.
     template <Element T>
-    std::span<T> gradient(std::size_t i) const {
+    std::span<T> gradient(std::size_t i) {
         const BufferView view = gradient_view(i);
         if (view.dtype != dtype_of<T>)
             throw Error(Errc::invalid_argument, "gradient '" + gradients_.parameter(i).name + "' holds " + std::string(name_of(view.dtype)) +
@@ -250,11 +285,27 @@ public:
         return {static_cast<T*>(view.data), view.count};
     }
 
+    /// Where the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
+    /// ones lie in memory of their own, in the accumulator's type.
+    BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
+    /// Pooled gradients: do shards of steps that come add to those that are there, as those of further micro-batches?
+    void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
+    /// Did any rank use parameter i in the last step? (UnusedParameters::agree; otherwise all are used.)
+    bool was_used(std::size_t i) const noexcept { return used_.empty() || used_[i] != 0; }
+    /// Where parameter i lies in its bucket, and how long buckets are, in elements.
+    const detail::BucketLayout& layout() const noexcept { return gradients_.layout(); }
+    std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
+    std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's
+
     /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy. Each rank
     /// reads only its share. Collective, after `finish()`.
     double gradient_norm() {
         check_usable("gradient_norm");
-        return failure_.guard([&] { return norm_.compute(backend_, [&](std::size_t i) { return gradient_view(i); }); });
+        return failure_.guard([&] {
+            return norm_.compute(backend_, [&](std::size_t i, std::size_t b, std::size_t offset, std::size_t count) {
+                return (scatters ? gradients_.shard(b) : gradients_.gradient(i)).subview(offset, count);
+            });
+        });
     }
 
     /// What to multiply gradients by so that their norm is at most `max_norm`: for optimizers that take a factor and
@@ -288,6 +339,7 @@ public:
     bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
+        flush();
         std::vector<std::uint64_t> agreed(gradients_.order().begin(), gradients_.order().end());
         if (backend_.rank() == 0) {
             // Those that were not marked keep their place behind the others.
@@ -304,7 +356,7 @@ public:
         if (!gradients_.reorder(backend_, agreed)) return false;
         readiness_.set_plan(plan());
         flight_.resize(plan().size());
-        statistics_.buckets.assign(plan().size(), {});
+        adopt_plan();
         return true;
     }
 
@@ -335,6 +387,12 @@ public:
     }
 
 private:
+    /// What is to be done with a bucket whose collective is complete.
+    struct Land {
+        Reducer& reducer;
+        void operator()(std::size_t b) { reducer.gradients_.land(b); }
+    };
+
     /// The engine as the overlap policy sees it. What happens in hooks counts as exposed, what a thread of the
     /// policy's does in the background does not.
     template <bool in_hook>
@@ -347,16 +405,36 @@ private:
 
     // ---------------------------------------------------------------------------------------------------- a step
 
-    typename B::WorkType start(std::size_t b) {
+    /// What follows from the plan, when it is made and when it changes.
+    void adopt_plan() {
+        statistics_.buckets.assign(plan().size(), {});
+        if constexpr (decoupled) gathers_.resize(plan().size());
+        const std::vector<std::size_t> counts = detail::norm_counts(gradients_.parameters());
+        if constexpr (scatters) {
+            std::vector<std::vector<detail::ShardSlice>> slices;
+            for (int r = 0; r < backend_.size(); ++r)
+                slices.push_back(detail::shard_slices(plan(), gradients_.layout(), gradients_.infos(), backend_.size(), r));
+            norm_ = detail::GradientNorm(counts, slices, backend_.rank());
+        } else {
+            norm_ = detail::GradientNorm(counts, backend_.size(), backend_.rank());
+        }
+    }
+
+    WorkType exchange(BufferView bucket, ReduceOp op, Contribution own) {
+        if constexpr (decoupled) return ReduceScatter{}.start(backend_, bucket, op, own);
+        else return exchange_.start(backend_, bucket, op, own);
+    }
+
+    WorkType start(std::size_t b) {
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) std::memset(bucket.data, 0, bucket.bytes());
             if (backend_.size() == 1) return {};
-            return backend_.all_reduce(bucket, ReduceOp::sum);
+            return exchange(bucket, ReduceOp::sum, {});
         }
         const Contribution own = detail::contribution_of(options_, backend_.rank(), weight_, has_batch_);
         if (backend_.size() == 1 && own.scale == own.weight && own.scale != 0) return {};  // x w / w
-        return backend_.all_reduce(bucket, ReduceOp::mean, own);
+        return exchange(bucket, ReduceOp::mean, own);
     }
 
     void launch_full_buckets(bool in_hook) {
@@ -376,7 +454,7 @@ private:
         if (!polling_.try_lock()) return;
         std::lock_guard polling(polling_, std::adopt_lock);
         const auto before = backend_.progress_time();
-        flight_.poll();
+        flight_.poll(land_);
         if (!in_hook) return;
         const auto worked = std::chrono::duration_cast<Clock::duration>(backend_.progress_time() - before);
         if (worked == Clock::duration::zero()) return;  // and the clock need not be read
@@ -388,6 +466,17 @@ private:
         for (std::size_t b = flight_.started(); b < flight_.size(); ++b)
             if (!readiness_.full(b)) return false;
         return true;
+    }
+
+    void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
+        if constexpr (decoupled) {
+            if (!gathers_.pending(b)) return;
+            check_usable(operation);
+            const auto begin = Clock::now();
+            failure_.guard([&] { gathers_.wait(b); });
+            gradients_.hand_out(b, [](std::size_t) { return true; });
+            exposure_.add(begin, Clock::now());
+        }
     }
 
     /// All marks are in, or never will be: settles the gradients that are not ready and launches what is left.
@@ -407,7 +496,32 @@ private:
     void settle_all() {
         if (options_.unused == UnusedParameters::agree)
             for (std::size_t i : gradients_.order()) gradients_.keep(i);
-        readiness_.fill_all();
+        for (std::size_t b = flight_.started(); b < flight_.size(); ++b) {
+            if (gradients_.pooled()) obtain(b, "finish");
+            readiness_.fill_all(b, plan().bucket(b));
+        }
+    }
+
+    /// Pooled gradients: memory for bucket b, when those that are in flight have to make room for it.
+    void obtain(std::size_t b, const char* operation) {
+        if (gradients_.has_memory(b)) return;
+        check_usable(operation);
+        failure_.guard([&] {
+            while (!gradients_.obtain(b)) {
+                launch_full_buckets(true);
+                std::lock_guard polling(polling_);
+                if (!flight_.in_flight()) {
+                    if (gradients_.obtain(b)) return;
+                    fail(Errc::invalid_argument, operation,
+                         "there is no memory for bucket " + std::to_string(b) +
+                             ": too many others wait for marks; ask for gradients in the order in which they become ready, or use in_buckets",
+                         name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
+                }
+                const auto begin = Clock::now();
+                flight_.wait(flight_.completed(), land_);
+                exposure_.add(begin, Clock::now());
+            }
+        });
     }
 
     void settle_unready() {
@@ -425,6 +539,7 @@ private:
                 readiness_.used()[i] = 1;
                 if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else {
+                if (gradients_.pooled()) obtain(readiness_.bucket_of(i), "finish");
                 gradients_.keep(i);
                 gradients_.clear(i);
             }
@@ -437,14 +552,23 @@ private:
     void complete_step(Clock::time_point begin) {
         const bool agree = options_.unused == UnusedParameters::agree;
         for (std::size_t b = 0; b < flight_.size(); ++b) {
-            if (b == flight_.completed()) flight_.wait(b);
-            if (!agree) gradients_.hand_out(b, [](std::size_t) { return true; });
+            if (b == flight_.completed()) flight_.wait(b, land_);
+            if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
+        // The next forward starts with the parameters whose gradients came last.
+        if constexpr (decoupled)
+            for (std::size_t b = flight_.size(); b-- > 0;) gathers_.start(backend_, b, gradients_.bucket(b));
         if (agree) {
             used_map_work_.wait();
-            for (std::size_t b = 0; b < flight_.size(); ++b)
-                gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
-            gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
+            if (Exchange::scatters) {
+                used_.assign(readiness_.used().begin(), readiness_.used().end());
+            } else {
+                if constexpr (decoupled)  // what is put back must come after what is gathered
+                    for (std::size_t b = flight_.size(); b-- > 0;) gathers_.wait(b);
+                for (std::size_t b = 0; b < flight_.size(); ++b)
+                    gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
+                gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
+            }
         }
         exposure_.add(begin, Clock::now());
         record_statistics();
@@ -458,6 +582,7 @@ private:
 
     template <class Use>
     void for_gradients(Use&& use) {
+        flush();
         for (std::size_t i : gradients_.order())
             if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);
     }
@@ -529,14 +654,15 @@ private:
              name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
     }
 
-    using Flight = detail::Flight<typename B::WorkType>;
-
     B backend_;
     ReducerOptions options_;
     detail::GradientBuckets<B, Buckets> gradients_;
     detail::Readiness readiness_;
+    Exchange exchange_;
     Flight flight_;
     detail::GradientNorm norm_;
+    std::conditional_t<decoupled, detail::DeferredGather<B>, detail::NoGather> gathers_;
+    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; where gradients are scattered and their use is agreed on
     typename B::WorkType used_map_work_;
     Statistics statistics_;
 
@@ -552,6 +678,7 @@ private:
     detail::Exposure exposure_;
     detail::FailureLatch failure_;
 
+    Land land_{*this};
     Engine<true> hook_{*this};
     Engine<false> background_{*this};
     Overlap overlap_;

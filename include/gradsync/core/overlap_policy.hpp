@@ -40,6 +40,9 @@ static_assert(BucketEngine<EngineArchetype>);
 ///   between whenever gradients of some 16 KiB were marked since it came last.
 /// - `detach()` comes before the engine goes; no call to the engine after it returns.
 /// - `describe()` names the policy; the ranks compare it.
+///
+/// `static constexpr bool gathers_in_forward = true` asks for reduce-scatters in the backward, and all-gathers that go on after
+/// `finish()`.
 template <class P>
 concept OverlapPolicy = std::move_constructible<P> && requires(P& policy, const P& constant, detail::EngineArchetype& engine) {
     policy.attach(engine);
@@ -48,5 +51,15 @@ concept OverlapPolicy = std::move_constructible<P> && requires(P& policy, const 
     policy.detach();
     { constant.describe() } -> std::convertible_to<std::string>;
 };
+
+namespace detail {
+
+template <class P>
+constexpr bool gathers_in_forward() noexcept {
+    if constexpr (requires { P::gathers_in_forward; }) return P::gathers_in_forward;
+    else return false;
+}
+
+}  // namespace detail
 
 }  // namespace gradsync::inline v0

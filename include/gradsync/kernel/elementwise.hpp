@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <type_traits>
 
@@ -8,7 +9,7 @@
 #include "convert.hpp"
 #include "isa.hpp"
 
-/// Passes over one rank's own gradients, in host memory: add, scale, clamp, sum of squares. Floating types;
+/// Passes over one rank's own gradients, in host memory: copy, add, scale, clamp, sum of squares. Floating types;
 /// everything is computed in the accumulator's type and rounded once.
 ///
 /// The loops exist for float and double only: blocks of other types are converted, and stay in the cache meanwhile.
@@ -144,6 +145,14 @@ struct SumOfSquares {
 };
 
 }  // namespace detail
+
+/// to[i] = from[i], converted where the types differ. Same count; the two are the same memory, or do not overlap.
+template <class = void>
+void copy(ConstBufferView from, BufferView to) {
+    if (from.data == to.data || to.count == 0) return;
+    if (from.dtype != to.dtype) convert(from.data, from.dtype, to.data, to.dtype, to.count);
+    else std::memcpy(to.data, from.data, to.bytes());
+}
 
 /// to[i] += from[i], in the accumulator's type of `to`; the two are of the same count and do not overlap.
 template <class = void>

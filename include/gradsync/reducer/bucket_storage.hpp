@@ -7,12 +7,14 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/math.hpp"
 #include "../core/parameter.hpp"
+#include "bucket_layout.hpp"
 
 namespace gradsync::inline v0::detail {
 
-/// The buckets' memory: each one contiguous, all in one allocation, parameters at offsets that are multiples of
-/// 64 bytes (the gaps stay zero). Zeroed at first.
+/// The buckets' memory. Each one is contiguous, all are in one allocation, zeroed at first. Either every bucket has
+/// memory of its own, or there are slots, which buckets take while they need one.
 template <Backend B>
 class BucketStorage {
 public:
@@ -21,51 +23,89 @@ public:
     /// `is_direct(b)`: the bucket is the gradient of its only parameter, in the trainer's memory. Collective, as the
     /// backend's `allocate` is.
     template <class IsDirect>
-    BucketStorage(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::span<const ParameterView> parameters,
-                  IsDirect is_direct)
-        : buckets_(plan.size()), parameters_(infos.size()) {
+    static BucketStorage with_memory(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos,
+                                     std::span<const ParameterView> parameters, IsDirect is_direct) {
+        BucketStorage storage(plan, infos);
         std::size_t total = 0;
-        std::vector<std::size_t> offsets(infos.size());
-        std::vector<std::size_t> starts(plan.size());
-        const auto round_up = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
+        for (std::size_t b = 0; b < plan.size(); ++b)
+            if (!is_direct(b)) total += in_lines(storage.buckets_[b].bytes());
+        storage.allocate(backend, total);
+        auto* next = static_cast<std::byte*>(storage.memory_.data());
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            if (is_direct(b)) continue;
-            starts[b] = total;
-            for (std::size_t i : plan.bucket(b)) {
-                offsets[i] = total;
-                total += round_up(infos[i].bytes());
-            }
-        }
-        memory_ = backend.allocate(total);
-        auto* base = static_cast<std::byte*>(memory_.data());
-        for (std::size_t b = 0; b < plan.size(); ++b) {
-            const ParameterInfo& first = infos[plan.bucket(b).front()];
             if (is_direct(b)) {
-                buckets_[b] = parameters_[plan.bucket(b).front()] = parameters[plan.bucket(b).front()].gradient;
+                storage.rebind(b, plan.bucket(b).front(), parameters[plan.bucket(b).front()].gradient);
                 continue;
             }
-            std::size_t end = starts[b];
-            for (std::size_t i : plan.bucket(b)) {
-                parameters_[i] = {base + offsets[i], infos[i].count, infos[i].dtype, B::memory_space};
-                end = offsets[i] + infos[i].bytes();
-            }
-            buckets_[b] = {base + starts[b], (end - starts[b]) / size_of(first.dtype), first.dtype, B::memory_space};
+            storage.place(b, plan.bucket(b), next);
+            next += in_lines(storage.buckets_[b].bytes());
         }
+        return storage;
     }
 
-    /// What travels. A bucket ends with its last parameter.
+    /// With `slots` slots, each of which can hold any bucket. Collective.
+    static BucketStorage with_slots(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::size_t slots) {
+        BucketStorage storage(plan, infos);
+        std::size_t largest = 0;
+        for (const BufferView& bucket : storage.buckets_) largest = larger(largest, in_lines(bucket.bytes()));
+        storage.allocate(backend, largest * slots);
+        for (std::size_t s = slots; s-- > 0;) storage.free_slots_.push_back(static_cast<std::byte*>(storage.memory_.data()) + s * largest);
+        return storage;
+    }
+
+    /// What travels.
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// Where parameter i lies in its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
+    const BucketLayout& layout() const noexcept { return layout_; }
+    std::size_t bytes() const noexcept { return bytes_; }  ///< of memory
 
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
+
+    // For slots; from one thread at a time. `parameters` are those of bucket b.
+
+    bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
+    /// False if none is free. What the slot holds is what its last bucket left there.
+    bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
+        if (free_slots_.empty()) return false;
+        place(b, parameters, free_slots_.back());
+        free_slots_.pop_back();
+        return true;
+    }
+    void return_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
+        free_slots_.push_back(static_cast<std::byte*>(buckets_[b].data));  // within the capacity that it had at first
+        place(b, parameters, nullptr);
+    }
 
 private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
+    BucketStorage(const BucketPlan& plan, std::span<const ParameterInfo> infos)
+        : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            buckets_[b] = {nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space};
+            for (std::size_t i : plan.bucket(b)) parameters_[i] = {nullptr, infos[i].count, infos[i].dtype, B::memory_space};
+        }
+    }
+
+    static constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
+
+    void allocate(B& backend, std::size_t bytes) {
+        memory_ = backend.allocate(bytes);
+        bytes_ = bytes;
+    }
+
+    void place(std::size_t b, std::span<const std::size_t> parameters, std::byte* memory) noexcept {
+        buckets_[b].data = memory;
+        for (std::size_t i : parameters)
+            parameters_[i].data = memory == nullptr ? nullptr : memory + layout_.offsets[i] * size_of(parameters_[i].dtype);
+    }
+
+    BucketLayout layout_;
     Memory memory_{};
+    std::size_t bytes_ = 0;
     std::vector<BufferView> buckets_;
     std::vector<BufferView> parameters_;
+    std::vector<std::byte*> free_slots_;
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -33,15 +33,17 @@ public:
         started_.store(b + 1, std::memory_order_release);
     }
 
-    /// Advances, never blocks.
-    void poll() {
-        for (std::size_t b = completed(); b < started() && buckets_[b].work.test(); ++b) complete(b);
+    /// Advances, never blocks. `land(b)` is called for each bucket whose collective is found complete.
+    template <class Land>
+    void poll(Land&& land) {
+        for (std::size_t b = completed(); b < started() && buckets_[b].work.test(); ++b) complete(b, land);
     }
 
     /// Returns when bucket b's collective is complete; b is the first that was not known to be.
-    void wait(std::size_t b) {
+    template <class Land>
+    void wait(std::size_t b, Land&& land) {
         buckets_[b].work.wait();
-        complete(b);
+        complete(b, land);
     }
 
     /// For a new plan; nothing is in flight.
@@ -77,8 +79,10 @@ private:
         Clock::time_point launch, end;
     };
 
-    void complete(std::size_t b) noexcept {
+    template <class Land>
+    void complete(std::size_t b, Land&& land) {
         buckets_[b].end = Clock::now();
+        land(b);
         completed_.store(b + 1, std::memory_order_release);
     }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,12 +11,14 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/math.hpp"
 #include "../core/parameter.hpp"
-#include "../kernel/convert.hpp"
+#include "../core/shard_range.hpp"
 #include "../kernel/elementwise.hpp"
 #include "bucket_storage.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
+#include "spin_lock.hpp"
 #include "verification.hpp"
 
 namespace gradsync::inline v0::detail {
@@ -26,8 +29,9 @@ template <Backend B, class Buckets>
 class GradientBuckets {
 public:
     /// Plans, without memory yet. Throws Error where parameters, options and policy do not go together.
-    GradientBuckets(const B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy)
+    GradientBuckets(const B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered)
         : options_(options),
+          scattered_(scattered),
           policy_(std::move(policy)),
           parameters_(std::move(parameters)),
           infos_(bucket_infos(parameters_, options_, B::memory_space, backend.rank())),
@@ -36,7 +40,10 @@ public:
           deposited_(parameters_.size()) {}
 
     /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
-    void allocate(B& backend) { storage_ = make_storage(backend); }
+    void allocate(B& backend) {
+        storage_ = make_storage(backend);
+        allocate_shards(backend);
+    }
 
     const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
     const ParameterView& parameter(std::size_t i) const noexcept { return parameters_[i]; }
@@ -45,6 +52,10 @@ public:
     const BucketPlan& plan() const noexcept { return plan_; }
     std::string describe_policy() const { return policy_.describe(); }
 
+    const std::vector<ParameterInfo>& infos() const noexcept { return infos_; }
+    const BucketLayout& layout() const noexcept { return storage_.layout(); }
+    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_; }  ///< of memory that is the Reducer's
+
     /// What travels as bucket b.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
 
@@ -52,6 +63,31 @@ public:
     BufferView gradient(std::size_t i) const noexcept {
         return live_here() && parameters_[i].requires_grad ? storage_.parameter(i) : parameters_[i].gradient;
     }
+
+    // -------------------------------------------------------------------- gradients that are reduced to shards
+
+    /// This rank's shard of bucket b, once its collective is complete.
+    BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
+
+    /// Have buckets memory only while they need it? Then `obtain` comes before a gradient is written, and `land` after the
+    /// bucket's collective.
+    bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
+    bool has_memory(std::size_t b) const noexcept { return storage_.has_slot(b); }
+    /// False where all slots are taken. For any thread.
+    bool obtain(std::size_t b) noexcept {
+        std::lock_guard lock(slots_);
+        return storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b));
+    }
+    /// Keeps this rank's shard of bucket b, or adds it to those of the micro-batches before, and lets the memory go.
+    void land(std::size_t b) {
+        if (!pooled()) return;
+        if (sharded_before_) kernel::add(shards_[b], own_part(b));
+        else kernel::copy(own_part(b), shards_[b]);
+        std::lock_guard lock(slots_);
+        if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
+    }
+    /// Do shards that come are added to those that are there?
+    void add_to_shards(bool adds) noexcept { sharded_before_ = adds; }
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept {
@@ -64,7 +100,7 @@ public:
     void deposit(std::size_t i) {
         const BufferView from = parameters_[i].gradient, to = storage_.parameter(i);
         if (deposited_[i]) kernel::add(to, from);
-        else copy(from, to);
+        else kernel::copy(from, to);
         deposited_[i] = options_.accumulation == Accumulation::in_buckets;
     }
 
@@ -77,12 +113,12 @@ public:
     template <class Wanted>
     void hand_out(std::size_t b, Wanted&& wanted) {
         for (std::size_t i : plan_.bucket(b))
-            if (is_copied(i) && wanted(i)) copy(storage_.parameter(i), parameters_[i].gradient);
+            if (is_copied(i) && wanted(i)) kernel::copy(storage_.parameter(i), parameters_[i].gradient);
     }
 
     /// Keeps gradient i, if it lives in its bucket, for the case that no rank used it.
     void keep(std::size_t i) {
-        if (!live_here()) return;
+        if (!live_here() || scattered_) return;
         const BufferView slot = storage_.parameter(i);
         const std::size_t end = kept_bytes_.size();
         kept_.push_back(i);
@@ -114,8 +150,9 @@ public:
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
             // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
-            if (live_here() || deposited_[i]) copy(storage_.parameter(i), storage.parameter(i));
+            if (!pooled() && (live_here() || deposited_[i])) kernel::copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
+        allocate_shards(backend);
         return true;
     }
 
@@ -126,11 +163,12 @@ public:
     }
 
 private:
-    bool live_here() const noexcept { return options_.gradients == GradientStorage::in_buckets; }
+    bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    static void copy(ConstBufferView from, BufferView to) {
-        if (from.dtype != to.dtype) kernel::convert(from.data, from.dtype, to.data, to.dtype, to.count);
-        else if (from.bytes() != 0) std::memcpy(to.data, from.data, from.bytes());
+    BufferView own_part(std::size_t b) const noexcept {
+        const BufferView whole = storage_.bucket(b);
+        const ElementRange own = shard_range(whole.count, size_, rank_);
+        return whole.subview(own.first, own.size());
     }
 
     BucketPlan make_plan(const B& backend) const {
@@ -153,18 +191,69 @@ private:
     }
 
     BucketStorage<B> make_storage(B& backend) const {
-        return {backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); }};
+        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
+        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); });
+    }
+
+    /// As many as are being filled at a time, where gradients are asked for in the order in which they are expected to become
+    /// ready, and one that travels meanwhile. A gradient of several uses is asked for at the first of them.
+    std::size_t slots_needed() const {
+        std::vector<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
+        std::size_t open = 0, most = 0, early = 0;
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            bool reused = false;
+            for (std::size_t i : plan_.bucket(b)) {
+                bucket_of[i] = b;
+                reused = reused || parameters_[i].uses > 1;
+            }
+            missing[b] = plan_.bucket(b).size();
+            early += reused ? 1 : 0;
+        }
+        for (std::size_t i : order_) {
+            std::size_t& left = missing[bucket_of[i]];
+            if (left == plan_.bucket(bucket_of[i]).size()) most = larger(most, ++open);
+            if (--left == 0) --open;
+        }
+        return smaller(most + early + 1, plan_.size());
+    }
+
+    /// The memory of this rank's shards, in the type in which micro-batches are added up; as much on every rank.
+    void allocate_shards(B& backend) {
+        shards_.resize(plan_.size());
+        size_ = backend.size();
+        rank_ = backend.rank();
+        if (!pooled()) return;
+        shard_bytes_ = 0;
+        const auto bytes_of = [&](std::size_t b) {
+            const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype)};
+            return (largest.bytes() + 63) / 64 * 64;
+        };
+        for (std::size_t b = 0; b < plan_.size(); ++b) shard_bytes_ += bytes_of(b);
+        shard_memory_ = backend.allocate(shard_bytes_);
+        auto* next = static_cast<std::byte*>(shard_memory_.data());
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            const BufferView whole = storage_.bucket(b);
+            shards_[b] = {next, shard_range(whole.count, size_, rank_).size(), accumulator_of(whole.dtype), B::memory_space};
+            next += bytes_of(b);
+        }
     }
 
     ReducerOptions options_;
+    bool scattered_;  ///< only shards are of use once a bucket's collective is complete
     Buckets policy_;
     std::vector<ParameterView> parameters_;
     std::vector<ParameterInfo> infos_;
     std::vector<std::size_t> order_;
     BucketPlan plan_;
     BucketStorage<B> storage_;
-    std::vector<std::uint8_t> deposited_;        ///< by parameter: the next deposit adds
-    std::vector<std::size_t> kept_;      ///< gradients to put back if nobody used them
+    SpinLock slots_;
+    decltype(std::declval<B&>().allocate(std::size_t{})) shard_memory_{};
+    std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
+    std::size_t shard_bytes_ = 0;
+    bool sharded_before_ = false;
+    int size_ = 1, rank_ = 0;
+    std::vector<std::uint8_t> deposited_;   ///< by parameter: the next deposit adds
+    std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
     std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other
 };
 

@@ -1,51 +1,102 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/math.hpp"
 #include "../core/shard_range.hpp"
+#include "../kernel/convert.hpp"
 #include "../kernel/elementwise.hpp"
+#include "bucket_layout.hpp"
 
 namespace gradsync::inline v0::detail {
 
-/// The global L2 norm of gradients that all ranks hold alike. Each rank sums the squares of its share of fixed
-/// blocks, counted from each parameter's first element, and the sums are gathered and added up in one order: the
-/// pass over memory is split over the ranks, and the bits depend on neither bucket layout, rank nor world size.
+/// The global L2 norm of gradients, each rank reading only its part of them. Squares are summed over fixed blocks,
+/// counted from each parameter's first element, and the blocks' sums are added up in one order: the bits depend on neither
+/// bucket layout, rank nor world size, nor on whether gradients are whole or sharded.
+///
+/// Where shards cut through a block, its elements are put together first: each owner adds its own to zeros, in the very
+/// collective that the blocks' sums travel with.
 class GradientNorm {
 public:
     GradientNorm() = default;
 
-    /// `counts[i]` elements of gradient i; 0 for one that takes no part.
-    explicit GradientNorm(std::span<const std::size_t> counts) {
-        std::size_t blocks = 0;
-        for (const std::size_t count : counts) ends_.push_back(blocks += (count + block - 1) / block);
-        sums_.resize(blocks);
+    /// For gradients that every rank holds whole: `counts[i]` elements of gradient i, 0 for one that takes no part.
+    GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
+        const ElementRange own = shard_range(blocks_, size, rank);
+        for (std::size_t i = 0; i < counts.size(); ++i) {
+            const ElementRange blocks{larger(first_block_[i], own.first), smaller(end_block(i), own.last)};
+            if (blocks.first >= blocks.last) continue;
+            const std::size_t first = (blocks.first - first_block_[i]) * block;
+            add_piece(i, first, smaller(counts[i], (blocks.last - first_block_[i]) * block) - first, first);
+        }
     }
 
-    /// Collective. `gradient(i)` is the view of gradient i.
-    template <Backend B, class Gradient>
-    double compute(B& backend, Gradient&& gradient) {
-        const ElementRange own = shard_range(sums_.size(), backend.size(), backend.rank());
-        std::size_t i = 0, begin = 0;  // the parameter that block k belongs to, and its first block
-        for (std::size_t k = own.first; k < own.last; ++k) {
-            while (ends_[i] <= k) begin = ends_[i++];
-            const BufferView whole = gradient(i);
-            const std::size_t first = (k - begin) * block, rest = whole.count - first;
-            sums_[k] = kernel::sum_of_squares(whole.subview(first, rest < block ? rest : block));
+    /// For gradients of which every rank holds its shards: `slices[r]` are rank r's, `[rank]` this one's.
+    GradientNorm(std::span<const std::size_t> counts, std::span<const std::vector<ShardSlice>> slices, int rank) : GradientNorm(counts) {
+        // Blocks that no slice holds alone have a place each behind the sums.
+        split_.assign(blocks_, whole);
+        for (const std::vector<ShardSlice>& ranks_slices : slices)
+            for (const ShardSlice& s : ranks_slices)
+                if (counts[s.parameter] != 0)
+                    for (const std::size_t edge : {s.first, s.first + s.count})
+                        if (edge % block != 0 && edge != counts[s.parameter])
+                            if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole) place = splits_++;
+        for (const ShardSlice& s : slices[static_cast<std::size_t>(rank)])
+            if (counts[s.parameter] != 0) add_piece(s.parameter, s.first, s.count, s.offset, s.bucket);
+        values_.resize(blocks_ + splits_ * block);
+    }
+
+    /// Collective. `part(i, bucket, offset, count)` is the view of so many elements: of gradient i from its element `offset`, where
+    /// gradients are whole; of the shard of `bucket`, where they are sharded.
+    template <Backend B, class Part>
+    double compute(B& backend, Part&& part) {
+        if (!values_.empty()) std::memset(values_.data(), 0, values_.size() * sizeof(double));
+        for (const Piece& piece : pieces_) {
+            for (std::size_t done = 0; done < piece.count;) {
+                const std::size_t first = piece.first + done, in_block = first % block;
+                const std::size_t n = smaller(block - in_block, piece.count - done), k = first_block_[piece.parameter] + first / block;
+                const ConstBufferView elements = part(piece.parameter, piece.bucket, piece.offset + done, n);
+                if (splits_ == 0 || split_[k] == whole) values_[k] = kernel::sum_of_squares(elements);
+                else kernel::convert(elements.data, elements.dtype, values_.data() + blocks_ + split_[k] * block + in_block, DType::f64, n);
+                done += n;
+            }
         }
-        const BufferView all = buffer(sums_);
-        backend.all_gather(all.subview(own.first, own.size()), all).wait();
-        return square_root(kernel::detail::sum_in_order({sums_.data(), sums_.size()}));
+        if (backend.size() > 1) backend.all_reduce(buffer(values_), ReduceOp::sum).wait();
+        for (std::size_t k = 0; splits_ != 0 && k < blocks_; ++k)  // the zeros behind a short last block change nothing
+            if (split_[k] != whole) values_[k] = kernel::sum_of_squares({values_.data() + blocks_ + split_[k] * block, block, DType::f64});
+        return square_root(kernel::detail::sum_in_order({values_.data(), blocks_}));
     }
 
 private:
-    static constexpr std::size_t block = 16384;
+    static constexpr std::size_t block = 1024;  ///< elements: few to put together, and a thousandth of the gradients to send
+    static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 
-    std::vector<std::size_t> ends_;  ///< by parameter: the number of blocks up to its last one
-    std::vector<double> sums_;       ///< by block
+    struct Piece {
+        std::size_t parameter, first, count, offset, bucket;
+    };
+
+    explicit GradientNorm(std::span<const std::size_t> counts) {
+        for (const std::size_t count : counts) {
+            first_block_.push_back(blocks_);
+            blocks_ += (count + block - 1) / block;
+        }
+        values_.resize(blocks_);
+    }
+    std::size_t end_block(std::size_t i) const noexcept { return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_; }
+    void add_piece(std::size_t i, std::size_t first, std::size_t count, std::size_t offset, std::size_t bucket = 0) {
+        pieces_.push_back({i, first, count, offset, bucket});
+    }
+
+    std::vector<std::size_t> first_block_;  ///< by parameter
+    std::size_t blocks_ = 0;
+    std::vector<Piece> pieces_;       ///< what this rank reads
+    std::vector<std::size_t> split_;  ///< by block: which of the split ones it is, or `whole`
+    std::size_t splits_ = 0;
+    std::vector<double> values_;      ///< the blocks' sums, then the elements of split blocks
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -12,6 +12,8 @@ namespace gradsync::inline v0 {
 enum class GradientStorage : std::uint8_t {
     borrowed,    ///< in the trainer's own memory: one copy into the bucket, one out (none where one is alone in its bucket)
     in_buckets,  ///< in `gradient_view(i)`: no copy
+    pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced:
+                 ///< where each rank keeps its shard only (ReduceScatter)
 };
 
 /// What `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
@@ -54,7 +56,7 @@ struct ReducerOptions {
 
 /// All settings in one line; the ranks compare it.
 inline std::string describe(const ReducerOptions& options) {
-    constexpr const char* storage[] = {"borrowed", "in_buckets"};
+    constexpr const char* storage[] = {"borrowed", "in_buckets", "pooled"};
     constexpr const char* averaging[] = {"mean", "sum", "weighted_mean", "mean_over_count"};
     constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
     constexpr const char* unused[] = {"error", "agree"};

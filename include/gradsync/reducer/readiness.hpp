@@ -76,10 +76,10 @@ public:
         remaining_[i].store(0, std::memory_order_release);
         fill(i);
     }
-    /// The same for all.
-    void fill_all() noexcept {
-        for (std::size_t i = 0; i < uses_.size(); ++i) remaining_[i].store(0, std::memory_order_release);
-        for (std::size_t b = 0; b < sizes_.size(); ++b) pending_[b].store(0, std::memory_order_release);
+    /// The same for all of bucket b, which holds `parameters`.
+    void fill_all(std::size_t b, std::span<const std::size_t> parameters) noexcept {
+        for (std::size_t i : parameters) remaining_[i].store(0, std::memory_order_release);
+        pending_[b].store(0, std::memory_order_release);
     }
 
     /// Has no gradient been filled in since the last `reset`?

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/shard_range.hpp"
+
+namespace gradsync::inline v0::detail {
+
+struct NoGather {};
+
+/// All-gathers of buckets, one each, that are started together and waited for one by one, when what they bring is needed.
+/// For one thread at a time.
+template <Backend B>
+class DeferredGather {
+public:
+    void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
+
+    /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
+    void start(B& backend, std::size_t b, BufferView bucket) {
+        const ElementRange own = shard_range(bucket.count, backend.size(), backend.rank());
+        if (backend.size() > 1) works_[b].work = backend.all_gather(bucket.subview(own.first, own.size()), bucket);
+        works_[b].pending = true;
+        ++pending_;
+    }
+
+    /// Gathers that nobody has waited for.
+    std::size_t pending() const noexcept { return pending_; }
+    bool pending(std::size_t b) const noexcept { return works_[b].pending; }
+
+    /// Returns when bucket b is there; true if it was not known to be.
+    bool wait(std::size_t b) {
+        if (!works_[b].pending) return false;
+        works_[b].work.wait();
+        works_[b].pending = false;
+        --pending_;
+        return true;
+    }
+
+private:
+    struct Entry {
+        typename B::WorkType work;
+        bool pending = false;
+    };
+
+    std::vector<Entry> works_;
+    std::size_t pending_ = 0;
+};
+
+}  // namespace gradsync::inline v0::detail

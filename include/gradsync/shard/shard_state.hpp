@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
+#include "../core/math.hpp"
+#include "../core/parameter.hpp"
+#include "../kernel/elementwise.hpp"
+#include "../reducer/bucket_layout.hpp"
+#include "flat_optimizer.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// What a rank keeps of the training's state: of its shard of each bucket, the master weights and the optimizer's arrays,
+/// in f32 (f64 for f64). "Array 0" is the master weights, array 1 + k the optimizer's k-th.
+template <Backend B>
+class ShardState {
+public:
+    static constexpr std::size_t max_states = 8;  ///< arrays that an optimizer may have
+
+    ShardState() = default;
+
+    /// `values[b]`: this rank's part of bucket b's values, which are their own master weights where their type allows; without
+    /// memory where the values do not stay. Collective: as much memory on every rank.
+    ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
+               std::span<const BufferView> values, std::size_t state_count)
+        : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
+        const auto own_master = [&](std::size_t b) { return values[b].data != nullptr && !is_low_precision(values[b].dtype); };
+        const auto array_bytes = [&](std::size_t b) {
+            const std::size_t largest = shard_range(layout.counts[b], backend.size(), 0).size();
+            return (largest * size_of(accumulator_of(values[b].dtype)) + 63) / 64 * 64;
+        };
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            state_bytes_ += array_bytes(b) * state_count;
+            if (!own_master(b)) master_bytes_ += array_bytes(b);
+        }
+        memory_ = backend.allocate(state_bytes_ + master_bytes_);
+        auto* next = static_cast<std::byte*>(memory_.data());
+        std::size_t at = 0;
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            for (std::size_t a = 0; a < arrays_; ++a) {
+                if (a == 0 && own_master(b)) {
+                    buckets_[b].push_back(values[b]);
+                    continue;
+                }
+                buckets_[b].push_back({next, values[b].count, accumulator_of(values[b].dtype), B::memory_space});
+                next += array_bytes(b);
+            }
+            while (at < slices_.size() && slices_[at].bucket <= b) ++at;
+            ends_.push_back(at);
+        }
+    }
+
+    std::size_t array_count() const noexcept { return arrays_; }
+    std::size_t state_bytes() const noexcept { return state_bytes_; }    ///< of the optimizer's arrays
+    std::size_t master_bytes() const noexcept { return master_bytes_; }  ///< of master weights that are not the values themselves
+
+    std::span<const ShardSlice> slices() const noexcept { return slices_; }
+    std::span<const ShardSlice> slices(std::size_t b) const noexcept {
+        const std::size_t first = b == 0 ? 0 : ends_[b - 1];
+        return std::span(slices_).subspan(first, ends_[b] - first);
+    }
+    /// Array a of this rank's shard of bucket b.
+    BufferView array(std::size_t b, std::size_t a) const noexcept { return buckets_[b][a]; }
+    /// The part of it that is `slice`.
+    BufferView array(const ShardSlice& slice, std::size_t a) const noexcept {
+        return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
+    }
+
+    /// The optimizer steps this rank's shard of bucket b, whose gradients are `gradients`; not the parameters of which
+    /// `used(i)` is false.
+    template <FlatOptimizer O, class Used>
+    void step(std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
+        for (const ShardSlice& slice : slices(b)) {
+            if (!used(slice.parameter)) continue;
+            const ConstBufferView gradient = ConstBufferView(gradients).subview(slice.offset, slice.count);
+            if (buckets_[b][0].dtype == DType::f32) step_slice<float>(slice, gradient, gradient_scale, optimizer);
+            else if constexpr (requires(const OptimizerSlice<double>& s) { optimizer.step(s); })
+                step_slice<double>(slice, gradient, gradient_scale, optimizer);
+        }
+    }
+
+private:
+    template <class T, class O>
+    void step_slice(const ShardSlice& slice, ConstBufferView gradient, double gradient_scale, O& optimizer) {
+        constexpr std::size_t block = 4096;
+        T converted[block];
+        const bool converts = gradient.dtype != dtype_of<T>;
+        T* state[max_states];
+        for (std::size_t done = 0; done < slice.count;) {
+            const std::size_t n = converts ? smaller(block, slice.count - done) : slice.count;
+            const ConstBufferView part = gradient.subview(done, n);
+            if (converts) kernel::copy(part, buffer(std::span(converted, n)));
+            const T* const gradients = converts ? converted : static_cast<const T*>(part.data);
+            const auto at = [&](std::size_t a) { return static_cast<T*>(array(slice, a).subview(done, n).data); };
+            for (std::size_t a = 1; a < arrays_; ++a) state[a - 1] = at(a);
+            optimizer.step(OptimizerSlice<T>{.parameter = slice.parameter,
+                                             .first = slice.first + done,
+                                             .value = {at(0), n},
+                                             .gradient = {gradients, n},
+                                             .gradient_scale = gradient_scale,
+                                             .state = {state, arrays_ - 1}});
+            done += n;
+        }
+    }
+    std::vector<ShardSlice> slices_;  ///< this rank's, bucket by bucket
+    std::vector<std::size_t> ends_;   ///< by bucket: where its slices end
+    std::size_t arrays_ = 1;
+    std::vector<std::vector<BufferView>> buckets_;
+    decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
+    std::size_t state_bytes_ = 0, master_bytes_ = 0;
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,242 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../bucket/size_capped.hpp"
+#include "../overlap/overlap_backward.hpp"
+#include "../reducer.hpp"
+#include "../reducer/deferred_gather.hpp"
+#include "../reducer/exchange.hpp"
+#include "flat_optimizer.hpp"
+#include "options.hpp"
+#include "shard_state.hpp"
+#include "sharded_base.hpp"
+#include "state_transfer.hpp"
+#include "value_buckets.hpp"
+
+namespace gradsync::inline v0 {
+
+/// Data-parallel training in which every rank keeps, and steps, only its share of the optimizer's state (`Zero1`), and of the
+/// gradients too (`Zero2`). The weights are whole on every rank.
+///
+///     gs::ShardedOptimizer<gs::ThreadBackend, MyAdam, gs::Zero1> sharded(comm, model.parameters(), MyAdam{...});
+///     sharded.broadcast_parameters();
+///     for (...) {
+///         model.backward(batch, [&](std::size_t i) { sharded.mark_ready(i); });
+///         sharded.finish();                                       // this rank's shards of the averaged gradients
+///         const double norm = sharded.gradient_norm();            // if you clip
+///         sharded.step(sharded.clip_factor(norm, 1.0));           // all ranks hold the new weights
+///     }
+///
+/// Buckets are reduce-scattered in the backward as the policies say, each rank's optimizer steps its contiguous shard of each
+/// bucket, and the weights are all-gathered. On a backend that sums in rank order the weights have the bits of a plain Reducer
+/// with the same optimizer; only micro-batches of stage 2 are added in another order (over the ranks first, then over time).
+///
+/// With `OverlapForward`, `step()` leaves the all-gathers under way: call `wait_parameter(i)` before parameter i is used, and
+/// `flush()` before anything else looks at the weights.
+///
+/// After `step()` gradients hold nothing of use. Collective calls, threads and failures: as for Reducer.
+template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
+class ShardedOptimizer
+    : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
+    using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
+    friend Base;
+    static constexpr bool forward = detail::gathers_in_forward<Overlap>();
+
+public:
+    static constexpr bool stage_pools = Stage::shards_gradients;
+
+    /// `parameters`: as for Reducer, with values. Collective. Throws Error(parameter_mismatch) where the ranks differ.
+    template <class Range>
+    ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
+                     Exchange exchange = {})
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer)),
+          options_(options),
+          buckets_(std::move(buckets)),
+          overlap_(std::move(overlap)),
+          exchange_(std::move(exchange)) {
+        if (Stage::shards_gradients) options_.reducer.gradients = GradientStorage::pooled;
+        for (const ParameterView& p : this->parameters_)
+            if (p.requires_grad && p.value.data == nullptr && p.gradient.count != 0)
+                this->refuse("ShardedOptimizer", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
+        this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, buckets_, overlap_, exchange_);
+        make_state();
+    }
+
+    /// Gives every rank the root's weights, of frozen parameters too. Collective.
+    void broadcast_parameters(int root = 0) {
+        this->check_usable("broadcast_parameters");
+        this->guard([&] {
+            flush();
+            for (std::size_t i = 0; i < this->size(); ++i)
+                exchange_.broadcast(this->backend_, parameter_value(i), root);
+            adopt_values();
+        });
+    }
+
+    /// Where the weights of parameter i live.
+    BufferView parameter_value(std::size_t i) const {
+        this->check_index(i, "parameter_value");
+        const ParameterView& p = this->parameters_[i];
+        return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
+    }
+
+    /// After the trainer has changed weights itself (all ranks alike): the master weights follow. Local.
+    void adopt_values() {
+        for (std::size_t b = 0; b < this->plan().size(); ++b) {
+            if (!in_buckets())
+                for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->parameters_[i].value, values_.value(i));
+            kernel::copy(values_of_shard(b), this->state_.array(b, 0));
+        }
+    }
+
+    /// While it lives, marks only add up gradients. Stage 1; see Reducer::no_sync.
+    auto no_sync() {
+        this->check_usable("no_sync");
+        return this->reducer_->no_sync();
+    }
+
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, and all ranks get the new weights; of a
+    /// parameter that no rank used (UnusedParameters::agree) nothing changes. Collective, after `finish()`.
+    void step(double gradient_scale = 1) {
+        Base::step(gradient_scale, [&](double scale) {
+            // The next forward starts with the parameters whose gradients came last.
+            for (std::size_t b = this->plan().size(); b-- > 0;) {
+                this->step_bucket(b, scale);
+                gather(b);
+            }
+            if (!forward) flush();
+        });
+    }
+
+    /// With OverlapForward: returns when the weights of parameter i are those of the last step. The ranks may call it in any order.
+    void wait_parameter(std::size_t i) {
+        this->check_index(i, "wait_parameter");
+        if (this->parameters_[i].requires_grad) land(bucket_of_[i]);
+    }
+    /// The same for all parameters.
+    void flush() {
+        for (std::size_t b = this->plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b);
+    }
+
+    /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets); shards and their state
+    /// move to their new owners. Views are to be asked for again if it returns true. Collective, between steps.
+    bool rebuild_buckets() {
+        this->check_usable("rebuild_buckets");
+        return this->guard([&] {
+            flush();
+            const BucketPlan before = this->plan();
+            if (!this->reducer_->rebuild_buckets()) return false;
+            move_state(before);
+            return true;
+        });
+    }
+
+    /// These parameters take part from now on (they were registered with requires_grad = false); their optimizer state is zero. Views
+    /// are to be asked for again. Collective, between steps.
+    void unfreeze(std::span<const std::size_t> which) {
+        this->check_usable("unfreeze");
+        for (std::size_t i : which) {
+            this->check_index(i, "unfreeze");
+            const ParameterView& p = this->parameters_[i];
+            if (p.value.data == nullptr && p.gradient.count != 0) this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
+        }
+        if (this->micro_batches_ != 0) this->refuse("unfreeze", "gradients of this step are averaged already; call step() first");
+        this->guard([&] {
+            flush();
+            const BucketPlan before = this->plan();
+            for (std::size_t i : which) this->parameters_[i].requires_grad = true;
+            this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, buckets_, overlap_, exchange_);
+            move_state(before);
+        });
+    }
+
+    ShardMemory memory() const noexcept {
+        return {.parameters = values_.bytes(),
+                .gradients = this->reducer_->bytes(),
+                .master_weights = this->state_.master_bytes(),
+                .optimizer_state = this->state_.state_bytes()};
+    }
+
+private:
+    bool in_buckets() const noexcept { return options_.parameters == ParameterStorage::in_buckets; }
+
+    BufferView values_of_shard(std::size_t b) const noexcept {
+        const BufferView whole = values_.bucket(b);
+        const ElementRange own = shard_range(whole.count, this->backend_.size(), this->backend_.rank());
+        return whole.subview(own.first, own.size());
+    }
+
+    void gather(std::size_t b) {
+        kernel::copy(this->state_.array(b, 0), values_of_shard(b));
+        gathers_.start(this->backend_, b, values_.bucket(b));
+        this->count_gather(values_.bucket(b).bytes());
+    }
+
+    void land(std::size_t b) {
+        if (!gathers_.pending(b)) return;
+        this->check_usable("wait_parameter");
+        const auto begin = detail::Exposure::Clock::now();
+        this->guard([&] { gathers_.wait(b); });
+        if (!in_buckets())
+            for (std::size_t i : this->plan().bucket(b)) kernel::copy(values_.value(i), this->parameters_[i].value);
+        this->exposure_.add(begin, detail::Exposure::Clock::now());
+    }
+
+    void check_before_finish() {
+        if (gathers_.pending() != 0)
+            this->refuse("finish", "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+        if (!Stage::shards_gradients && this->micro_batches_ != 0)
+            this->refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+    }
+
+    void before_state_moves() { flush(); }
+    void after_state_moves() {
+        for (std::size_t b = 0; b < this->plan().size(); ++b) gather(b);
+        flush();
+    }
+
+    /// For the Reducer's plan. Collective.
+    void make_state() {
+        const BucketPlan& plan = this->plan();
+        values_ = detail::ValueBuckets<B>(this->backend_, plan, this->reducer_->layout(), this->parameters_);
+        std::vector<BufferView> own;
+        for (std::size_t b = 0; b < plan.size(); ++b) own.push_back(values_of_shard(b));
+        this->state_ = detail::ShardState<B>(this->backend_, plan, this->reducer_->layout(), this->reducer_->infos(), own,
+                                             this->optimizer_->state_count());
+        gathers_.resize(plan.size());
+        bucket_of_.assign(this->size(), 0);
+        for (std::size_t b = 0; b < plan.size(); ++b)
+            for (std::size_t i : plan.bucket(b)) {
+                bucket_of_[i] = b;
+                kernel::copy(this->parameters_[i].value, values_.value(i));
+            }
+        adopt_values();
+    }
+
+    /// From the plan before to the present one. Collective.
+    void move_state(const BucketPlan& before) {
+        const detail::ValueBuckets<B> old_values = std::move(values_);
+        const detail::ShardState<B> old_state = std::move(this->state_);
+        make_state();
+        for (std::size_t b = 0; b < before.size(); ++b)
+            for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
+        const detail::StateTransfer<B> to(this->backend_, this->plan(), this->state_, this->parameters_);
+        detail::StateTransfer<B>(this->backend_, before, old_state, this->parameters_)
+            .collect_everywhere([&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
+    }
+
+    ShardingOptions options_;
+    Buckets buckets_;
+    Overlap overlap_;
+    Exchange exchange_;
+    detail::ValueBuckets<B> values_;
+    detail::DeferredGather<B> gathers_;
+    std::vector<std::size_t> bucket_of_;  ///< by parameter
+};
+
+}  // namespace gradsync::inline v0

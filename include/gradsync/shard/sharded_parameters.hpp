@@ -1,0 +1,279 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../bucket/units.hpp"
+#include "../overlap/overlap_backward.hpp"
+#include "../reducer.hpp"
+#include "../reducer/exchange.hpp"
+#include "flat_optimizer.hpp"
+#include "gather_order.hpp"
+#include "options.hpp"
+#include "shard_state.hpp"
+#include "sharded_base.hpp"
+#include "state_transfer.hpp"
+#include "unit_values.hpp"
+#include "value_buckets.hpp"
+
+namespace gradsync::inline v0 {
+
+struct ShardedParametersOptions {
+    ReducerOptions reducer = {};        ///< `gradients` is of no effect: they are pooled
+    std::size_t prefetch = 1;           ///< units that are gathered ahead of the one in use
+    bool reshard_after_forward = true;  ///< false: a unit that was gathered stays until the step's end, and its backward need not gather
+    std::size_t replicate_below = 0;    ///< parameters of fewer elements are never released: norms, biases
+};
+
+/// Training in which every rank keeps only its share of everything (ZeRO stage 3, FSDP): weights, gradients and the optimizer's state.
+/// The weights of a unit (a layer, or what you name) exist only while it is in use: gathered before, released after, in the forward and
+/// again in the backward.
+///
+///     gs::ShardedParameters<gs::ThreadBackend, MyAdam> sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
+///     sharded.broadcast_parameters();          // from here on the trainer's own weights are not needed
+///     for (...) {
+///         for (layer u, first to last) { auto use = sharded.gather(u); forward(u, sharded.parameter_value(...)); }
+///         for (layer u, last to first) {
+///             auto use = sharded.gather(u);
+///             backward(u, sharded.parameter_value(...), sharded.gradient_view(...)), sharded.mark_ready(...);
+///         }
+///         sharded.finish();
+///         sharded.step();
+///     }
+///
+/// Units are gathered ahead, in the order in which the step before asked for them. Gradients leave by reduce-scatter, bucket by bucket,
+/// and are added up in f32 (f64 for f64) shards where `finish()` comes more than once before `step()`. Frozen parameters
+/// stay in the trainer's memory. On a backend that sums in rank order the weights have the bits of a plain Reducer with the same
+/// optimizer, but for micro-batches, which are added in another order.
+///
+/// All ranks gather and release the same units in the same order. `gather`, `release` and the rest are for one thread; `mark_ready`
+/// and `gradient_view` as with Reducer. Failures: as for Reducer.
+template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
+class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
+    using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
+    friend Base;
+
+public:
+    /// `parameters`: as for Reducer; gradients need no memory. Values that are given are kept, each rank its shards of them: they
+    /// need not outlive `broadcast_parameters()`. A `value` without memory, but with a dtype, is a weight of zeros. Collective.
+    template <class Range>
+    ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
+                      Overlap overlap = {}, Exchange exchange = {})
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer)),
+          options_(options),
+          exchange_(std::move(exchange)),
+          unit_count_(units.count()),
+          units_(replicating(units)),
+          gathering_(this->backend_.duplicate()),
+          unit_values_(units_.count()) {
+        options_.reducer.gradients = GradientStorage::pooled;
+        for (ParameterView& p : this->parameters_)
+            if (p.value.count != p.gradient.count) p.value = {nullptr, p.gradient.count, p.value.data ? p.value.dtype : p.gradient.dtype, B::memory_space};
+        this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, units_, std::move(overlap), exchange_);
+        make_state();
+    }
+    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
+    /// construction. Collective.
+    void broadcast_parameters(int root = 0) {
+        this->check_usable("broadcast_parameters");
+        this->guard([&] {
+            for (const ParameterView& p : this->parameters_)
+                if (!p.requires_grad && p.value.data != nullptr) exchange_.broadcast(this->backend_, p.value, root);
+            detail::StateTransfer<B>(this->backend_, this->plan(), this->state_, this->parameters_)
+                .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
+                    const ParameterView& p = this->parameters_[i];
+                    if (p.value.data == nullptr) this->refuse("broadcast_parameters", "parameter '" + p.name + "' has no value on the root", p.name);
+                    kernel::copy(p.value.subview(first, piece.count), piece);
+                });
+            exchange_.share(this->state_);
+            after_state_moves();
+        });
+    }
+
+    /// A unit in use; its weights may go when this does.
+    class [[nodiscard]] Use {
+    public:
+        Use(ShardedParameters& owner, std::size_t unit) noexcept : owner_(&owner), unit_(unit) {}
+        Use(Use&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), unit_(other.unit_) {}
+        Use& operator=(Use&&) = delete;
+        ~Use() {
+            if (owner_ != nullptr) owner_->release(unit_);
+        }
+
+    private:
+        ShardedParameters* owner_;
+        std::size_t unit_;
+    };
+
+    /// Returns when the weights of the unit are there. Collective.
+    Use gather(std::size_t u) {
+        acquire(u);
+        return Use(*this, u);
+    }
+    /// The same where a scope does not fit: `release(u)` comes once for each.
+    void acquire(std::size_t u) {
+        this->check_usable("gather");
+        if (u >= unit_count_) this->refuse("gather", "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
+        this->guard([&] {
+            const auto begin = detail::Exposure::Clock::now();
+            start_gather(u);
+            ++unit_values_[u].users;
+            std::size_t ahead = 0;
+            for (const std::size_t next : order_.next(u)) {
+                if (ahead++ == options_.prefetch) break;
+                start_gather(next);
+            }
+            wait(unit_values_[u]);
+            this->exposure_.add(begin, detail::Exposure::Clock::now());
+        });
+    }
+    void release(std::size_t u) noexcept { unit_values_.release(u); }
+
+    /// The weights of parameter i, while its unit is in use. Throws Error otherwise. Their place may be another next time.
+    BufferView parameter_value(std::size_t i) const {
+        this->check_index(i, "parameter_value");
+        if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
+        const Place& place = places_[i];
+        const BufferView whole =
+            unit_values_[units_.unit_of(i)].parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
+        if (whole.data == nullptr && whole.count != 0)
+            this->refuse("parameter_value", "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(units_.unit_of(i)) + ") first",
+                         this->parameters_[i].name);
+        return whole;
+    }
+    template <Element T>
+    std::span<T> value(std::size_t i) const {
+        const BufferView view = parameter_value(i);
+        if (view.dtype != dtype_of<T>)
+            this->refuse("value", "'" + this->parameters_[i].name + "' holds " + std::string(name_of(view.dtype)) + ", not " + std::string(name_of(dtype_of<T>)));
+        return {static_cast<T*>(view.data), view.count};
+    }
+    std::size_t unit_count() const noexcept { return unit_count_; }
+    std::size_t unit_of(std::size_t i) const noexcept { return units_.unit_of(i); }
+
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; gathered weights are out of date then, and gone.
+    /// Collective, after `finish()`.
+    void step(double gradient_scale = 1) {
+        Base::step(gradient_scale, [&](double scale) {
+            for (std::size_t b = 0; b < this->plan().size(); ++b) this->step_bucket(b, scale);
+            renew();
+        });
+    }
+
+    ShardMemory memory() const noexcept {
+        return {.parameters = unit_values_.bytes(),
+                .gradients = this->reducer_->bytes(),
+                .master_weights = this->state_.master_bytes(),
+                .optimizer_state = this->state_.state_bytes()};
+    }
+
+private:
+    using Unit = typename detail::UnitValues<B>::Unit;
+
+    /// Where the values of a trainable parameter lie in its unit.
+    struct Place {
+        std::size_t part = 0;
+        std::size_t offset = 0;
+    };
+
+    /// The units, with one more for the small parameters, which is always in use.
+    Units replicating(const Units& units) const {
+        std::vector<std::size_t> unit_of(this->size());
+        for (std::size_t i = 0; i < this->size(); ++i) {
+            const ParameterView& p = this->parameters_[i];
+            if (i < units.size()) unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? units.count() : units.unit_of(i);
+        }
+        if (units.size() != this->size())
+            this->refuse("ShardedParameters", "there are " + std::to_string(this->size()) + " parameters, but units for " + std::to_string(units.size()));
+        return Units(std::move(unit_of));
+    }
+
+    /// For the Reducer's plan. Collective.
+    void make_state() {
+        const BucketPlan& plan = this->plan();
+        const detail::BucketLayout& layout = this->reducer_->layout();
+        std::vector<BufferView> own;
+        places_.resize(this->size());
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, this->backend_.rank()), B::memory_space};
+            const std::size_t u = units_.unit_of(plan.bucket(b).front());
+            unit_values_.add(u, b, values, u == unit_count_);
+            for (std::size_t i : plan.bucket(b)) places_[i] = {unit_values_[u].parts.size() - 1, layout.offsets[i]};
+            own.push_back(part_of_rank(values));
+        }
+        this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->reducer_->infos(), own, this->optimizer_->state_count());
+        for (const detail::ShardSlice& slice : this->state_.slices())
+            if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
+                kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
+        if (units_.count() > unit_count_) unit_values_[unit_count_].users = 1;
+        renew();
+    }
+
+    BufferView part_of_rank(BufferView whole) const noexcept {
+        const ElementRange own = shard_range(whole.count, this->backend_.size(), this->backend_.rank());
+        return whole.subview(own.first, own.size());
+    }
+
+    /// Nothing is done if the unit is there or on its way.
+    void start_gather(std::size_t u) {
+        Unit& unit = unit_values_[u];
+        if (unit.slot != detail::UnitValues<B>::none) return;
+        unit_values_.place(this->backend_, u, !options_.reshard_after_forward);
+        fill(unit);
+    }
+
+    /// From every rank's master weights to all ranks.
+    void fill(Unit& unit) {
+        unit.gathering = true;
+        for (auto& part : unit.parts) {
+            const BufferView own = part_of_rank(part.values);
+            kernel::copy(this->state_.array(part.bucket, 0), own);
+            if (this->backend_.size() > 1) part.work = gathering_.all_gather(own, part.values);
+            this->count_gather(part.values.bytes());
+        }
+    }
+
+    void wait(Unit& unit) {
+        if (!unit.gathering) return;
+        for (auto& part : unit.parts) part.work.wait();
+        unit.gathering = false;
+    }
+
+    /// The master weights have changed: what was gathered of the old ones goes, or is gathered anew where it is in use.
+    void renew() {
+        for (std::size_t u = 0; u < unit_values_.size(); ++u) {
+            Unit& unit = unit_values_[u];
+            wait(unit);
+            if (unit.users == 0) {
+                unit_values_.displace(u);
+                continue;
+            }
+            if (unit.slot == detail::UnitValues<B>::none) unit_values_.place(this->backend_, u, false);
+            fill(unit);
+            wait(unit);
+        }
+        std::size_t ahead = 0;
+        for (const std::size_t next : order_.end_step()) {
+            if (ahead++ == options_.prefetch) break;
+            start_gather(next);
+        }
+    }
+
+    void check_before_finish() {}
+    void before_state_moves() {}
+    void after_state_moves() { renew(); }
+
+    ShardedParametersOptions options_;
+    Exchange exchange_;
+    std::size_t unit_count_;  ///< the user's
+    Units units_;
+    B gathering_;  ///< an order of collectives of its own: marks may come from other threads
+    detail::UnitValues<B> unit_values_;
+    std::vector<Place> places_;  ///< by parameter
+    detail::GatherOrder order_;
+};
+
+}  // namespace gradsync::inline v0

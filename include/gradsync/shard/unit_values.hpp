@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/buffer_view.hpp"
+#include "../core/shard_range.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// Memory for the values of units that are gathered now: slots, each for one unit. A unit whose users are gone stays until its slot is
+/// needed for another, so that one that is used again soon need not be gathered anew. All ranks take the same steps.
+template <Backend B>
+class UnitValues {
+public:
+    /// Part of a unit's memory: a bucket's values.
+    struct Part {
+        std::size_t bucket;
+        std::size_t offset;  ///< bytes
+        BufferView values;   ///< without memory while the unit has none
+        typename B::WorkType work;
+    };
+    struct Unit {
+        std::vector<Part> parts;
+        std::size_t bytes = 0;
+        std::size_t slot = none;
+        std::size_t users = 0;
+        bool gathering = false;
+        std::uint64_t released = 0;  ///< when, in releases
+    };
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+    UnitValues() = default;
+    explicit UnitValues(std::size_t units) : units_(units) {}
+
+    Unit& operator[](std::size_t u) noexcept { return units_[u]; }
+    const Unit& operator[](std::size_t u) const noexcept { return units_[u]; }
+    std::size_t size() const noexcept { return units_.size(); }
+    std::size_t bytes() const noexcept { return bytes_; }  ///< of memory
+
+    /// Bucket b, with `values` that have no memory yet, belongs to unit u; slots are to fit it, unless it has one for itself. Before any
+    /// unit is placed.
+    void add(std::size_t u, std::size_t b, BufferView values, bool stays) {
+        Unit& unit = units_[u];
+        unit.parts.push_back({b, unit.bytes, values, {}});
+        unit.bytes += (values.bytes() + 63) / 64 * 64;
+        if (!stays && slot_bytes_ < unit.bytes) slot_bytes_ = unit.bytes;
+    }
+
+    /// Gives unit u memory: a free slot, that of the unit which was released first, or a new one. Units in use and, with `keep`,
+    /// released ones stay where they are. Collective.
+    void place(B& backend, std::size_t u, bool keep) {
+        std::size_t slot = none;
+        for (std::size_t s = 0; s < slots_.size(); ++s) {
+            if (slots_[s].bytes < units_[u].bytes) continue;
+            const std::size_t owner = slots_[s].unit;
+            if (owner == none) {
+                slot = s;
+                break;
+            }
+            const Unit& held = units_[owner];
+            if (keep || held.users != 0 || held.gathering) continue;
+            if (slot == none || held.released < units_[slots_[slot].unit].released) slot = s;
+        }
+        if (slot == none) {
+            slot = slots_.size();
+            const std::size_t bytes = units_[u].bytes < slot_bytes_ ? slot_bytes_ : units_[u].bytes;
+            slots_.push_back({backend.allocate(bytes), bytes, none});
+            bytes_ += bytes;
+        }
+        if (slots_[slot].unit != none) displace(slots_[slot].unit);
+        slots_[slot].unit = u;
+        units_[u].slot = slot;
+        for (Part& part : units_[u].parts) part.values.data = static_cast<std::byte*>(slots_[slot].memory.data()) + part.offset;
+    }
+
+    /// Unit u has no memory any more.
+    void displace(std::size_t u) noexcept {
+        Unit& unit = units_[u];
+        if (unit.slot == none) return;
+        slots_[unit.slot].unit = none;
+        unit.slot = none;
+        for (Part& part : unit.parts) part.values.data = nullptr;
+    }
+
+    void release(std::size_t u) noexcept {
+        if (--units_[u].users == 0) units_[u].released = ++releases_;
+    }
+
+private:
+    struct Slot {
+        decltype(std::declval<B&>().allocate(std::size_t{})) memory;
+        std::size_t bytes;
+        std::size_t unit;
+    };
+
+    std::vector<Unit> units_;
+    std::vector<Slot> slots_;
+    std::size_t slot_bytes_ = 0;
+    std::size_t bytes_ = 0;
+    std::uint64_t releases_ = 0;
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
+#include "../core/error.hpp"
+#include "../core/parameter.hpp"
+#include "../reducer/bucket_layout.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// The dtype of bucket b's values. Throws Error where they differ: a bucket is gathered as one.
+inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, int rank) {
+    const ParameterView& first = parameters[plan.bucket(b).front()];
+    for (std::size_t i : plan.bucket(b)) {
+        const ParameterView& p = parameters[i];
+        const auto refuse = [&](const std::string& what) {
+            throw Error(Errc::invalid_argument, "sharding on rank " + std::to_string(rank) + ": parameter '" + p.name + "' " + what,
+                        {.operation = "ShardedOptimizer", .rank = rank, .parameter = p.name});
+        };
+        if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
+            refuse("is not of a floating type; freeze it (requires_grad = false)");
+        if (p.value.dtype != first.value.dtype)
+            refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" + first.name +
+                   "' of " + std::string(name_of(first.value.dtype)) + "; let their gradients travel in different types, or use PerParameter");
+    }
+    return first.value.dtype;
+}
+
+/// The parameters' values, in buckets with the layout of their gradients' buckets: what the ranks gather.
+template <Backend B>
+class ValueBuckets {
+public:
+    ValueBuckets() = default;
+
+    /// Collective.
+    ValueBuckets(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters)
+        : buckets_(plan.size()), values_(parameters.size()) {
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            buckets_[b] = {nullptr, layout.counts[b], value_dtype(plan, b, parameters, backend.rank()), B::memory_space};
+            bytes_ += in_lines(buckets_[b].bytes());
+        }
+        memory_ = backend.allocate(bytes_);
+        auto* next = static_cast<std::byte*>(memory_.data());
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            buckets_[b].data = next;
+            for (std::size_t i : plan.bucket(b)) values_[i] = buckets_[b].subview(layout.offsets[i], parameters[i].gradient.count);
+            next += in_lines(buckets_[b].bytes());
+        }
+    }
+
+    BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
+    BufferView value(std::size_t i) const noexcept { return values_[i]; }  ///< of a trainable parameter
+    std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    static constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
+
+    decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
+    std::size_t bytes_ = 0;
+    std::vector<BufferView> buckets_;
+    std::vector<BufferView> values_;
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+#include <gradsync/shard/flat_optimizer.hpp>
+
+#include "optimizers.hpp"
+#include "ranks.hpp"
+#include "tensor.hpp"
+
+/// Trainings whose gradients depend on the weights, the rank and the step; and the oracle: every rank holds everything, a plain
+/// Reducer averages, and the optimizer steps whole parameters.
+
+namespace gradsync_test {
+
+/// Sizes that leave some shards empty, some parameters smaller than the world and some cut several times.
+inline const std::vector<std::size_t> awkward_sizes = {700, 1, 3000, 0, 5, 1025, 2, 64};
+
+inline std::vector<Tensor> initial_tensors(const std::vector<std::size_t>& counts, gradsync::DType dtype) {
+    auto result = tensors(counts, dtype);
+    for (std::size_t i = 0; i < result.size(); ++i) result[i].value = random_gradient(result[i], 77, 0, i);
+    return result;
+}
+
+/// Writes the gradient of parameter i that `rank` computes from micro-batch number `batch` with the weights `value`: a multiple of
+/// 1/64 plus a tenth of the weight. Adds it, or overwrites.
+inline void write_gradient(gradsync::BufferView gradient, gradsync::ConstBufferView value, int rank, int batch, std::size_t i, bool add = false) {
+    const Bytes noise = random_gradient(gradient.dtype, gradient.count, rank, batch, i);
+    with_type(gradient.dtype, [&]<class T>(T*) {
+        auto* g = static_cast<T*>(gradient.data);
+        const auto* x = reinterpret_cast<const T*>(noise.data());
+        with_type(value.dtype, [&]<class V>(V*) {
+            const auto* w = static_cast<const V*>(value.data);
+            for (std::size_t k = 0; k < gradient.count; ++k) {
+                const double own = number_of(element_of<T>(number_of(x[k]) + 0.1 * number_of(w[k])));
+                g[k] = element_of<T>(add ? number_of(g[k]) + own : own);
+            }
+        });
+    });
+}
+
+/// An optimizer that holds the state of whole parameters, in the type of their master weights: what a shard's is compared with.
+template <class O>
+class WholeOptimizer {
+public:
+    WholeOptimizer(O optimizer, std::span<Tensor> parameters) : optimizer_(std::move(optimizer)) {
+        for (const Tensor& p : parameters) {
+            arrays_.emplace_back();
+            const gradsync::DType master = gradsync::accumulator_of(p.dtype);
+            for (std::size_t a = 0; a < 1 + optimizer_.state_count(); ++a) arrays_.back().push_back(constant_bytes(master, p.count(), 0));
+            gradsync::kernel::copy(gradsync::ConstBufferView{p.value.data(), p.count(), p.dtype}, view(arrays_.back()[0], master));
+        }
+    }
+
+    /// Steps parameter i with `gradient`, and its `value` follows.
+    void step(std::size_t i, gradsync::ConstBufferView gradient, double scale, gradsync::BufferView value) {
+        const gradsync::DType master = gradsync::accumulator_of(value.dtype);
+        with_type(master, [&]<class T>(T*) {
+            if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+                std::vector<T> converted(gradient.count);
+                gradsync::kernel::copy(gradient, gradsync::buffer(converted));
+                std::vector<T*> state;
+                for (std::size_t a = 1; a < arrays_[i].size(); ++a) state.push_back(reinterpret_cast<T*>(arrays_[i][a].data()));
+                if constexpr (requires(const gradsync::OptimizerSlice<T>& s) { optimizer_.step(s); })
+                    optimizer_.step(gradsync::OptimizerSlice<T>{.parameter = i,
+                                                                .value = {reinterpret_cast<T*>(arrays_[i][0].data()), gradient.count},
+                                                                .gradient = converted,
+                                                                .gradient_scale = scale,
+                                                                .state = state});
+            }
+        });
+        gradsync::kernel::copy(view(arrays_[i][0], master), value);
+    }
+    void begin_step() { optimizer_.begin_step(); }
+
+private:
+    static gradsync::BufferView view(Bytes& bytes, gradsync::DType dtype) {
+        return {bytes.data(), bytes.size() / size_of(dtype), dtype, gradsync::MemorySpace::host};
+    }
+
+    O optimizer_;
+    std::vector<std::vector<Bytes>> arrays_;  ///< by parameter: master weights, then the optimizer's
+};
+
+/// What a training is.
+struct Training {
+    std::vector<std::size_t> counts = awkward_sizes;
+    gradsync::DType dtype = gradsync::DType::f32;
+    int steps = 4;
+    int micro_batches = 1;
+    double max_norm = 1.5;  ///< clipping; 0 for none
+    gradsync::ReducerOptions reducer = {};
+
+    /// The gradients of micro-batch m in step s.
+    int batch(int s, int m) const { return s * micro_batches + m; }
+};
+
+/// The weights after the oracle's training on `size` ranks; the norms of all steps go to `norms`.
+template <class O = AdamW>
+std::vector<Bytes> weights_of_whole(int size, const Training& t, O optimizer = {}, std::vector<double>* norms = nullptr) {
+    std::vector<Bytes> result;
+    gradsync::run_threads(
+        size,
+        [&](gradsync::ThreadBackend comm) {
+            auto model = initial_tensors(t.counts, t.dtype);
+            WholeOptimizer<O> whole(optimizer, model);
+            gradsync::Reducer sync(comm, model, t.reducer);
+            for (int s = 0; s < t.steps; ++s) {
+                for (int m = 0; m < t.micro_batches; ++m) {
+                    auto last = m + 1 < t.micro_batches ? std::nullopt : std::optional(0);
+                    std::optional<decltype(sync.no_sync())> guard;
+                    if (!last) guard.emplace(sync.no_sync());
+                    for (std::size_t i = model.size(); i-- > 0;) {
+                        write_gradient(sync.gradient_view(i), model[i].value_view(), comm.rank(), t.batch(s, m), i, m > 0);
+                        sync.mark_ready(i);
+                    }
+                }
+                sync.finish();
+                const double norm = sync.gradient_norm() / t.micro_batches;
+                if (norms != nullptr && comm.rank() == 0) norms->push_back(norm);
+                const double scale = (t.max_norm > 0 ? sync.clip_factor(norm, t.max_norm) : 1.0) / t.micro_batches;
+                whole.begin_step();
+                for (std::size_t i = 0; i < model.size(); ++i) whole.step(i, sync.gradient_view(i), scale, model[i].value_view());
+            }
+            if (comm.rank() == 0)
+                for (const Tensor& p : model) result.push_back(p.value);
+        },
+        patient);
+    return result;
+}
+
+/// The first parameter whose weights differ, or "".
+inline std::string first_difference(const std::vector<Bytes>& expected, const std::vector<Bytes>& actual) {
+    if (expected.size() != actual.size()) return "the number of parameters";
+    for (std::size_t i = 0; i < expected.size(); ++i)
+        if (expected[i] != actual[i]) return "parameter " + std::to_string(i);
+    return {};
+}
+
+}  // namespace gradsync_test

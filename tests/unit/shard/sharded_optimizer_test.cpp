@@ -1,0 +1,382 @@
+// ctest: PROCESSORS 2
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+
+#include "support/sharding.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+/// Some steps of a training from step `first` on.
+template <class Sharded>
+void train(Sharded& sharded, std::vector<Tensor>& model, const Training& t, int first, int last, std::vector<double>* norms = nullptr) {
+    const int rank = sharded.backend().rank();
+    for (int s = first; s < last; ++s) {
+        for (std::size_t i = 0; i < model.size(); ++i) sharded.wait_parameter(i);  // the forward
+        for (int m = 0; m < t.micro_batches; ++m) {
+            std::optional<decltype(sharded.no_sync())> guard;
+            const bool pooled = Sharded::stage_pools;
+            if (!pooled && m + 1 < t.micro_batches) guard.emplace(sharded.no_sync());
+            for (std::size_t i = model.size(); i-- > 0;) {
+                write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), rank, t.batch(s, m), i, m > 0 && !pooled);
+                sharded.mark_ready(i);
+            }
+            if (pooled) sharded.finish();
+        }
+        if (!Sharded::stage_pools) sharded.finish();
+        const double micro = Sharded::stage_pools ? 1 : t.micro_batches;  // stage 1 holds their sum
+        const double norm = sharded.gradient_norm() / micro;
+        if (norms != nullptr && rank == 0) norms->push_back(norm);
+        sharded.step((t.max_norm > 0 ? sharded.clip_factor(norm, t.max_norm) : 1.0) / micro);
+    }
+    sharded.flush();
+}
+
+template <class Sharded>
+std::vector<Bytes> weights(const Sharded& sharded) {
+    std::vector<Bytes> result;
+    for (std::size_t i = 0; i < sharded.size(); ++i) result.push_back(bytes_of(sharded.parameter_value(i)));
+    return result;
+}
+
+template <class Stage, class Buckets, class Overlap>
+std::string difference_from_whole(int size, const Training& t, ParameterStorage parameters, Buckets buckets = {}) {
+    std::vector<double> expected_norms, norms;
+    const std::vector<Bytes> expected = weights_of_whole(size, t, AdamW{{0.01, 0.02}}, &expected_norms);
+    std::string found = findings(size, [&](ThreadBackend comm, Finding& finding) {
+        auto model = initial_tensors(t.counts, t.dtype);
+        ShardedOptimizer<ThreadBackend, AdamW, Stage, Buckets, Overlap> sharded(comm, model, AdamW{{0.01, 0.02}},
+                                                                                {.reducer = t.reducer, .parameters = parameters}, buckets);
+        train(sharded, model, t, 0, t.steps, &norms);
+        finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+    });
+    if (found.empty() && norms != expected_norms) found = "the norms differ";
+    return found;
+}
+
+template <class Stage>
+void check_all_policies(const Training& t) {
+    for (int size = 1; size <= 4; ++size) {
+        CAPTURE(size);
+        using enum ParameterStorage;
+        CHECK(difference_from_whole<Stage, Flat, NoOverlap>(size, t, borrowed) == "");
+        CHECK(difference_from_whole<Stage, SizeCappedBuckets, OverlapBackward>(size, t, in_buckets, SizeCappedBuckets(4096)) == "");
+        CHECK(difference_from_whole<Stage, PerParameter, OverlapForward>(size, t, borrowed) == "");
+        CHECK(difference_from_whole<Stage, SizeCappedBuckets, OverlapForward>(size, t, in_buckets, SizeCappedBuckets(8192)) == "");
+    }
+}
+
+}  // namespace
+
+TEST_CASE("stage 1 trains to the bits of whole gradients and a whole optimizer, under every policy") {
+    check_all_policies<Zero1>({});
+    check_all_policies<Zero1>({.reducer = {.gradients = GradientStorage::in_buckets}});
+}
+
+TEST_CASE("stage 2 trains to the bits of whole gradients and a whole optimizer, under every policy") { check_all_policies<Zero2>({}); }
+
+TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
+        const Training t{.dtype = dtype};
+        CAPTURE(name_of(dtype));
+        for (int size = 1; size <= 3; ++size) {
+            using enum ParameterStorage;
+            CHECK(difference_from_whole<Zero1, SizeCappedBuckets, OverlapBackward>(size, t, borrowed) == "");
+            CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, t, in_buckets, SizeCappedBuckets(2048)) == "");
+        }
+    }
+}
+
+TEST_CASE("bf16 weights whose gradients travel in f32") {
+    Training t{.dtype = DType::bf16};
+    t.reducer.reduce_dtype = DType::f32;
+    // The oracle gets its averages back in bf16, the shards keep them in f32: within what that rounds away.
+    const auto expected = weights_of_whole(3, t);
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(t.counts, t.dtype);
+              ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{}, {.reducer = t.reducer});
+              train(sharded, model, t, 0, t.steps);
+              for (std::size_t i = 0; i < model.size(); ++i) {
+                  const auto a = numbers(sharded.parameter_value(i)), b = numbers({expected[i].data(), model[i].count(), DType::bf16});
+                  for (std::size_t k = 0; k < a.size(); ++k)
+                      finding.check(std::abs(a[k] - b[k]) <= 0.02 + std::abs(b[k]) / 64, "p" + std::to_string(i) + " is " + std::to_string(a[k]) + ", not " + std::to_string(b[k]));
+              }
+          }) == "");
+}
+
+TEST_CASE("micro-batches: stage 1 adds them up as a whole trainer does, stage 2 over the ranks first") {
+    Training t{.micro_batches = 3};
+    using enum ParameterStorage;
+    for (int size = 1; size <= 3; ++size) CHECK(difference_from_whole<Zero1, SizeCappedBuckets, OverlapBackward>(size, t, borrowed) == "");
+    // Sgd, as Adam's division makes any difference of a tiny gradient a large one.
+    const auto expected = weights_of_whole(3, t, Sgd{});
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(t.counts, t.dtype);
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{});
+              train(sharded, model, t, 0, t.steps);
+              for (std::size_t i = 0; i < model.size(); ++i) {
+                  const auto a = numbers(sharded.parameter_value(i)), b = numbers({expected[i].data(), model[i].count(), DType::f32});
+                  for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-6 * (1 + std::abs(b[k])), "too far off");
+              }
+          }) == "");
+}
+
+TEST_CASE("a rank keeps its share of the state, and of the gradients in stage 2") {
+    const std::vector<std::size_t> counts = {60000, 200, 40000, 300};
+    const std::size_t elements = 100500;
+    for (const int size : {1, 2, 4}) {
+        CAPTURE(size);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(counts, DType::bf16);
+                  // Padding: a share is rounded up to an element, a bucket's part to 64 bytes, and gaps are below 64 bytes a parameter.
+                  const std::size_t padding = 4 * 64 + 4 * 64, share = elements / static_cast<std::size_t>(size);
+                  const auto within = [&](std::size_t bytes, std::size_t least) { return bytes >= least && bytes <= least + 2 * padding; };
+                  ShardedOptimizer<ThreadBackend, AdamW, Zero1, Flat> one(comm, model, AdamW{}, {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets});
+                  finding.check(within(one.memory().parameters, 2 * elements), "stage 1: weights");
+                  finding.check(within(one.memory().gradients, 2 * elements), "stage 1: gradients");
+                  finding.check(within(one.memory().master_weights, 4 * share), "stage 1: master weights");
+                  finding.check(within(one.memory().optimizer_state, 8 * share), "stage 1: optimizer");
+                  ShardedOptimizer<ThreadBackend, AdamW, Zero2, PerParameter> two(comm, model, AdamW{}, {.parameters = ParameterStorage::in_buckets});
+                  // Shards in f32, and two slots of the largest bucket.
+                  finding.check(within(two.memory().gradients, 4 * share + 2 * 2 * 60000), "stage 2: gradients are " + std::to_string(two.memory().gradients));
+                  finding.check(within(two.memory().optimizer_state, 8 * share), "stage 2: optimizer");
+              }) == "");
+    }
+}
+
+TEST_CASE("state that p ranks collect goes on, on q ranks, to the same bits") {
+    const Training t{.steps = 6};
+    for (const int from : {1, 2, 4}) {
+        // The same data on every rank: the mean does not depend on how many there are.
+        std::vector<std::vector<Bytes>> saved;
+        int steps = 0;
+        const auto same_data = [](auto& sharded, std::vector<Tensor>& model, int first, int last) {
+            for (int s = first; s < last; ++s) {
+                for (std::size_t i = model.size(); i-- > 0;) {
+                    write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), 0, s, i);
+                    sharded.mark_ready(i);
+                }
+                sharded.finish();
+                sharded.step();
+            }
+        };
+        run_threads(
+            from,
+            [&](ThreadBackend comm) {
+                auto model = initial_tensors(t.counts, t.dtype);
+                ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{});
+                same_data(sharded, model, 0, 3);
+                if (comm.rank() == 0) saved.assign(model.size(), std::vector<Bytes>(sharded.array_count()));
+                sharded.collect_state(0, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
+                    if (saved[i][a].size() != first * sizeof(float)) saved[i][a].clear();
+                    const Bytes bytes = bytes_of(piece);
+                    saved[i][a].insert(saved[i][a].end(), bytes.begin(), bytes.end());
+                });
+                if (comm.rank() == 0) steps = sharded.optimizer().steps;
+            },
+            patient);
+        Training plain = t;
+        plain.max_norm = 0;
+        for (const int to : {1, 2, 3}) {
+            CAPTURE(from);
+            CAPTURE(to);
+            std::vector<Bytes> whole;
+            run_threads(1, [&](ThreadBackend comm) {
+                auto model = initial_tensors(t.counts, t.dtype);
+                ShardedOptimizer<ThreadBackend, AdamW> alone(comm, model, AdamW{});
+                same_data(alone, model, 0, 6);
+                whole = weights(alone);
+            });
+            CHECK(findings(to, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors(t.counts, t.dtype);  // zeros: all comes from what was saved
+                      ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets> sharded(comm, model, AdamW{.steps = steps}, {}, SizeCappedBuckets(4000));
+                      sharded.distribute_state(0, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
+                          std::memcpy(piece.data, saved[i][a].data() + first * sizeof(float), piece.bytes());
+                      });
+                      same_data(sharded, model, 3, 6);
+                      // Means of equal numbers are exact for 1, 2 and 4 ranks; thirds are rounded.
+                      const auto now = weights(sharded);
+                      if (to != 3) finding.check(first_difference(whole, now).empty(), first_difference(whole, now) + " differs");
+                      for (std::size_t i = 0; i < model.size(); ++i) {
+                          const auto a = numbers(sharded.parameter_value(i)), b = numbers({whole[i].data(), model[i].count(), DType::f32});
+                          for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])), "too far off");
+                      }
+                  }) == "");
+        }
+    }
+}
+
+TEST_CASE("buckets are planned anew from the order of readiness, and state moves to its new owners") {
+    const Training t{.steps = 6};
+    const auto expected = weights_of_whole(3, t, AdamW{});
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(t.counts, t.dtype);
+              ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{}, {}, SizeCappedBuckets(4096));
+              for (int s = 0; s < t.steps; ++s) {
+                  for (const std::size_t i : shuffled(model.size(), 3)) {
+                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                  const BucketPlan before = sharded.plan();
+                  if (s == 2) finding.check(sharded.rebuild_buckets() && sharded.plan() != before, "the plan has not changed");
+              }
+              finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+          }) == "");
+}
+
+TEST_CASE("parameters that are unfrozen take part from then on, with fresh state") {
+    // The oracle: the frozen ones have a learning rate of zero at first, and no state.
+    const std::vector<std::size_t> counts = {300, 50, 2000};
+    const auto run = [&](ThreadBackend comm, bool sharded_run, auto&& done) {
+        auto model = initial_tensors(counts, DType::f32);
+        if (sharded_run) {
+            model[0].requires_grad = false;
+            ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.parameters = ParameterStorage::borrowed});
+            for (int s = 0; s < 4; ++s) {
+                const std::size_t which[] = {0};
+                if (s == 2) sharded.unfreeze(which);
+                for (std::size_t i = model.size(); i-- > (s < 2 ? 1u : 0u);) {
+                    write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                    sharded.mark_ready(i);
+                }
+                sharded.finish();
+                sharded.step();
+            }
+        } else {
+            WholeOptimizer<Sgd> whole(Sgd{}, model);
+            Reducer sync(comm, model);
+            for (int s = 0; s < 4; ++s) {
+                for (std::size_t i = model.size(); i-- > 0;) {
+                    write_gradient(sync.gradient_view(i), model[i].value_view(), comm.rank(), s, i);
+                    sync.mark_ready(i);
+                }
+                sync.finish();
+                for (std::size_t i = s < 2 ? 1 : 0; i < model.size(); ++i) whole.step(i, sync.gradient_view(i), 1, model[i].value_view());
+            }
+        }
+        done(model);
+    };
+    std::vector<Bytes> expected;
+    run_threads(3, [&](ThreadBackend comm) {
+        run(comm, false, [&](auto& model) {
+            if (comm.rank() == 0)
+                for (const Tensor& p : model) expected.push_back(p.value);
+        });
+    });
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              run(comm, true, [&](auto& model) {
+                  for (std::size_t i = 0; i < model.size(); ++i) finding.check(model[i].value == expected[i], model[i].name + " differs");
+              });
+          }) == "");
+}
+
+TEST_CASE("a parameter that no rank used is not stepped") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({100, 200, 300}, DType::f32);
+              const Bytes before = model[1].value;
+              ShardedOptimizer<ThreadBackend, AdamW, Zero2> sharded(comm, model, AdamW{}, {.reducer = {.unused = UnusedParameters::agree}}, SizeCappedBuckets(500));
+              for (int s = 0; s < 3; ++s) {
+                  for (std::size_t i = model.size(); i-- > 0;) {
+                      if (i == 1 || (i == 2 && comm.rank() == 1)) continue;
+                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+                  sharded.step();
+              }
+              finding.check(model[1].value == before, "p1 has changed");
+              finding.check(model[2].value != initial_tensors({100, 200, 300}, DType::f32)[2].value, "p2 has not");
+          }) == "");
+}
+
+TEST_CASE("a rank that fails in its optimizer is named on the others") {
+    struct Failing : Sgd {
+        int rank = 0;
+        void step(const OptimizerSlice<float>& s) const {
+            if (rank == 1) throw std::runtime_error("the optimizer broke");
+            Sgd::step(s);
+        }
+    };
+    const auto seen = outcomes(3, [](ThreadBackend comm) {
+        auto model = initial_tensors({1000, 1000}, DType::f32);
+        ShardedOptimizer<ThreadBackend, Failing> sharded(comm, model, Failing{{}, comm.rank()});
+        for (std::size_t i = 0; i < 2; ++i) sharded.mark_ready(i);
+        sharded.finish();
+        sharded.step();
+    });
+    CHECK(seen[1].text == "not a gradsync::Error: the optimizer broke");
+    for (const std::size_t r : {0u, 2u}) {
+        CHECK(seen[r].is(Errc::peer_failed));
+        CHECK(seen[r].says("rank 1"));
+        CHECK(seen[r].says("the optimizer broke"));
+    }
+}
+
+TEST_CASE("misuse is told") {
+    const auto says = [](auto&& f) { return outcomes(1, f)[0].text; };
+    const auto model_of = [] { return initial_tensors({10, 20}, DType::f32); };
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = model_of();
+              ShardedOptimizer<ThreadBackend, Sgd>(comm, model, Sgd{}).step();
+          }) == "step on rank 0: there are no averaged gradients; call finish() first");
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = model_of();
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+              for (int k = 0; k < 2; ++k) {
+                  for (std::size_t i = 0; i < 2; ++i) sharded.mark_ready(i);
+                  sharded.finish();
+              }
+          }) == "finish on rank 0: gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = model_of();
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{});
+              sharded.mark_ready(1);
+          }).find("ask for gradient_view(i) before its gradient is written") != std::string::npos);
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = model_of();
+              ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapForward> sharded(comm, model, Sgd{});
+              for (int k = 0; k < 2; ++k) {
+                  for (std::size_t i = 0; i < 2; ++i) sharded.mark_ready(i);
+                  sharded.finish();
+                  sharded.step();
+              }
+          }) == "finish on rank 0: weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = initial_tensors({10}, DType::f64);
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+          }) == "ShardedOptimizer on rank 0: parameter 'p0' is f64, and the optimizer has no step(OptimizerSlice<double>)");
+    CHECK(says([&](ThreadBackend comm) {
+              std::vector<float> gradient(5);
+              std::vector<ParameterView> views = {{.name = "w", .gradient = buffer(gradient)}};
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
+          }) == "ShardedOptimizer on rank 0: parameter 'w' has no value; give one in its ParameterView or parameter_traits");
+}
+
+TEST_CASE("weights come from the root") {
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              for (const ParameterStorage storage : {ParameterStorage::borrowed, ParameterStorage::in_buckets}) {
+                  auto model = initial_tensors({100, 7, 300}, DType::bf16);
+                  model[1].requires_grad = false;
+                  const auto expected = model;
+                  if (comm.rank() != 1)
+                      for (Tensor& p : model) p.value = constant_bytes(p.dtype, p.count(), comm.rank());
+                  ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.parameters = storage});
+                  sharded.broadcast_parameters(1);
+                  for (std::size_t i = 0; i < model.size(); ++i)
+                      finding.check(holds(sharded.parameter_value(i), expected[i].value), model[i].name + " is not the root's");
+              }
+          }) == "");
+}
