@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -12,10 +13,21 @@ namespace gradsync::inline v0::detail {
 struct NoGather {};
 
 /// All-gathers of buckets, one each, that are started together and waited for one by one, when what they bring is needed.
-/// For one thread at a time.
+/// For one thread at a time. At its end it waits for those that nobody has waited for, unless an exception is on its way.
 template <Backend B>
 class DeferredGather {
 public:
+    DeferredGather() = default;
+    DeferredGather(const DeferredGather&) = delete;
+    DeferredGather& operator=(const DeferredGather&) = delete;
+    ~DeferredGather() {
+        if (std::uncaught_exceptions() != exceptions_) return;
+        try {
+            for (std::size_t b = 0; b < works_.size(); ++b) wait(b);
+        } catch (...) {  // the communicator has failed, and says so to those who use it
+        }
+    }
+
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
     /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
@@ -47,6 +59,7 @@ private:
 
     std::vector<Entry> works_;
     std::size_t pending_ = 0;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -70,9 +70,9 @@ public:
         check_usable("finish");
         guard([&] {
             self().check_before_finish();
-            reducer_->add_to_shards(micro_batches_ != 0);
             reducer_->finish();
             ++micro_batches_;
+            reducer_->add_to_shards(true);
             step_ += reducer_->statistics().last;
         });
     }
@@ -165,6 +165,7 @@ protected:
             optimizer_->begin_step();
             gather(gradient_scale);
             micro_batches_ = 0;
+            reducer_->add_to_shards(false);
             step_.exposed_seconds += seconds_of(exposure_.take());
             statistics_.transport = reducer_->statistics().transport;
             statistics_.buckets = reducer_->statistics().buckets;

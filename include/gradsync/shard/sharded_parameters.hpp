@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,6 +67,7 @@ public:
           options_(options),
           exchange_(std::move(exchange)),
           unit_count_(units.count()),
+          given_units_(units),
           units_(replicating(units)),
           gathering_(this->backend_.duplicate()),
           unit_values_(units_.count()) {
@@ -75,6 +77,15 @@ public:
         this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, units_, std::move(overlap), exchange_);
         make_state();
     }
+    /// Waits for what was gathered ahead, unless an exception is on its way.
+    ~ShardedParameters() {
+        if (std::uncaught_exceptions() != exceptions_ || this->failure_.failed()) return;
+        try {
+            for (std::size_t u = 0; u < unit_values_.size(); ++u) wait(unit_values_[u]);
+        } catch (...) {  // the communicator has failed, and says so to those who use it
+        }
+    }
+
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
     /// construction. Collective.
     void broadcast_parameters(int root = 0) {
@@ -152,7 +163,8 @@ public:
         return {static_cast<T*>(view.data), view.count};
     }
     std::size_t unit_count() const noexcept { return unit_count_; }
-    std::size_t unit_of(std::size_t i) const noexcept { return units_.unit_of(i); }
+    /// The unit of parameter i, as it was given. A replicated one's weights are there whether that is gathered or not.
+    std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; gathered weights are out of date then, and gone.
     /// Collective, after `finish()`.
@@ -269,11 +281,13 @@ private:
     ShardedParametersOptions options_;
     Exchange exchange_;
     std::size_t unit_count_;  ///< the user's
-    Units units_;
+    Units given_units_;
+    Units units_;  ///< with the replicated parameters in one of their own
     B gathering_;  ///< an order of collectives of its own: marks may come from other threads
     detail::UnitValues<B> unit_values_;
     std::vector<Place> places_;  ///< by parameter
     detail::GatherOrder order_;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace gradsync::inline v0

@@ -1,0 +1,182 @@
+// ctest: PROCESSORS 2
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include "support/sharding.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+const Units units({0, 0, 1, 2, 2, 3, 3, 3});  // of awkward_sizes
+
+/// A forward over all units, first to last, and a backward; the backward reports whether weights are what they were before.
+template <class Sharded>
+void forward_backward(Sharded& sharded, int rank, int batch, Finding& finding) {
+    std::vector<Bytes> seen;
+    for (std::size_t u = 0; u < sharded.unit_count(); ++u) {
+        const auto use = sharded.gather(u);
+        for (std::size_t i = 0; i < sharded.size(); ++i)
+            if (sharded.unit_of(i) == u) seen.push_back(bytes_of(sharded.parameter_value(i)));
+    }
+    for (std::size_t u = sharded.unit_count(); u-- > 0;) {
+        const auto use = sharded.gather(u);
+        for (std::size_t i = sharded.size(); i-- > 0;) {
+            if (sharded.unit_of(i) != u) continue;
+            finding.check(holds(sharded.parameter_value(i), seen[i]), "p" + std::to_string(i) + " has changed between forward and backward");
+            write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), rank, batch, i);
+            sharded.mark_ready(i);
+        }
+    }
+}
+
+template <class Sharded>
+std::vector<Bytes> weights(Sharded& sharded) {
+    std::vector<Bytes> result;
+    for (std::size_t i = 0; i < sharded.size(); ++i) {
+        const auto use = sharded.gather(sharded.unit_of(i));
+        result.push_back(bytes_of(sharded.parameter_value(i)));
+    }
+    return result;
+}
+
+template <class Overlap>
+std::string difference_from_whole(int size, const Training& t, ShardedParametersOptions options) {
+    std::vector<double> expected_norms, norms;
+    const std::vector<Bytes> expected = weights_of_whole(size, t, AdamW{{0.01, 0.02}}, &expected_norms);
+    std::string found = findings(size, [&](ThreadBackend comm, Finding& finding) {
+        const int rank = comm.rank();
+        auto given = initial_tensors(t.counts, t.dtype);
+        if (rank != 0)
+            for (Tensor& p : given) p.value = constant_bytes(p.dtype, p.count(), 9);
+        ShardedParameters<ThreadBackend, AdamW, Overlap> sharded(comm, given, AdamW{{0.01, 0.02}}, units, options);
+        sharded.broadcast_parameters();
+        given.clear();  // not needed any more
+        for (int s = 0; s < t.steps; ++s) {
+            forward_backward(sharded, rank, s, finding);
+            sharded.finish();
+            const double norm = sharded.gradient_norm();
+            if (rank == 0) norms.push_back(norm);
+            sharded.step(sharded.clip_factor(norm, t.max_norm));
+            if (s == 1) {  // a forward only, as a validation has it
+                for (std::size_t u = 0; u < sharded.unit_count(); ++u) {
+                    const auto use = sharded.gather(u);
+                    finding.check(u != 0 || sharded.parameter_value(0).data != nullptr, "p0 is not there");
+                }
+            }
+        }
+        finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+    });
+    if (found.empty() && norms != expected_norms) found = "the norms differ";
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("sharded parameters train to the bits of whole ones, however they are gathered") {
+    for (int size = 1; size <= 4; ++size)
+        for (const std::size_t prefetch : {0u, 1u, 3u})
+            for (const bool reshard : {true, false})
+                for (const std::size_t replicate : {0u, 10u, 100000u}) {
+                    CAPTURE(size);
+                    CAPTURE(prefetch);
+                    CAPTURE(reshard);
+                    CAPTURE(replicate);
+                    const ShardedParametersOptions options{.prefetch = prefetch, .reshard_after_forward = reshard, .replicate_below = replicate};
+                    CHECK(difference_from_whole<OverlapBackward>(size, {}, options) == "");
+                    if (size == 3) CHECK(difference_from_whole<NoOverlap>(size, {}, options) == "");
+                }
+}
+
+TEST_CASE("f64, and 16-bit weights with f32 master weights") {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f16})
+        for (int size = 1; size <= 3; ++size) CHECK(difference_from_whole<OverlapBackward>(size, {.dtype = dtype}, {}) == "");
+}
+
+TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
+    const Training t{.micro_batches = 3};
+    const auto expected = weights_of_whole(3, t, Sgd{});
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto given = initial_tensors(t.counts, t.dtype);
+              ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units);
+              for (int s = 0; s < t.steps; ++s) {
+                  for (int m = 0; m < t.micro_batches; ++m) {
+                      forward_backward(sharded, comm.rank(), t.batch(s, m), finding);
+                      sharded.finish();
+                  }
+                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+              }
+              const auto now = weights(sharded);
+              for (std::size_t i = 0; i < t.counts.size(); ++i) {
+                  const auto a = numbers({now[i].data(), t.counts[i], DType::f32}), b = numbers({expected[i].data(), t.counts[i], DType::f32});
+                  for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])), "p" + std::to_string(i) + "[" + std::to_string(k) + "] " + std::to_string(a[k]) + " is not " + std::to_string(b[k]));
+              }
+          }) == "");
+}
+
+TEST_CASE("what a rank keeps shrinks with the number of ranks, and weights exist for few units at a time") {
+    const std::vector<std::size_t> counts(12, 20000);  // twelve units of the same size
+    std::vector<std::size_t> unit_of;
+    for (std::size_t i = 0; i < counts.size(); ++i) unit_of.push_back(i);
+    for (const int size : {1, 2, 4}) {
+        CAPTURE(size);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors(counts, DType::bf16);
+                  ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, Units(unit_of), {.prefetch = 1});
+                  for (int s = 0; s < 3; ++s) {
+                      forward_backward(sharded, comm.rank(), s, finding);
+                      sharded.finish();
+                      sharded.step();
+                  }
+                  const std::size_t elements = 12 * 20000, share = elements / static_cast<std::size_t>(size), padding = 12 * 2 * 64;
+                  const ShardMemory memory = sharded.memory();
+                  const auto within = [&](std::size_t bytes, std::size_t least) { return bytes >= least && bytes <= least + padding; };
+                  finding.check(within(memory.master_weights, 4 * share), "master weights: " + std::to_string(memory.master_weights));
+                  finding.check(within(memory.optimizer_state, 8 * share), "optimizer: " + std::to_string(memory.optimizer_state));
+                  finding.check(within(memory.gradients, 4 * share + 2 * 2 * 20000), "gradients: " + std::to_string(memory.gradients));
+                  finding.check(within(memory.parameters, 2 * 2 * 20000), "weights: " + std::to_string(memory.parameters));  // one in use, one ahead
+              }) == "");
+    }
+}
+
+TEST_CASE("a rank that leaves in the middle of a gather is named, and nobody hangs") {
+    const auto seen = outcomes(3, [](ThreadBackend comm) {
+        auto given = initial_tensors(awkward_sizes, DType::f32);
+        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units);
+        const auto first = sharded.gather(0);
+        if (comm.rank() == 2) throw std::runtime_error("out of memory, say");
+        const auto second = sharded.gather(1);
+    });
+    for (const std::size_t r : {0u, 1u}) {
+        CHECK(seen[r].is(Errc::peer_failed));
+        CHECK(seen[r].says("rank 2"));
+    }
+}
+
+TEST_CASE("misuse is told") {
+    const auto says = [](auto&& f) {
+        return outcomes(1, [&](ThreadBackend comm) {
+                   auto given = initial_tensors(awkward_sizes, DType::f32);
+                   f(comm, given);
+               })[0]
+            .text;
+    };
+    using Sharded = ShardedParameters<ThreadBackend, Sgd>;
+    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, units).parameter_value(4); }) ==
+          "parameter_value on rank 0: the weights of 'p4' are not here; call gather(2) first");
+    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, units).acquire(4); }) == "gather on rank 0: there is no unit 4 among 4");
+    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, Units({0, 1})); }) ==
+          "ShardedParameters on rank 0: there are 8 parameters, but units for 2");
+    CHECK(says([](auto comm, auto& given) {
+              Sharded sharded(comm, given, Sgd{}, units);
+              sharded.step();
+          }) == "step on rank 0: there are no averaged gradients; call finish() first");
+}
