@@ -10,7 +10,8 @@
 
 namespace gradsync_test {
 
-/// A ThreadBackend that writes down how many elements each all_reduce has, in the order in which they are started.
+/// A ThreadBackend that writes down how many elements each all_reduce and reduce_scatter has, in the order in which they are
+/// started.
 class RecordingBackend : public gradsync::ThreadBackend {
 public:
     explicit RecordingBackend(gradsync::ThreadBackend backend) : ThreadBackend(std::move(backend)), log_(std::make_shared<Log>()) {}
@@ -19,6 +20,12 @@ public:
         const std::lock_guard lock(log_->mutex);
         log_->counts.push_back(buffer.count);
         return ThreadBackend::all_reduce(buffer, op, contribution);
+    }
+    gradsync::ThreadWork reduce_scatter(gradsync::ConstBufferView in, gradsync::BufferView out, gradsync::ReduceOp op,
+                                        gradsync::Contribution contribution = {}) {
+        const std::lock_guard lock(log_->mutex);
+        log_->counts.push_back(in.count);
+        return ThreadBackend::reduce_scatter(in, out, op, contribution);
     }
     RecordingBackend split(int color, int key) { return RecordingBackend(ThreadBackend::split(color, key)); }
     RecordingBackend duplicate() { return RecordingBackend(ThreadBackend::duplicate()); }

@@ -1,0 +1,7 @@
+#include <gradsync/overlap/overlap_forward.hpp>
+
+#include "conformance/overlap_policy.hpp"
+
+TEST_CASE("OverlapForward is an overlap policy") {
+    gradsync_test::check_overlap_policy<gradsync::OverlapForward>();
+}
