@@ -75,7 +75,7 @@ public:
     /// gradients are expected to become ready in the reverse of it. Collective. Throws Error(parameter_mismatch),
     /// the same text on every rank, where parameters, policies or options differ.
     template <class Range>
-    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {}, Exchange exchange = {})
+    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {}, Exchange exchange = Exchange())
         : backend_(std::move(backend)),
           options_(options),
           gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters),
@@ -207,7 +207,7 @@ public:
         }
         if (recording_) readiness_.record(i);
         const bool full = readiness_.fill(i);
-        if (backend_.size() == 1) return;  // nothing travels; what is to be scaled is scaled in finish()
+        if (exchange_.alone(backend_)) return;  // nothing travels; what is to be scaled is scaled in finish()
         failure_.guard([&] {
             if (full) overlap_.bucket_full(hook_);
             // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
@@ -429,11 +429,11 @@ private:
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) std::memset(bucket.data, 0, bucket.bytes());
-            if (backend_.size() == 1) return {};
+            if (exchange_.alone(backend_)) return {};
             return exchange(bucket, ReduceOp::sum, {});
         }
         const Contribution own = detail::contribution_of(options_, backend_.rank(), weight_, has_batch_);
-        if (backend_.size() == 1 && own.scale == own.weight && own.scale != 0) return {};  // x w / w
+        if (exchange_.alone(backend_) && own.scale == own.weight && own.scale != 0) return {};  // x w / w
         return exchange(bucket, ReduceOp::mean, own);
     }
 

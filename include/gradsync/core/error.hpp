@@ -24,6 +24,7 @@ enum class Errc {
     gradient_marked_twice, ///< `mark_ready` once more than the parameter's number of uses
     abandoned,             ///< a collective was dropped before it was complete
     device_failed,         ///< a device, or the library that drives it, failed on this rank
+    storage,               ///< a file could not be written or read, or is not what it should be
 };
 
 inline const std::error_category& error_category() noexcept {
@@ -41,6 +42,7 @@ inline const std::error_category& error_category() noexcept {
                 case Errc::gradient_marked_twice: return "a gradient was marked ready too often";
                 case Errc::abandoned: return "a collective was dropped before it was complete";
                 case Errc::device_failed: return "a device failed";
+                case Errc::storage: return "a file could not be written or read";
             }
             return "unknown error";
         }

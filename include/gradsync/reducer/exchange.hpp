@@ -8,7 +8,8 @@
 namespace gradsync::inline v0 {
 
 /// How a Reducer's buckets are exchanged. `WorkType<B>` is what `start` returns; `scatters` says whether each rank gets only its
-/// own shard (`shard_range`) of the result, in place; `describe()` is compared over the ranks.
+/// own shard (`shard_range`) of the result, in place; `alone(backend)` whether there is nothing to exchange; `describe()` is compared
+/// over the ranks.
 
 /// Every rank gets the whole result.
 struct AllReduce {
@@ -20,6 +21,11 @@ struct AllReduce {
     template <Backend B>
     WorkType<B> start(B& backend, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         return backend.all_reduce(bucket, op, contribution);
+    }
+    /// Has this rank nobody to exchange with?
+    template <Backend B>
+    bool alone(const B& backend) const noexcept {
+        return backend.size() == 1;
     }
     std::string describe() const { return "AllReduce"; }
 };
@@ -35,6 +41,10 @@ struct ReduceScatter {
     WorkType<B> start(B& backend, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         const ElementRange own = shard_range(bucket.count, backend.size(), backend.rank());
         return backend.reduce_scatter(bucket, bucket.subview(own.first, own.size()), op, contribution);
+    }
+    template <Backend B>
+    bool alone(const B& backend) const noexcept {
+        return backend.size() == 1;
     }
     /// Gives every rank that takes part the root's buffer.
     template <Backend B>

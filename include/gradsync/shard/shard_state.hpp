@@ -55,6 +55,7 @@ public:
         }
     }
 
+    std::size_t bucket_count() const noexcept { return buckets_.size(); }
     std::size_t array_count() const noexcept { return arrays_; }
     std::size_t state_bytes() const noexcept { return state_bytes_; }    ///< of the optimizer's arrays
     std::size_t master_bytes() const noexcept { return master_bytes_; }  ///< of master weights that are not the values themselves

@@ -47,6 +47,8 @@ public:
     /// See Reducer::begin_step. Collective.
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
+        if constexpr (requires { Exchange::means_only; })
+            if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         return reducer_->begin_step(has_batch);
     }
     /// See Reducer::set_weight.
@@ -139,8 +141,10 @@ public:
     }
 
 protected:
-    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer)
+    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options)
         : backend_(std::move(backend)), parameters_(std::move(parameters)), optimizer_(std::move(optimizer)) {
+        if constexpr (requires { Exchange::means_only; })
+            if (options.averaging != Averaging::mean) refuse("ShardedOptimizer", "hybrid sharding goes with Averaging::mean only");
         if (optimizer_->state_count() > ShardState<B>::max_states)
             refuse("ShardedOptimizer", "an optimizer may keep " + std::to_string(ShardState<B>::max_states) + " arrays of state, not " +
                                            std::to_string(optimizer_->state_count()));

@@ -53,8 +53,8 @@ public:
     /// `parameters`: as for Reducer, with values. Collective. Throws Error(parameter_mismatch) where the ranks differ.
     template <class Range>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
-                     Exchange exchange = {})
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer)),
+                     Exchange exchange = Exchange())
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer),
           options_(options),
           buckets_(std::move(buckets)),
           overlap_(std::move(overlap)),

@@ -62,8 +62,8 @@ public:
     /// need not outlive `broadcast_parameters()`. A `value` without memory, but with a dtype, is a weight of zeros. Collective.
     template <class Range>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
-                      Overlap overlap = {}, Exchange exchange = {})
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer)),
+                      Overlap overlap = {}, Exchange exchange = Exchange())
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer),
           options_(options),
           exchange_(std::move(exchange)),
           unit_count_(units.count()),

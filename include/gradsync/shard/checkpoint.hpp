@@ -1,0 +1,313 @@
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <unordered_map>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "../core/parameter.hpp"
+#include "../reducer/verification.hpp"
+
+/// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.
+///
+/// A checkpoint is a directory with a file of each rank and a manifest. The files of a new checkpoint have new names; the manifest is
+/// replaced last, in one step, and says which files belong together: whatever fails on the way, the last checkpoint stands. Numbers are
+/// written as the machine has them.
+///
+/// A rank's file: magic, number of records; for each record the parameter's name, its elements, the dtype of its arrays, the first
+/// element and the number of them that are here, and the arrays one after the other; a digest (FNV-1a) of all before.
+
+namespace gradsync::inline v0 {
+
+namespace detail {
+
+inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
+
+[[noreturn]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
+    throw Error(Errc::storage, path.string() + " " + what, {.operation = "checkpoint"});
+}
+
+/// A file that is written whole or removed again.
+class ShardWriter {
+public:
+    explicit ShardWriter(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb")) {
+        if (file_ == nullptr) fail();
+    }
+    ShardWriter(const ShardWriter&) = delete;
+    ShardWriter& operator=(const ShardWriter&) = delete;
+    ~ShardWriter() {
+        if (file_ != nullptr) std::fclose(file_);
+        if (!finished_) std::remove(path_.c_str());
+    }
+
+    void bytes(const void* data, std::size_t n) {
+        if (n != 0 && std::fwrite(data, n, 1, file_) != 1) fail();
+        digest_.add(data, n);
+    }
+    void number(std::uint64_t x) { bytes(&x, sizeof x); }
+    void text(const std::string& text) {
+        number(text.size());
+        bytes(text.data(), text.size());
+    }
+    /// Returns the digest, which is the file's end. The bytes are on disk then.
+    std::uint64_t finish() {
+        const std::uint64_t digest = digest_.value();
+        number(digest);
+        if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) fail();
+        finished_ = true;
+        return digest;
+    }
+
+private:
+    [[noreturn]] void fail() const { refuse_file(path_, std::string("cannot be written: ") + std::strerror(errno)); }
+
+    std::filesystem::path path_;
+    std::FILE* file_;
+    Digest digest_;
+    bool finished_ = false;
+};
+
+class ShardReader {
+public:
+    explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb"), &std::fclose) {
+        if (!file_) refuse_file(path_, std::string("cannot be read: ") + std::strerror(errno));
+    }
+
+    void bytes(void* data, std::size_t n) {
+        if (n != 0 && std::fread(data, n, 1, file_.get()) != 1) torn();
+    }
+    std::uint64_t number() {
+        std::uint64_t x = 0;
+        bytes(&x, sizeof x);
+        return x;
+    }
+    std::string text() {
+        const std::uint64_t size = number();
+        if (size > longest_text) torn();
+        std::string text(size, '\0');
+        bytes(text.data(), size);
+        return text;
+    }
+    void skip(std::uint64_t n) {
+        if (::fseeko(file_.get(), static_cast<off_t>(n), SEEK_CUR) != 0) torn();
+    }
+    /// Throws unless the file is whole and ends with `digest`.
+    void verify(std::uint64_t digest) {
+        const std::uint64_t size = std::filesystem::file_size(path_);
+        if (size < sizeof digest) torn();
+        std::vector<char> piece(std::size_t{1} << 20);
+        Digest actual;
+        for (std::uint64_t left = size - sizeof digest; left != 0;) {
+            const std::size_t n = smaller<std::uint64_t>(left, piece.size());
+            bytes(piece.data(), n);
+            actual.add(piece.data(), n);
+            left -= n;
+        }
+        if (actual.value() != digest || number() != digest) torn();
+        std::rewind(file_.get());
+    }
+    [[noreturn]] void torn() const { refuse_file(path_, "is torn or damaged; use another checkpoint"); }
+
+private:
+    static constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;
+
+    std::filesystem::path path_;
+    std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+};
+
+/// Which files make the checkpoint.
+struct ShardManifest {
+    std::uint64_t generation = 0;
+    std::vector<std::uint64_t> digests;  ///< by rank
+    std::string note;
+
+    static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
+    std::filesystem::path file(const std::filesystem::path& directory, std::size_t rank) const {
+        return directory / ("shard-" + std::to_string(generation) + "-" + std::to_string(rank) + "-of-" + std::to_string(digests.size()) + ".gradsync");
+    }
+
+    static ShardManifest read(const std::filesystem::path& directory) {
+        ShardReader in(path(directory));
+        char magic[sizeof shard_magic];
+        in.bytes(magic, sizeof magic);
+        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path(directory), "is not the manifest of a sharded checkpoint");
+        ShardManifest manifest;
+        manifest.generation = in.number();
+        const std::uint64_t ranks = in.number();
+        if (ranks == 0 || ranks > 1u << 24) in.torn();
+        for (std::uint64_t r = 0; r < ranks; ++r) manifest.digests.push_back(in.number());
+        manifest.note = in.text();
+        const std::uint64_t digest = in.number();
+        ShardReader(path(directory)).verify(digest);
+        return manifest;
+    }
+
+    /// In one step: readers see the old one or the new one.
+    void write(const std::filesystem::path& directory) const {
+        const std::filesystem::path temporary = path(directory).string() + ".new";
+        {
+            ShardWriter out(temporary);
+            out.bytes(shard_magic, sizeof shard_magic);
+            out.number(generation);
+            out.number(digests.size());
+            for (const std::uint64_t digest : digests) out.number(digest);
+            out.text(note);
+            out.finish();
+        }
+        std::filesystem::rename(temporary, path(directory));
+        if (const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY); folder >= 0) {
+            ::fsync(folder);
+            ::close(folder);
+        }
+    }
+};
+
+/// Runs `f` on every rank; where it throws on some, all throw what the first of them did, and the communicator stays usable.
+template <Backend B, class F>
+void agree_on_success(B& backend, F&& f) {
+    std::string failure;
+    try {
+        f();
+    } catch (const std::exception& e) {
+        failure = e.what();
+        if (failure.empty()) failure = "an exception without text";
+    }
+    const std::vector<std::string> failures = gather_texts(backend, failure);
+    for (std::size_t r = 0; r < failures.size(); ++r)
+        if (!failures[r].empty())
+            throw Error(Errc::storage, "rank " + std::to_string(r) + ": " + failures[r],
+                        {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)});
+}
+
+}  // namespace detail
+
+/// Writes the state of all ranks' shards to `directory`, which all of them reach; `note` is the trainer's own (scalars of the optimizer,
+/// the position in the data), from rank 0. Between steps. Frozen parameters are not in it. Collective. Throws Error(storage), on every rank,
+/// where one could not write: the checkpoint that was there stands, and training can go on.
+template <class Sharded>
+void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
+    auto comm = sharded.backend();
+    std::uint64_t generation = 0;
+    std::vector<std::filesystem::path> old;
+    detail::agree_on_success(comm, [&] {
+        if (comm.rank() != 0) return;
+        std::filesystem::create_directories(directory);
+        if (!std::filesystem::exists(detail::ShardManifest::path(directory))) return;
+        const auto before = detail::ShardManifest::read(directory);
+        generation = before.generation + 1;
+        for (std::size_t r = 0; r < before.digests.size(); ++r) old.push_back(before.file(directory, r));
+    });
+    comm.broadcast(buffer(std::span(&generation, 1)), 0).wait();
+
+    detail::ShardManifest manifest{.generation = generation, .digests = std::vector<std::uint64_t>(static_cast<std::size_t>(comm.size())), .note = note};
+    std::uint64_t digest = 0;
+    detail::agree_on_success(comm, [&] {
+        detail::ShardWriter out(manifest.file(directory, static_cast<std::size_t>(comm.rank())));
+        std::uint64_t records = 0;
+        sharded.for_each_shard([&](std::size_t, std::size_t, std::size_t a, BufferView) { records += a == 0 ? 1 : 0; });
+        out.bytes(detail::shard_magic, sizeof detail::shard_magic);
+        out.number(records);
+        sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
+            if (a == 0) {
+                out.text(sharded.parameter(i).name);
+                for (const std::uint64_t x : {std::uint64_t{sharded.parameter(i).gradient.count}, static_cast<std::uint64_t>(view.dtype), std::uint64_t{first},
+                                              std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
+                    out.number(x);
+            }
+            out.bytes(view.data, view.bytes());
+        });
+        digest = out.finish();
+    });
+    comm.all_gather(const_buffer(std::span(&digest, 1)), buffer(manifest.digests)).wait();
+    detail::agree_on_success(comm, [&] {
+        if (comm.rank() != 0) return;
+        manifest.write(directory);
+        std::error_code ignored;
+        for (const auto& file : old) std::filesystem::remove(file, ignored);
+    });
+}
+
+/// Reads what `save_shards` wrote, on any number of ranks, of any stage and any bucket policy: parameters are found by name. Returns
+/// the note. Collective. Throws Error(storage) on every rank where a file is missing, damaged, or of other parameters; the state is
+/// undefined then.
+template <class Sharded>
+std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
+    auto comm = sharded.backend();
+    std::string note;
+    detail::agree_on_success(comm, [&] {
+        const auto manifest = detail::ShardManifest::read(directory);
+        note = manifest.note;
+        // Each file's digest is checked by one rank.
+        for (auto r = static_cast<std::size_t>(comm.rank()); r < manifest.digests.size(); r += static_cast<std::size_t>(comm.size()))
+            detail::ShardReader(manifest.file(directory, r)).verify(manifest.digests[r]);
+
+        struct Wanted {
+            std::size_t parameter = 0, first = 0;
+            std::vector<BufferView> arrays;
+            std::size_t found = 0;
+        };
+        std::unordered_map<std::string, Wanted> wanted;  // a parameter meets this rank's shards once
+        sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
+            Wanted& w = wanted[sharded.parameter(i).name];
+            if (a == 0 && !w.arrays.empty()) detail::refuse_file(directory, "cannot be read: two parameters are named '" + sharded.parameter(i).name + "'");
+            w.parameter = i;
+            w.first = first;
+            w.arrays.push_back(view);
+        });
+        for (std::size_t r = 0; r < manifest.digests.size(); ++r) {
+            const std::filesystem::path path = manifest.file(directory, r);
+            detail::ShardReader in(path);
+            char magic[sizeof detail::shard_magic];
+            in.bytes(magic, sizeof magic);
+            if (std::memcmp(magic, detail::shard_magic, sizeof magic) != 0) detail::refuse_file(path, "is not a shard of a checkpoint");
+            for (std::uint64_t left = in.number(); left != 0; --left) {
+                const std::string name = in.text();
+                const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(), arrays = in.number();
+                if (dtype >= dtype_count || count > whole || first > whole - count || arrays == 0) in.torn();
+                const std::uint64_t width = size_of(static_cast<DType>(dtype));
+                std::uint64_t skip = count * width * arrays;
+                if (const auto found = wanted.find(name); found != wanted.end()) {
+                    Wanted& w = found->second;
+                    const ParameterView& p = sharded.parameter(w.parameter);
+                    if (p.gradient.count != whole || static_cast<std::uint64_t>(w.arrays[0].dtype) != dtype || w.arrays.size() != arrays)
+                        detail::refuse_file(path, "has '" + name + "' with " + std::to_string(whole) + " elements of " +
+                                                      std::string(name_of(static_cast<DType>(dtype))) + " and " + std::to_string(arrays) + " arrays; this training has " +
+                                                      std::to_string(p.gradient.count) + " of " + std::string(name_of(w.arrays[0].dtype)) + " and " +
+                                                      std::to_string(w.arrays.size()));
+                    const std::uint64_t from = detail::larger<std::uint64_t>(first, w.first);
+                    const std::uint64_t to = detail::smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
+                    if (from < to) {
+                        for (const BufferView& array : w.arrays) {
+                            const BufferView part = array.subview(from - w.first, to - from);
+                            in.skip((from - first) * width);
+                            in.bytes(part.data, part.bytes());
+                            in.skip((first + count - to) * width);
+                        }
+                        w.found += to - from;
+                        skip = 0;
+                    }
+                }
+                in.skip(skip);
+            }
+        }
+        for (const auto& [name, w] : wanted)
+            if (w.found != w.arrays[0].count)
+                detail::refuse_file(detail::ShardManifest::path(directory), "is of other parameters: it does not have all of '" + name + "'");
+    });
+    sharded.publish();
+    return note;
+}
+
+}  // namespace gradsync::inline v0

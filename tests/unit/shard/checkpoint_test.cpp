@@ -1,0 +1,198 @@
+// ctest: PROCESSORS 2
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+#include <gradsync/shard/checkpoint.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include "support/sharding.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+/// A directory that goes with its name.
+class Directory {
+public:
+    Directory() {
+        std::string name = (std::filesystem::temp_directory_path() / "gradsync-test-XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
+        path_ = name;
+    }
+    ~Directory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    const std::filesystem::path& path() const { return path_; }
+    std::size_t files() const {
+        std::size_t n = 0;
+        for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(path_)) ++n;
+        return n;
+    }
+
+private:
+    std::filesystem::path path_;
+};
+
+const Units units({0, 0, 1, 2, 2, 3, 3, 3});
+
+using One = ShardedOptimizer<ThreadBackend, AdamW, Zero1>;
+using Three = ShardedParameters<ThreadBackend, AdamW>;
+
+One make_one(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return One(comm, model, AdamW{.steps = steps}, {}, SizeCappedBuckets(4000)); }
+Three make_three(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return Three(comm, model, AdamW{.steps = steps}, units); }
+
+/// Steps with the same data on every rank, so that the number of ranks does not matter (where it is a power of two).
+void train(One& sharded, int first, int last) {
+    for (int s = first; s < last; ++s) {
+        for (std::size_t i = sharded.size(); i-- > 0;) {
+            write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), 0, s, i);
+            sharded.mark_ready(i);
+        }
+        sharded.finish();
+        sharded.step();
+    }
+}
+void train(Three& sharded, int first, int last) {
+    for (int s = first; s < last; ++s) {
+        for (std::size_t i = sharded.size(); i-- > 0;) {
+            const auto use = sharded.gather(sharded.unit_of(i));
+            write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), 0, s, i);
+            sharded.mark_ready(i);
+        }
+        sharded.finish();
+        sharded.step();
+    }
+}
+std::vector<Bytes> weights(One& sharded) {
+    std::vector<Bytes> result;
+    for (std::size_t i = 0; i < sharded.size(); ++i) result.push_back(bytes_of(sharded.parameter_value(i)));
+    return result;
+}
+std::vector<Bytes> weights(Three& sharded) {
+    std::vector<Bytes> result;
+    for (std::size_t i = 0; i < sharded.size(); ++i) {
+        const auto use = sharded.gather(sharded.unit_of(i));
+        result.push_back(bytes_of(sharded.parameter_value(i)));
+    }
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to the same bits") {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        std::vector<Bytes> expected;
+        run_threads(1, [&](ThreadBackend comm) {
+            auto model = initial_tensors(awkward_sizes, dtype);
+            One alone = make_one(comm, model, 0);
+            train(alone, 0, 5);
+            expected = weights(alone);
+        });
+        for (const bool from_three : {false, true})
+            for (const int from : {1, 2, 4}) {
+                const Directory directory;
+                run_threads(from, [&](ThreadBackend comm) {
+                    auto model = initial_tensors(awkward_sizes, dtype);
+                    const auto run = [&](auto&& sharded) {
+                        for (int s = 0; s < 3; ++s) {
+                            train(sharded, s, s + 1);
+                            save_shards(directory.path(), sharded, "after " + std::to_string(s + 1));
+                        }
+                    };
+                    if (from_three) run(make_three(comm, model, 0));
+                    else run(make_one(comm, model, 0));
+                });
+                CHECK(directory.files() == static_cast<std::size_t>(from) + 1);  // those of older checkpoints are gone
+                for (const bool to_three : {false, true})
+                    for (const int to : {1, 2, 4}) {
+                        CAPTURE(from);
+                        CAPTURE(to);
+                        CAPTURE(from_three);
+                        CAPTURE(to_three);
+                        CHECK(findings(to, [&](ThreadBackend comm, Finding& finding) {
+                                  auto model = tensors(awkward_sizes, dtype);
+                                  const auto run = [&](auto&& sharded) {
+                                      finding.check(load_shards(directory.path(), sharded) == "after 3", "the note is another");
+                                      train(sharded, 3, 5);
+                                      finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+                                  };
+                                  if (to_three) run(make_three(comm, model, 3));
+                                  else run(make_one(comm, model, 3));
+                              }) == "");
+                    }
+            }
+    }
+}
+
+TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint stands, training goes on") {
+    const Directory directory;
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(awkward_sizes, DType::f32);
+              One sharded = make_one(comm, model, 0);
+              train(sharded, 0, 1);
+              save_shards(directory.path(), sharded, "good");
+              const auto good = weights(sharded);
+              // A directory is where rank 1's next file should be.
+              if (comm.rank() == 0) std::filesystem::create_directories(directory.path() / "shard-1-1-of-3.gradsync");
+              comm.barrier().wait();
+              train(sharded, 1, 2);
+              const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "bad"); });
+              finding.check(outcome.is(Errc::storage) && outcome.says("rank 1: ") && outcome.says("cannot be written"), "it says: " + outcome.text);
+              train(sharded, 2, 3);
+              finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
+              finding.check(weights(sharded) == good, "the weights are not those that were saved");
+          }) == "");
+}
+
+TEST_CASE("files that are torn, missing or of something else are refused on every rank") {
+    const auto refused = [](auto&& spoil) {
+        const Directory directory;
+        run_threads(2, [&](ThreadBackend comm) {
+            auto model = initial_tensors(awkward_sizes, DType::f32);
+            One sharded = make_one(comm, model, 0);
+            save_shards(directory.path(), sharded);
+        });
+        spoil(directory.path());
+        const auto seen = outcomes(2, [&](ThreadBackend comm) {
+            auto model = initial_tensors(awkward_sizes, DType::f32);
+            One sharded = make_one(comm, model, 0);
+            load_shards(directory.path(), sharded);
+        });
+        CHECK(seen[0].is(Errc::storage));
+        CHECK(seen[0].text == seen[1].text);
+        return seen[0].text;
+    };
+    const auto says = [](const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; };
+    const char* const shard = "shard-0-1-of-2.gradsync";
+    CHECK(says(refused([&](auto& d) { std::filesystem::resize_file(d / shard, 1000); }), "is torn or damaged"));
+    CHECK(says(refused([&](auto& d) { std::fstream(d / shard, std::ios::in | std::ios::out).seekp(600).put('x'); }), "is torn or damaged"));
+    CHECK(says(refused([&](auto& d) { std::filesystem::remove(d / shard); }), "cannot be read: No such file"));
+    CHECK(says(refused([&](auto& d) { std::filesystem::remove(d / "manifest.gradsync"); }), "manifest.gradsync cannot be read"));
+    CHECK(says(refused([&](auto& d) { std::ofstream(d / "manifest.gradsync") << "something else, long enough"; }), "is not the manifest"));
+
+    // Of another model.
+    const Directory directory;
+    run_threads(1, [&](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        One sharded = make_one(comm, model, 0);
+        save_shards(directory.path(), sharded);
+    });
+    const auto load = [&](const std::vector<std::size_t>& counts) {
+        return outcomes(1, [&](ThreadBackend comm) {
+                   auto model = initial_tensors(counts, DType::f32);
+                   One sharded = make_one(comm, model, 0);
+                   load_shards(directory.path(), sharded);
+               })[0]
+            .text;
+    };
+    CHECK(says(load({10, 21}), "has 'p1' with 20 elements of f32 and 3 arrays; this training has 21 of f32 and 3"));
+    CHECK(says(load({10, 20, 5}), "it does not have all of 'p2'"));
+}

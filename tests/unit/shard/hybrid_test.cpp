@@ -1,0 +1,104 @@
+// ctest: PROCESSORS 2
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+#include <gradsync/shard/hybrid.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include "support/sharding.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+using Hybrid = HybridReduceScatter<ThreadBackend>;
+
+/// Steps of a training whose sums are of whole numbers, and so exact in every order. `use(u)` keeps unit u in use.
+template <class Sharded, class Use>
+void train(Sharded& sharded, int world_rank, Use&& use) {
+    for (int s = 0; s < 4; ++s) {
+        for (std::size_t i = sharded.size(); i-- > 0;) {
+            [[maybe_unused]] const auto in_use = use(i);
+            const std::span<float> gradient = sharded.template gradient<float>(i);
+            for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((world_rank + 1) * static_cast<int>(k % 7 + i) + s);
+            sharded.mark_ready(i);
+        }
+        sharded.finish();
+        sharded.step(sharded.gradient_norm() > 100 ? 0.5 : 1.0);
+    }
+}
+
+/// The same by a Reducer that has all ranks.
+std::vector<Bytes> expected_weights(int size) {
+    std::vector<Bytes> result;
+    run_threads(size, [&](ThreadBackend comm) {
+        auto model = initial_tensors(awkward_sizes, DType::f32);
+        WholeOptimizer<Sgd> whole(Sgd{}, model);
+        Reducer sync(comm, model);
+        for (int s = 0; s < 4; ++s) {
+            for (std::size_t i = model.size(); i-- > 0;) {
+                const std::span<float> gradient = sync.gradient<float>(i);
+                for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((comm.rank() + 1) * static_cast<int>(k % 7 + i) + s);
+                sync.mark_ready(i);
+            }
+            sync.finish();
+            const double scale = sync.gradient_norm() > 100 ? 0.5 : 1.0;
+            for (std::size_t i = 0; i < model.size(); ++i) whole.step(i, sync.gradient_view(i), scale, model[i].value_view());
+        }
+        if (comm.rank() == 0)
+            for (const Tensor& p : model) result.push_back(p.value);
+    });
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("shards in groups, copies across groups: as one group, where sums are exact") {
+    const std::vector<Bytes> expected = expected_weights(4);
+    for (const int per_group : {1, 2, 4}) {
+        CAPTURE(per_group);
+        CHECK(findings(4, [&](ThreadBackend world, Finding& finding) {
+                  const int rank = world.rank();
+                  const auto given = [&] {
+                      auto model = initial_tensors(awkward_sizes, DType::f32);
+                      if (rank != 0)
+                          for (Tensor& p : model) p.value = constant_bytes(p.dtype, p.count(), 3);
+                      return model;
+                  };
+                  auto [group, replicas] = hybrid_groups(world, per_group);
+                  finding.check(group.size() == per_group && replicas.size() == 4 / per_group, "the groups are of the wrong sizes");
+
+                  auto one = given();
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2, SizeCappedBuckets, OverlapBackward, Hybrid> optimizer(group, one, Sgd{}, {}, SizeCappedBuckets(4000), {}, Hybrid(replicas));
+                  optimizer.broadcast_parameters();
+                  train(optimizer, rank, [](std::size_t) { return 0; });
+                  for (std::size_t i = 0; i < one.size(); ++i) finding.check(one[i].value == expected[i], one[i].name + " differs where the optimizer is sharded");
+
+                  auto three = given();
+                  ShardedParameters<ThreadBackend, Sgd, OverlapBackward, Hybrid> parameters(group, three, Sgd{}, Units({0, 0, 1, 2, 2, 3, 3, 3}), {}, {}, Hybrid(replicas));
+                  parameters.broadcast_parameters();
+                  train(parameters, rank, [&](std::size_t i) { return parameters.gather(parameters.unit_of(i)); });
+                  for (std::size_t i = 0; i < three.size(); ++i) {
+                      const auto use = parameters.gather(parameters.unit_of(i));
+                      finding.check(holds(parameters.parameter_value(i), expected[i]), "p" + std::to_string(i) + " differs where all is sharded");
+                  }
+              }) == "");
+    }
+}
+
+TEST_CASE("what hybrid sharding does not do is told") {
+    const auto seen = outcomes(3, [](ThreadBackend world) { hybrid_groups(world, 2); });
+    CHECK(seen[0].says("hybrid_groups: groups of 2 ranks do not divide 3 ranks"));
+    const auto averaging = outcomes(2, [](ThreadBackend world) {
+        auto model = initial_tensors({10}, DType::f32);
+        auto [group, replicas] = hybrid_groups(world, 2);
+        ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, {}, {}, Hybrid(replicas));
+    });
+    CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean only"));
+}
