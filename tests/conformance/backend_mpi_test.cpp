@@ -2,11 +2,17 @@
 // A program of n ranks runs the suite at 1 to n.
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
 
 #include "conformance/backend.hpp"
 #include "conformance/mpi_launcher.hpp"
@@ -32,6 +38,11 @@ TEST_CASE("MpiBackend on two machines: failures") { gradsync_test::check_failure
 
 namespace {
 
+void write_gradient(std::span<float> gradient, std::span<const float> weights, std::size_t step, int rank, std::size_t i) {
+    const std::size_t seed = step * 7 + static_cast<std::size_t>(rank) * 101 + i;
+    for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((k * 13 + seed) % 997) * 0.01f * weights[k];
+}
+
 /// Some steps of a made-up training; all weights afterwards.
 template <class Backend>
 std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
@@ -49,9 +60,7 @@ std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
     sync.broadcast_parameters();
     for (std::size_t step = 0; step < 10; ++step) {
         for (std::size_t i = weights.size(); i-- > 0;) {
-            const auto gradient = sync.template gradient<float>(i);
-            const std::size_t seed = step * 7 + static_cast<std::size_t>(comm.rank()) * 101 + i;
-            for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((k * 13 + seed) % 997) * 0.01f * weights[i][k];
+            write_gradient(sync.template gradient<float>(i), weights[i], step, comm.rank(), i);
             sync.mark_ready(i);
         }
         sync.finish();
@@ -62,6 +71,64 @@ std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
     std::vector<float> all;
     for (const auto& w : weights) all.insert(all.end(), w.begin(), w.end());
     return all;
+}
+
+/// The optimizer of `trained`.
+struct Descent {
+    static constexpr std::size_t state_count() { return 0; }
+    void begin_step() {}
+    void step(const gradsync::OptimizerSlice<float>& s) const {
+        for (std::size_t k = 0; k < s.value.size(); ++k) s.value[k] -= 0.1f * (s.gradient[k] * static_cast<float>(s.gradient_scale));
+    }
+};
+
+/// The same training with shards; `Sharded` makes one of (comm, views). `use(sharded, i)` keeps parameter i's weights where they are.
+template <class Backend, class Make, class Use>
+std::vector<float> trained_sharded(Backend comm, Make&& make, Use&& use) {
+    std::vector<std::vector<float>> weights;
+    for (std::size_t i = 0; i < 12; ++i) weights.emplace_back(i * i * 300 + 7, 0.5f);
+    std::vector<gradsync::ParameterView> views;
+    for (std::size_t i = 0; i < weights.size(); ++i) views.push_back({.name = "p" + std::to_string(i), .value = gradsync::buffer(weights[i])});
+    auto sharded = make(comm, views);
+    sharded->broadcast_parameters();
+    const auto value = [&](std::size_t i) {
+        const gradsync::BufferView view = sharded->parameter_value(i);
+        return std::span(static_cast<const float*>(view.data), view.count);
+    };
+    for (std::size_t step = 0; step < 10; ++step) {
+        for (std::size_t i = 0; i < weights.size(); ++i) [[maybe_unused]] const auto forward = use(*sharded, i);
+        for (std::size_t i = weights.size(); i-- > 0;) {
+            [[maybe_unused]] const auto backward = use(*sharded, i);
+            write_gradient(sharded->template gradient<float>(i), value(i), step, comm.rank(), i);
+            sharded->mark_ready(i);
+        }
+        sharded->finish();
+        sharded->step(sharded->clip_factor(sharded->gradient_norm(), 1.0));
+    }
+    std::vector<float> all;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        [[maybe_unused]] const auto last = use(*sharded, i);
+        all.insert(all.end(), value(i).begin(), value(i).end());
+    }
+    return all;
+}
+
+template <class Backend>
+std::vector<float> trained_in_stage(Backend comm, int stage) {
+    using namespace gradsync;
+    const auto in_buckets = [](auto&& comm_, auto& views, auto type) {
+        using Sharded = typename decltype(type)::type;
+        return std::make_unique<Sharded>(comm_, views, Descent{}, ShardingOptions{{.gradients = GradientStorage::in_buckets}, ParameterStorage::in_buckets},
+                                         SizeCappedBuckets(100'000, 4'000));
+    };
+    const auto wait = [](auto& sharded, std::size_t i) { return sharded.wait_parameter(i), 0; };
+    if (stage == 1)
+        return trained_sharded(comm, [&](Backend c, auto& views) { return in_buckets(c, views, std::type_identity<ShardedOptimizer<Backend, Descent, Zero1, SizeCappedBuckets, OverlapForward>>{}); }, wait);
+    if (stage == 2)
+        return trained_sharded(comm, [&](Backend c, auto& views) { return in_buckets(c, views, std::type_identity<ShardedOptimizer<Backend, Descent, Zero2>>{}); }, wait);
+    return trained_sharded(
+        comm, [](Backend c, auto& views) { return std::make_unique<ShardedParameters<Backend, Descent>>(c, views, Descent{}, Units({0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8})); },
+        [](auto& sharded, std::size_t i) { return sharded.gather(sharded.unit_of(i)); });
 }
 
 }  // namespace
@@ -132,6 +199,19 @@ TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
         MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { shared = trained(comm, storage); });
         MpiMessengers::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { sent = trained(comm, storage); });
         const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, storage); });
+        CHECK(shared == expected.front());
+        CHECK(sent == expected.front());
+    }
+}
+
+TEST_CASE("MpiBackend: sharded trainings have the bits of whole ones on ThreadBackend") {
+    const int size = MpiProcesses::largest;
+    const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, gradsync::GradientStorage::in_buckets); });
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        std::vector<float> shared, sent;
+        MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { shared = trained_in_stage(comm, stage); });
+        MpiMessengers::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { sent = trained_in_stage(comm, stage); });
         CHECK(shared == expected.front());
         CHECK(sent == expected.front());
     }
