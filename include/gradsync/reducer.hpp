@@ -504,17 +504,17 @@ private:
 
     /// Pooled gradients: memory for bucket b, when those that are in flight have to make room for it.
     void obtain(std::size_t b, const char* operation) {
-        if (gradients_.has_memory(b)) return;
         check_usable(operation);
         failure_.guard([&] {
             while (!gradients_.obtain(b)) {
                 launch_full_buckets(true);
                 std::lock_guard polling(polling_);
                 if (!flight_.in_flight()) {
-                    if (gradients_.obtain(b)) return;
+                    // All slots are being filled, by several threads or in another order than expected.
+                    if (gradients_.obtain(b, true)) return;
                     fail(Errc::invalid_argument, operation,
                          "there is no memory for bucket " + std::to_string(b) +
-                             ": too many others wait for marks; ask for gradients in the order in which they become ready, or use in_buckets",
+                             ": too many others wait for marks; ask for gradients in the order in which they become ready",
                          name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
                 }
                 const auto begin = Clock::now();

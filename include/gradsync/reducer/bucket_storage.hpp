@@ -9,6 +9,7 @@
 #include "../core/bucket_plan.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "bucket_layout.hpp"
 
 namespace gradsync::inline v0::detail {
@@ -45,10 +46,10 @@ public:
     /// With `slots` slots, each of which can hold any bucket. Collective.
     static BucketStorage with_slots(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::size_t slots) {
         BucketStorage storage(plan, infos);
-        std::size_t largest = 0;
-        for (const BufferView& bucket : storage.buckets_) largest = larger(largest, in_lines(bucket.bytes()));
-        storage.allocate(backend, largest * slots);
-        for (std::size_t s = slots; s-- > 0;) storage.free_slots_.push_back(static_cast<std::byte*>(storage.memory_.data()) + s * largest);
+        std::size_t& bytes = storage.slot_bytes_;
+        for (const BufferView& bucket : storage.buckets_) bytes = larger(bytes, in_lines(bucket.bytes()));
+        storage.allocate(backend, bytes * slots);
+        for (std::size_t s = slots; s-- > 0;) storage.free_slots_.push_back(static_cast<std::byte*>(storage.memory_.data()) + s * bytes);
         return storage;
     }
 
@@ -62,6 +63,16 @@ public:
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
 
     // For slots; from one thread at a time. `parameters` are those of bucket b.
+
+    /// One more slot, in memory that is not the backend's: a little slower over processes, where it has to be copied.
+    void add_slot()
+        requires(B::memory_space == MemorySpace::host)
+    {
+        more_slots_.emplace_back(slot_bytes_);
+        bytes_ += slot_bytes_;
+        free_slots_.push_back(static_cast<std::byte*>(more_slots_.back().data()));
+        free_slots_.reserve(buckets_.size());  // for return_slot
+    }
 
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
     /// False if none is free. What the slot holds is what its last bucket left there.
@@ -105,7 +116,9 @@ private:
     std::size_t bytes_ = 0;
     std::vector<BufferView> buckets_;
     std::vector<BufferView> parameters_;
+    std::size_t slot_bytes_ = 0;
     std::vector<std::byte*> free_slots_;
+    std::vector<kernel::HostBuffer> more_slots_;
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -72,11 +72,20 @@ public:
     /// Have buckets memory only while they need it? Then `obtain` comes before a gradient is written, and `land` after the
     /// bucket's collective.
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
-    bool has_memory(std::size_t b) const noexcept { return storage_.has_slot(b); }
-    /// False where all slots are taken. For any thread.
-    bool obtain(std::size_t b) noexcept {
+    bool has_memory(std::size_t b) noexcept {
         std::lock_guard lock(slots_);
-        return storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b));
+        return storage_.has_slot(b);
+    }
+    /// False where all slots are taken. With `more` another is made, where the backend reads any memory. For any thread.
+    bool obtain(std::size_t b, bool more = false) {
+        std::lock_guard lock(slots_);
+        if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
+        if constexpr (B::memory_space == MemorySpace::host) {
+            if (!more) return false;
+            storage_.add_slot();
+            return storage_.take_slot(b, plan_.bucket(b));
+        }
+        return false;
     }
     /// Keeps this rank's shard of bucket b, or adds it to those of the micro-batches before, and lets the memory go.
     void land(std::size_t b) {

@@ -87,7 +87,7 @@ public:
     }
 
     void release(std::size_t u) noexcept {
-        if (--units_[u].users == 0) units_[u].released = ++releases_;
+        if (units_[u].users != 0 && --units_[u].users == 0) units_[u].released = ++releases_;
     }
 
 private:

@@ -1,9 +1,11 @@
 // ctest: PROCESSORS 2
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cmath>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -299,6 +301,32 @@ TEST_CASE("a parameter that no rank used is not stepped") {
               }
               finding.check(model[1].value == before, "p1 has changed");
               finding.check(model[2].value != initial_tensors({100, 200, 300}, DType::f32)[2].value, "p2 has not");
+          }) == "");
+}
+
+TEST_CASE("stage 2: gradients that several threads compute, in an order of their own") {
+    const Training t{.counts = {300, 5, 2000, 900, 1, 64, 700, 3000, 20, 500}};
+    const auto expected = weights_of_whole(3, t);
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(t.counts, t.dtype);
+              ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets> sharded(comm, model, AdamW{}, {}, SizeCappedBuckets(3000));
+              for (int s = 0; s < t.steps; ++s) {
+                  const auto order = shuffled(model.size(), static_cast<std::uint32_t>(s * 3 + comm.rank()));
+                  std::atomic<std::size_t> next{0};
+                  std::vector<std::thread> threads;
+                  for (int k = 0; k < 3; ++k)
+                      threads.emplace_back([&] {
+                          for (std::size_t at; (at = next++) < order.size();) {
+                              const std::size_t i = order[at];
+                              write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                              sharded.mark_ready(i);
+                          }
+                      });
+                  for (std::thread& thread : threads) thread.join();
+                  sharded.finish();
+                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+              }
+              finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
           }) == "");
 }
 
