@@ -1,0 +1,37 @@
+#pragma once
+
+// The names that fragments of the documentation use: a trainer's own things.
+
+#include <cstddef>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+#include <gradsync/interop/pointer.hpp>
+
+namespace gs = gradsync;
+
+struct Batch {
+    std::size_t tokens = 0;
+};
+
+struct Model {
+    std::vector<gs::ParameterView> parameters();
+    float forward(const Batch&);
+    template <class Ready>
+    void backward(const Batch&, Ready&& ready) {
+        ready(std::size_t{0});
+    }
+    void backward(const Batch&);
+    void step(double scale = 1);
+    std::vector<float> weights, gradient;
+};
+
+/// What each fragment is handed, and may hide by names of its own.
+#define GRADSYNC_FRAGMENT_NAMES                                                                                             \
+    [[maybe_unused]] gs::ThreadBackend comm, [[maybe_unused]] Model &model, [[maybe_unused]] gs::Reducer<gs::ThreadBackend> &sync, \
+        [[maybe_unused]] const std::vector<Batch> &batches, [[maybe_unused]] const Batch &batch, [[maybe_unused]] float *weights,  \
+        [[maybe_unused]] float *gradient, [[maybe_unused]] std::size_t count
