@@ -113,9 +113,9 @@ private:
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
         const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered};
-        auto world = std::make_shared<detail::NcclWorld>(options.device, control->world().chores());
-        if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(world), std::move(*adopted), settings);
-        return detail::NcclEngine::make(control, std::move(world), settings);
+        auto world = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
+        if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
+        return detail::NcclEngine::make(control, std::move(watch), settings);
     }
 
     static TcpBackend duplicate_of(message_passing::MessageEngine& control) {

@@ -18,9 +18,9 @@
 #include "../core/error.hpp"
 #include "../cuda/runtime.hpp"
 #include "../message_passing/message_engine.hpp"
+#include "device_watch.hpp"
 #include "nccl_channel.hpp"
 #include "nccl_communicator.hpp"
-#include "nccl_world.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -43,8 +43,8 @@ public:
         bool registered = false;         ///< memory from `allocate` is registered with NCCL
     };
 
-    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<NcclWorld> world, NcclCommunicator comm, Settings settings)
-        : control_(std::move(control)), world_(std::move(world)), settings_(settings), compute_(settings.compute),
+    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, Settings settings)
+        : control_(std::move(control)), watch_(std::move(watch)), settings_(settings), compute_(settings.compute),
           channel_(std::move(comm), control_->rank(), control_->size(), slots), ready_(cuda::make_event()), started_(slots) {
         for (Started& started : started_) {
             started.begin = cuda::make_event();
@@ -63,7 +63,7 @@ public:
     }
 
     /// One for the ranks of `control`, of whom all call this.
-    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<NcclWorld> world, Settings settings) {
+    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, Settings settings) {
         ncclUniqueId id{};
         if (control->rank() == 0)
             if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
@@ -79,7 +79,7 @@ public:
                 control->progress();
                 return !state.failed() && Clock::now() < deadline;
             });
-            return std::make_shared<NcclEngine>(std::move(control), std::move(world), std::move(comm), settings);
+            return std::make_shared<NcclEngine>(std::move(control), std::move(watch), std::move(comm), settings);
         } catch (const Error& error) {
             if (!control) throw;
             const int self = control->world_rank(control->rank());
@@ -199,7 +199,7 @@ public:
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         Settings settings = settings_;
         settings.compute = compute_stream();
-        return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), world_, settings);
+        return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), watch_, settings);
     }
 
     /// What ranks tell one another on the host. Collective.
@@ -250,7 +250,7 @@ private:
         } catch (const Error& error) {
             fail_device(collective::name_of(call, next_), error.what());
         }
-        world_->wake();
+        watch_->wake();
         return next_++;
     }
 
@@ -359,7 +359,7 @@ private:
 #endif
 
     const std::shared_ptr<MessageEngine> control_;
-    const std::shared_ptr<NcclWorld> world_;
+    const std::shared_ptr<DeviceWatch> watch_;
     const Settings settings_;
     std::atomic<cudaStream_t> compute_;
 

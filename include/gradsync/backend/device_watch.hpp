@@ -11,14 +11,14 @@
 
 namespace gradsync::inline v0::detail {
 
-/// What all communicators of one rank and origin share: its device, and the thread that looks after them. Messages about who has
-/// started what, time limits, NCCL's errors and the failures of others are noticed also while this rank computes.
-class NcclWorld {
+/// What all communicators of one rank and origin share that has a device: the thread that looks after them, so that things move, and
+/// failures are noticed, also while this rank computes.
+class DeviceWatch {
 public:
-    NcclWorld(int device, collective::Chores& chores) : device_(device), thread_([this, &chores] { watch(chores); }) {}
-    NcclWorld(const NcclWorld&) = delete;
-    NcclWorld& operator=(const NcclWorld&) = delete;
-    ~NcclWorld() {
+    DeviceWatch(int device, collective::Chores& chores) : device_(device), thread_([this, &chores] { watch(chores); }) {}
+    DeviceWatch(const DeviceWatch&) = delete;
+    DeviceWatch& operator=(const DeviceWatch&) = delete;
+    ~DeviceWatch() {
         {
             const std::lock_guard lock(mutex_);
             stopped_ = true;

@@ -1,0 +1,34 @@
+// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240
+// Over a CUDA runtime of our own (support/fake).
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/staging.hpp>
+
+#include "conformance/backend.hpp"
+#include "support/device_memory.hpp"
+
+namespace {
+
+/// Pieces of `piece_bytes`.
+template <std::size_t piece_bytes>
+struct StagedThreads {
+    using Backend = gradsync::StagingBackend<gradsync::ThreadBackend>;
+    using Memory = gradsync_test::DeviceMemory;
+    static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
+    static constexpr bool rank_order = true;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        gradsync::run_threads(
+            size, [&](gradsync::ThreadBackend host) { f(Backend(host, {.piece_bytes = piece_bytes})); }, gradsync::ThreadOptions{.timeout = limit});
+    }
+};
+static_assert(gradsync::Backend<StagedThreads<64>::Backend>);
+
+}  // namespace
+
+TEST_CASE("StagingBackend: results") { gradsync_test::check_results<StagedThreads<4096>>(); }
+TEST_CASE("StagingBackend: collectives in flight") { gradsync_test::check_in_flight<StagedThreads<1024>>(); }
+TEST_CASE("StagingBackend: groups") { gradsync_test::check_groups<StagedThreads<64>>(); }
+TEST_CASE("StagingBackend: failures") { gradsync_test::check_failures<StagedThreads<16384>>(); }
