@@ -52,7 +52,12 @@ extern "C" void on_time_limit(int) {
 
 }  // namespace
 
+// A program may have something to do before anything else: -1 to go on, or what to exit with.
+int prepare_tests() __attribute__((weak));
+
 int main(int argc, char** argv) {
+    if (&prepare_tests != nullptr)
+        if (const int code = prepare_tests(); code >= 0) return code;
     if (const char* seconds = std::getenv("GRADSYNC_TEST_TIMEOUT")) {
         std::signal(SIGALRM, on_time_limit);
         ::alarm(static_cast<unsigned>(std::atoi(seconds)));

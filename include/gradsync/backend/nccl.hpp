@@ -113,7 +113,7 @@ private:
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
         const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered};
-        auto world = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
+        auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
         if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
         return detail::NcclEngine::make(control, std::move(watch), settings);
     }

@@ -270,7 +270,7 @@ void check_failures() {
         });
     }
     SUBCASE("a rank that leaves after its last collective leaves nobody waiting") {
-        for (int repeat = 0; repeat < 50; ++repeat)
+        for (int repeat = 0; repeat < repetitions; ++repeat)
             each_larger_world<L>(ample, [&](Backend backend, Findings&) {
                 if (backend.rank() % 2) std::this_thread::yield();
                 reduce_something(backend, static_cast<std::size_t>(repeat) * 100);
@@ -294,7 +294,7 @@ void check_failures() {
         });
     }
     SUBCASE("a rank that unwinds with collectives under way: nobody touches its buffers afterwards") {
-        for (std::size_t repeat = 0; repeat < (slow_build ? 8 : 40); ++repeat)
+        for (std::size_t repeat = 0; repeat < static_cast<std::size_t>(repetitions); ++repeat)
             for (const int size : sizes_up_to(L::largest, 2)) {
                 Findings findings;
                 bool caught = false;

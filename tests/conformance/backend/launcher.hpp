@@ -82,13 +82,20 @@ inline constexpr bool slow_build = false;
 inline constexpr bool slow_build = false;
 #endif
 
+/// How often a case is repeated that makes a new world each time. A program whose worlds take a second each sets it to 1.
+inline int repetitions = slow_build ? 8 : 40;
+
+/// If not 0, worlds of this size only.
+inline int only_size = 0;
+
 /// The limit of waits that are not meant to reach it, and of those that are.
 inline constexpr auto ample = 60s;
 inline constexpr auto scant = 300ms;
 
 inline std::vector<int> sizes_up_to(int largest, int least = 1) {
     std::vector<int> sizes;
-    for (int size = least; size <= 4 && size <= largest; ++size) sizes.push_back(size);
+    for (int size = least; size <= 4 && size <= largest; ++size)
+        if (only_size == 0 || size == only_size) sizes.push_back(size);
     return sizes;
 }
 

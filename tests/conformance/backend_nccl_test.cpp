@@ -1,0 +1,54 @@
+// ctest: LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 TIMEOUT 200 SERIAL LABELS gpu
+// On a device: as many processes as ranks share it (see support/gpu_ranks.hpp). A program of n ranks runs the suite at n.
+#include <gradsync/backend/nccl.hpp>
+
+#include "conformance/backend.hpp"
+#include "support/device_memory.hpp"
+#include "support/gpu_ranks.hpp"
+
+int prepare_tests() {
+    const int code = gradsync_test::fork_ranks();
+    if (code < 0) {
+        gradsync_test::repetitions = 1;  // a communicator of NCCL's takes long to make
+        gradsync_test::only_size = gradsync_test::gpu_ranks().size;
+    }
+    return code;
+}
+
+namespace {
+
+struct Devices {
+    using Backend = gradsync::NcclBackend;
+    using Memory = gradsync_test::DeviceMemory;
+    static constexpr int largest = 3;
+    static constexpr bool rank_order = false;
+
+    static bool here(int rank) { return gradsync_test::gpu_ranks().rank == rank; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        REQUIRE(size == gradsync_test::gpu_ranks().size);
+        gradsync::NcclBackend backend(gradsync_test::gpu_ranks().rendezvous, {.timeout = gradsync_test::ample});
+        backend.barrier().wait();  // NCCL connects at the first collective, which takes longer than some limits
+        backend.set_timeout(limit);
+        try {
+            f(gradsync::NcclBackend(backend));
+        } catch (const gradsync::Error& error) {
+            backend.fail(error.what());
+            if (const int peer = error.context().peer; peer < 0 || here(peer)) throw;  // what another is blamed for leaves `run` there
+        } catch (const std::exception& error) {
+            backend.fail(error.what());
+            throw;
+        } catch (...) {
+            backend.fail("an exception that is no std::exception");
+            throw;
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("NcclBackend: results") { gradsync_test::check_results<Devices>(); }
+TEST_CASE("NcclBackend: collectives in flight") { gradsync_test::check_in_flight<Devices>(); }
+TEST_CASE("NcclBackend: groups") { gradsync_test::check_groups<Devices>(); }
+TEST_CASE("NcclBackend: failures") { gradsync_test::check_failures<Devices>(); }

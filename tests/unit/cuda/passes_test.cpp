@@ -1,0 +1,190 @@
+// ctest: LIBRARIES gradsync::nccl gradsync_kernels TIMEOUT 100 LABELS gpu
+// On a device: the passes against the host's kernels, which have tests of their own.
+#include <gradsync/cuda/passes.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <gradsync/kernel/convert.hpp>
+#include <gradsync/kernel/elementwise.hpp>
+
+#include "conformance/backend/oracle.hpp"
+#include "support/device_memory.hpp"
+#include "support/gpu_ranks.hpp"
+
+using gradsync::DType;
+using gradsync::MemorySpace;
+using gradsync_test::Bytes;
+using gradsync_test::DeviceMemory;
+
+int prepare_tests() { return gradsync_test::skip_without_device(); }
+
+namespace {
+
+constexpr DType floating[] = {DType::f16, DType::bf16, DType::f32, DType::f64};
+constexpr std::size_t counts[] = {0, 1, 3, 7, 8, 255, 1000, 4097, 100'003, 3'000'001};
+
+/// Random elements with some that are special.
+Bytes elements_of(DType dtype, std::size_t count, std::uint64_t seed) {
+    Bytes bytes = gradsync_test::random_elements(dtype, count, seed);
+    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
+        if constexpr (!std::is_integral_v<T>) {
+            T* const elements = reinterpret_cast<T*>(bytes.data());
+            const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-30f, 65504.0f, 3e38f, 6e-8f};
+            for (std::size_t i = 0; i < std::size(special) && 11 * i < count; ++i) elements[11 * i] = T(special[i]);
+        }
+    });
+    return bytes;
+}
+
+/// Equal bits; a NaN is as good as another.
+bool same(DType dtype, const Bytes& a, const Bytes& b) {
+    if (a == b) return true;
+    bool equal = a.size() == b.size();
+    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
+        if constexpr (!std::is_integral_v<T>)
+            for (std::size_t i = 0; equal && i < a.size() / sizeof(T); ++i) {
+                const T x = reinterpret_cast<const T*>(a.data())[i], y = reinterpret_cast<const T*>(b.data())[i];
+                using A = std::conditional_t<sizeof(T) == 2, float, T>;
+                equal = std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(static_cast<A>(x)) && std::isnan(static_cast<A>(y)));
+            }
+    });
+    return equal;
+}
+
+/// A buffer whose elements begin `offset` elements behind an aligned address.
+struct Buffer {
+    DType dtype;
+    std::size_t count, offset;
+    DeviceMemory memory;
+    Buffer(DType dtype_, std::size_t count_, std::size_t offset_, std::uint64_t seed)
+        : dtype(dtype_), count(count_), offset(offset_), memory(elements_of(dtype_, count_ + offset_ + 1, seed)) {}
+    gradsync::BufferView view() { return {memory.data() + offset * size_of(dtype), count, dtype, MemorySpace::device}; }
+    /// What a pass over the host's copy makes of it.
+    template <class Pass>
+    Bytes expected(Pass&& pass) {
+        Bytes bytes = memory.read();
+        pass(gradsync::BufferView{bytes.data() + offset * size_of(dtype), count, dtype, MemorySpace::host});
+        return bytes;
+    }
+    Bytes now() {
+        gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+        return memory.read();
+    }
+};
+
+/// `use(buffer)` for every floating type, count and misalignment.
+template <class Use>
+void each_buffer(Use&& use) {
+    for (const DType dtype : floating)
+        for (const std::size_t count : counts)
+            for (const std::size_t offset : {0u, 1u, 8u}) {
+                CAPTURE(name_of(dtype));
+                CAPTURE(count);
+                CAPTURE(offset);
+                use(Buffer(dtype, count, offset, count * 8 + offset));
+            }
+}
+
+}  // namespace
+
+TEST_CASE("device passes: scale, clamp") {
+    each_buffer([](Buffer buffer) {
+        const Bytes scaled = buffer.expected([](gradsync::BufferView view) { gradsync::kernel::scale(view, 0.3); });
+        gradsync::cuda::scale(buffer.view(), 0.3, nullptr);
+        CHECK(same(buffer.dtype, buffer.now(), scaled));
+        const Bytes clamped = buffer.expected([](gradsync::BufferView view) { gradsync::kernel::clamp(view, 0.7); });
+        gradsync::cuda::clamp(buffer.view(), 0.7, nullptr);
+        CHECK(same(buffer.dtype, buffer.now(), clamped));
+    });
+}
+
+TEST_CASE("device passes: scale_by, in place and not; a factor of 0 reads nothing") {
+    each_buffer([](Buffer buffer) {
+        for (const double factor : {1.0, 1 / 3.0, 0.0}) {
+            Buffer to(buffer.dtype, buffer.count, buffer.offset, 99);
+            DeviceMemory cell(Bytes(reinterpret_cast<const std::byte*>(&factor), reinterpret_cast<const std::byte*>(&factor + 1)));
+            const Bytes source = buffer.memory.read();
+            const Bytes expected = to.expected([&](gradsync::BufferView view) {
+                if (view.bytes() == 0) return;
+                std::memcpy(view.data, source.data() + buffer.offset * size_of(buffer.dtype), view.bytes());
+                if (factor == 0) std::memset(view.data, 0, view.bytes());
+                else gradsync::kernel::scale(view, factor);
+            });
+            gradsync::cuda::scale_by(buffer.view(), to.view(), reinterpret_cast<const double*>(cell.data()), nullptr);
+            CHECK(same(buffer.dtype, to.now(), expected));
+        }
+    });
+}
+
+TEST_CASE("device passes: convert and add, between all floating types") {
+    each_buffer([](Buffer from) {
+        for (const DType dtype : floating) {
+            CAPTURE(name_of(dtype));
+            const Bytes source = from.memory.read();
+            const void* const elements = source.data() + from.offset * size_of(from.dtype);
+            Buffer to(dtype, from.count, from.offset, 5);
+            const Bytes sum = to.expected([&](gradsync::BufferView view) { gradsync::kernel::add(view, {elements, from.count, from.dtype, MemorySpace::host}); });
+            gradsync::cuda::add(to.view(), from.view(), nullptr);
+            CHECK(same(dtype, to.now(), sum));
+            const Bytes converted = to.expected([&](gradsync::BufferView view) {
+                if (dtype != from.dtype) gradsync::kernel::convert(elements, from.dtype, view.data, dtype, view.count);
+                else if (view.bytes() != 0) std::memcpy(view.data, elements, view.bytes());
+            });
+            gradsync::cuda::convert(from.view(), to.view(), nullptr);
+            CHECK(same(dtype, to.now(), converted));
+        }
+    });
+}
+
+TEST_CASE("device passes: sums of squares, the same bits each time") {
+    std::vector<Bytes> contents;
+    std::vector<DeviceMemory> memories;
+    std::vector<gradsync::cuda::NormBlock> blocks;
+    std::vector<double> expected;
+    for (const DType dtype : floating)
+        for (const std::size_t count : {0u, 1u, 5u, 1000u, 16384u})
+            for (const std::size_t offset : {0u, 1u, 3u}) {
+                contents.push_back(gradsync_test::random_elements(dtype, count + offset, count));
+                memories.emplace_back(contents.back());
+                blocks.push_back({memories.back().data() + offset * size_of(dtype), count, dtype});
+                expected.push_back(gradsync::kernel::sum_of_squares({contents.back().data() + offset * size_of(dtype), count, dtype, MemorySpace::host}));
+            }
+    const auto bytes = std::as_bytes(std::span(blocks));
+    DeviceMemory table({bytes.begin(), bytes.end()}), sums(Bytes(blocks.size() * sizeof(double)));
+    Bytes first;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        gradsync::cuda::sums_of_squares(reinterpret_cast<const gradsync::cuda::NormBlock*>(table.data()), blocks.size(), reinterpret_cast<double*>(sums.data()), nullptr);
+        gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+        const Bytes now = sums.read();
+        if (repeat == 0) first = now;
+        CHECK(now == first);
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        CAPTURE(i);
+        double sum;
+        std::memcpy(&sum, first.data() + i * sizeof sum, sizeof sum);
+        CHECK(sum == doctest::Approx(expected[i]).epsilon(1e-12));
+    }
+}
+
+TEST_CASE("device passes: the factor of a mean") {
+    for (const double weight : {0.0, 3.0, 1e300}) {
+        gradsync::cuda::MeanFactor cell{weight, -1, -1};
+        DeviceMemory memory(Bytes(reinterpret_cast<const std::byte*>(&cell), reinterpret_cast<const std::byte*>(&cell + 1)));
+        gradsync::cuda::mean_factor(reinterpret_cast<gradsync::cuda::MeanFactor*>(memory.data()), 2.0, nullptr);
+        gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+        std::memcpy(&cell, memory.read().data(), sizeof cell);
+        CHECK(cell.factor == (weight == 0 ? 0 : 2 / weight));
+        CHECK(cell.factor32 == static_cast<float>(cell.factor));
+    }
+}
+
+TEST_CASE("device passes: integers are refused") {
+    DeviceMemory memory(Bytes(64));
+    CHECK_THROWS_AS(gradsync::cuda::scale({memory.data(), 4, DType::i32, MemorySpace::device}, 2, nullptr), gradsync::Error);
+}
