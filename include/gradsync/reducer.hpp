@@ -14,6 +14,7 @@
 
 #include "bucket/size_capped.hpp"
 #include "core/backend.hpp"
+#include "core/backend_clock.hpp"
 #include "core/bucket_plan.hpp"
 #include "core/clock.hpp"
 #include "core/error.hpp"
@@ -36,6 +37,7 @@
 #include "reducer/options.hpp"
 #include "reducer/parameters.hpp"
 #include "reducer/readiness.hpp"
+#include "reducer/ready_times.hpp"
 #include "reducer/spin_lock.hpp"
 #include "reducer/verification.hpp"
 
@@ -90,6 +92,7 @@ public:
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.transport = backend_.describe();
         adopt_plan();
+        record_order();
         overlap_.attach(background_);
     }
     Reducer(const Reducer&) = delete;
@@ -205,7 +208,7 @@ public:
                 exposure_.add(begin, Clock::now());
             }
         }
-        if (recording_) readiness_.record(i);
+        if (recording_ != 0) record(i);
         const bool full = readiness_.fill(i);
         if (exchange_.alone(backend_)) return;  // nothing travels; what is to be scaled is scaled in finish()
         failure_.guard([&] {
@@ -333,26 +336,17 @@ public:
 
     // --------------------------------------------------------------------------------------------------- bookkeeping
 
-    /// Plans the buckets anew from the order in which gradients became ready in rank 0's first step (or in the step
-    /// after `record_order()`). Values are kept, accumulated ones too. True if the plan changed: then views from
-    /// `gradient_view` are to be asked for again. Between steps. Collective.
+    /// Plans the buckets anew from the order in which gradients became ready in rank 0's first step (or in the steps
+    /// after `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets those at which gradients
+    /// became ready, the latest of all ranks, and their order. Values are kept, accumulated ones too. True if the plan changed:
+    /// then views from `gradient_view` are to be asked for again. Between steps. Collective.
     bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
         std::vector<std::uint64_t> agreed(gradients_.order().begin(), gradients_.order().end());
-        if (backend_.rank() == 0) {
-            // Those that were not marked keep their place behind the others.
-            std::vector<bool> seen(size());
-            std::size_t n = 0;
-            for (std::size_t i : readiness_.recorded()) {
-                agreed[n++] = i;
-                seen[i] = true;
-            }
-            for (std::size_t i : gradients_.order())
-                if (!seen[i]) agreed[n++] = i;
-        }
-        failure_.guard([&] { backend_.broadcast(buffer(agreed), 0).wait(); });
+        if constexpr (TimedBucketPolicy<Buckets>) agree_on_times(agreed);
+        else agree_on_order(agreed);
         if (!gradients_.reorder(backend_, agreed)) return false;
         readiness_.set_plan(plan());
         flight_.resize(plan().size());
@@ -360,11 +354,16 @@ public:
         return true;
     }
 
-    /// Records the order in which gradients become ready in the next step, for `rebuild_buckets`.
-    void record_order() noexcept {
+    /// Records the order in which gradients become ready in the next steps, of which the last one counts, and when they do, of
+    /// which the mean counts; for `rebuild_buckets`.
+    void record_order(unsigned steps = 1) {
         readiness_.forget_order();
-        recording_ = true;
+        if constexpr (TimedBucketPolicy<Buckets>) times_.forget(size());
+        recording_ = steps;
     }
+
+    /// When gradients become ready, as the ranks have agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
+    std::span<const double> ready_seconds() const noexcept { return {ready_seconds_.data(), ready_seconds_.size()}; }
 
     /// Gradient i of borrowed ones lives elsewhere from now on: same count, same type. Between steps.
     void rebind_gradient(std::size_t i, BufferView gradient) {
@@ -548,6 +547,45 @@ private:
         if (!missing.empty()) report_missing(missing);
     }
 
+    // --------------------------------------------------------------------------------------- the order of readiness
+
+    void record(std::size_t i) {
+        readiness_.record(i);
+        if constexpr (TimedBucketPolicy<Buckets>) times_.record(i, backend_seconds(backend_));
+    }
+
+    /// A step is complete, of those that are recorded.
+    void end_recorded_step() noexcept {
+        if constexpr (TimedBucketPolicy<Buckets>) times_.end_step(readiness_.recorded());
+        if (--recording_ != 0) readiness_.forget_order();
+    }
+
+    /// `order` becomes that of rank 0; those that were not marked keep their place behind the others.
+    void agree_on_order(std::vector<std::uint64_t>& order) {
+        if (backend_.rank() == 0) {
+            std::vector<bool> seen(size());
+            std::size_t n = 0;
+            for (std::size_t i : readiness_.recorded()) {
+                order[n++] = i;
+                seen[i] = true;
+            }
+            for (std::size_t i : gradients_.order())
+                if (!seen[i]) order[n++] = i;
+        }
+        failure_.guard([&] { backend_.broadcast(buffer(order), 0).wait(); });
+    }
+
+    /// `order` becomes that of the times, which are the latest of all ranks.
+    void agree_on_times(std::vector<std::uint64_t>& order) {
+        std::vector<double> times = times_.mean();
+        failure_.guard([&] { backend_.all_reduce(buffer(times), ReduceOp::max).wait(); });
+        detail::sort_by_times(order, times);
+        gradients_.set_ready_seconds(times);
+        ready_seconds_ = std::move(times);
+    }
+
+    // ------------------------------------------------------------------------------------------ the end of a step
+
     /// Waits for the collectives, hands out the results, and prepares the next step.
     void complete_step(Clock::time_point begin) {
         const bool agree = options_.unused == UnusedParameters::agree;
@@ -575,7 +613,7 @@ private:
         readiness_.reset();
         flight_.reset();
         gradients_.forget_sums();
-        recording_ = false;
+        if (recording_ != 0) end_recorded_step();
         has_batch_ = true;
         closed_ = false;
     }
@@ -670,7 +708,9 @@ private:
     double weight_ = 1;
     bool has_batch_ = true;
     bool closed_ = false;     ///< all marks of this step are settled
-    bool recording_ = true;
+    unsigned recording_ = 0;  ///< so many steps are still to be recorded
+    detail::ReadyTimes times_;
+    std::vector<double> ready_seconds_;
 
     detail::SpinLock launching_;
     detail::SpinLock polling_;

@@ -91,6 +91,6 @@ private:
     std::vector<double> ready_;
 };
 
-static_assert(BucketPolicy<OptimalBuckets>);
+static_assert(TimedBucketPolicy<OptimalBuckets>);
 
 }  // namespace gradsync::inline v0

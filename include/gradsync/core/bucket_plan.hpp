@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffer_view.hpp"
@@ -57,5 +58,11 @@ concept BucketPolicy = std::copy_constructible<P> &&
                            { policy.plan(parameters, order) } -> std::same_as<BucketPlan>;
                            { policy.describe() } -> std::convertible_to<std::string>;
                        };
+
+/// A bucket policy that can plan from when gradients become ready: `set_ready_seconds(times)` takes seconds by parameter, from
+/// any moment on, the same numbers on all ranks; plans that are made later go by them. A Reducer measures them: see
+/// `Reducer::rebuild_buckets`.
+template <class P>
+concept TimedBucketPolicy = BucketPolicy<P> && requires(P& policy, std::vector<double> times) { policy.set_ready_seconds(std::move(times)); };
 
 }  // namespace gradsync::inline v0

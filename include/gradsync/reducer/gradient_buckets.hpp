@@ -150,6 +150,11 @@ public:
     /// The step is over: the next deposits overwrite.
     void forget_sums() noexcept { deposited_.assign(deposited_.size(), 0); }
 
+    /// What the policy of the next `reorder` is to go by, if it can.
+    void set_ready_seconds(const std::vector<double>& times) {
+        if constexpr (TimedBucketPolicy<Buckets>) policy_.set_ready_seconds(times);
+    }
+
     /// Plans anew for another order of readiness; values and sums move along. True if the plan changed. Collective.
     bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
