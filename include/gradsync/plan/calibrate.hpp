@@ -20,13 +20,16 @@ struct CalibrationOptions {
     std::size_t least_bytes = 16 * 1024;        ///< sizes grow fourfold from here on,
     std::size_t most_bytes = std::size_t{64} << 20;  ///< up to here,
     double longest_call = 0.25;                 ///< or until a call took so many seconds
-    int warm_up = 2;                            ///< calls of each size that are not counted
-    int calls = 7;                              ///< of each size, whose median counts
+    std::size_t burst_bytes = std::size_t{2} << 20;  ///< calls are timed in bursts of so many bytes together,
+    int most_in_flight = 64;                    ///< but of no more calls
+    int warm_up = 1;                            ///< bursts of each size that are not counted
+    int bursts = 5;                             ///< of each size, whose median counts
 };
 
-/// What an all-reduce costs on this backend: f32 sums of several sizes, timed one at a time, in memory of `allocate`. Of each
-/// size a rank takes the median, and all ranks the largest of their medians; so every rank gets the same numbers, and plans
-/// alike with them. Collective. Throws Error(invalid_argument) where the options make fewer than two sizes, or with one rank.
+/// What an all-reduce costs on this backend: f32 sums of several sizes, in memory of `allocate`. Small ones are started many
+/// at a time, as in a backward, and what counts is by how much one more of them lengthens the whole. Of each size a rank takes
+/// the median, and all ranks the largest of their medians; so every rank gets the same numbers, and plans alike with them.
+/// Collective. Throws Error(invalid_argument) where the options make fewer than two sizes, or with one rank.
 ///
 /// Nothing else should run meanwhile: it is the cost of a link that is free. Where ranks compute on the cores that move the
 /// bytes, it is less than what a call takes beside a backward.
@@ -37,25 +40,33 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
         throw Error(Errc::invalid_argument, "calibrate: " + what, {.operation = "calibrate", .rank = backend.rank()});
     };
     if (backend.size() < 2) refuse("one rank alone communicates nothing; start at least 2");
-    if (options.least_bytes < sizeof(float) || options.most_bytes / 4 < options.least_bytes || options.warm_up < 0 || options.calls < 1)
-        refuse("least_bytes must be at least 4 and most_bytes four times as much, warm_up at least 0, calls at least 1");
+    if (options.least_bytes < sizeof(float) || options.most_bytes / 4 < options.least_bytes || options.warm_up < 0 || options.bursts < 1 || options.most_in_flight < 1)
+        refuse("least_bytes must be at least 4 and most_bytes four times as much, warm_up at least 0, bursts and most_in_flight at least 1");
 
-    auto memory = backend.allocate(options.most_bytes);
+    const auto calls_of = [&](std::size_t bytes) {
+        const std::size_t calls = options.burst_bytes / bytes;
+        return gradsync::detail::larger<std::size_t>(1, gradsync::detail::smaller(calls, static_cast<std::size_t>(options.most_in_flight)));
+    };
+    auto memory = backend.allocate(gradsync::detail::larger(options.most_bytes, options.burst_bytes));
     std::vector<TimedCall> timed;
-    std::vector<double> seconds(static_cast<std::size_t>(options.calls));
+    std::vector<double> seconds(static_cast<std::size_t>(options.bursts));
+    std::vector<typename B::WorkType> works;
     for (std::size_t bytes = options.least_bytes;; bytes *= 4) {
-        const BufferView buffer{memory.data(), bytes / sizeof(float), DType::f32, MemorySpace::host};
-        for (int i = -options.warm_up; i < options.calls; ++i) {
+        const BufferView whole{memory.data(), bytes / sizeof(float) * calls_of(bytes), DType::f32, MemorySpace::host};
+        for (int i = -options.warm_up; i < options.bursts; ++i) {
             backend.barrier().wait();
             const double begin = backend_seconds(backend);
-            backend.all_reduce(buffer, ReduceOp::sum).wait();
-            if (i >= 0) seconds[static_cast<std::size_t>(i)] = backend_seconds(backend) - begin;
+            for (std::size_t k = 0; k < calls_of(bytes); ++k)
+                works.push_back(backend.all_reduce(whole.subview(k * (bytes / sizeof(float)), bytes / sizeof(float)), ReduceOp::sum));
+            for (auto& work : works) work.wait();
+            works.clear();
+            if (i >= 0) seconds[static_cast<std::size_t>(i)] = (backend_seconds(backend) - begin) / static_cast<double>(calls_of(bytes));
         }
         for (std::size_t i = 1; i < seconds.size(); ++i)  // sorted: there are few
             for (std::size_t k = i; k > 0 && seconds[k] < seconds[k - 1]; --k) std::swap(seconds[k], seconds[k - 1]);
         double median = seconds[seconds.size() / 2];
         backend.all_reduce(gradsync::buffer(std::span(&median, 1)), ReduceOp::max).wait();
-        timed.push_back({static_cast<double>(buffer.bytes()), median});
+        timed.push_back({static_cast<double>(bytes / sizeof(float) * sizeof(float)), median});
         if (bytes > options.most_bytes / 4 || (median > options.longest_call && timed.size() > 1)) break;
     }
     return fit(timed);
