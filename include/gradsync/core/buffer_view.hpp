@@ -80,6 +80,9 @@ concept ContiguousRange = Range<R> && requires(R& range) {
 };
 
 template <class T>
+concept IsBufferView = std::is_same_v<T, BufferView> || std::is_same_v<T, ConstBufferView>;
+
+template <class T>
 concept HasBufferTraits = requires(T& t) { buffer_traits<std::remove_const_t<T>>::view(t); };
 
 /// Does a copy of this object have memory of its own? A range that does is constant where its elements are.
@@ -119,10 +122,14 @@ consteval void check_buffer_range() {
 /// The view of a tensor or range, as constant as that is.
 template <class R>
 auto view_of(R& tensor) {
-    if constexpr (requires { tensor.space, tensor.dtype, tensor.subview(0, 0); }) {  // a view already
+    if constexpr (IsBufferView<std::remove_const_t<R>>) {
         return tensor;
     } else if constexpr (HasBufferTraits<R>) {
-        return buffer_traits<std::remove_const_t<R>>::view(tensor);
+        using View = decltype(buffer_traits<std::remove_const_t<R>>::view(tensor));
+        static_assert(IsBufferView<View>,
+                      "gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view() in buffer_traits of this type");
+        if constexpr (IsBufferView<View>) return buffer_traits<std::remove_const_t<R>>::view(tensor);
+        else return BufferView{};
     } else {
         check_buffer_range<R>();
         if constexpr (ContiguousRange<R>) {
