@@ -22,8 +22,8 @@ struct ParameterView {
     std::uint32_t uses = 1;            ///< the gradient is ready at the uses-th mark (tied weights)
 };
 
-/// What a type of parameter looks like: the only thing that a user specialises. All functions are static and
-/// take a `T&`, or a `const T&` for handles that may be constant; only `gradient` must be there.
+/// What a type of parameter looks like: specialise it for a type that has weights and a gradient. All functions are static
+/// and take a `T&`, or a `const T&` for handles that may be constant; only `gradient` must be there.
 ///
 /// | function | returns | default |
 /// |---|---|---|
