@@ -1,11 +1,11 @@
 // Checks the hand-written backward passes against finite differences; with --dump FILE writes one training run as JSON
 // instead, for check_against_torch.py to repeat.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,17 +29,28 @@ Batch random_batch(std::size_t sequences, std::size_t length, std::size_t target
     return batch;
 }
 
-std::vector<std::vector<float>> gradient_storage(const Parameters<Ops>& parameters) {
-    std::vector<std::vector<float>> storage;
-    for (const auto& p : parameters) storage.emplace_back(p.value.size(), std::nanf(""));
-    return storage;
+using Tensors = std::vector<std::vector<float>>;
+
+/// Initial weights, which the parameters are bound to.
+Tensors own_weights(Parameters& parameters) {
+    Tensors weights;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        parameters.initialise(i, 0, weights.emplace_back(parameters[i].count));
+        parameters.bind(i, weights[i].data());
+    }
+    return weights;
 }
 
-std::vector<float*> pointers(std::vector<std::vector<float>>& storage) {
-    std::vector<float*> all;
-    for (auto& s : storage) all.push_back(s.data());
-    return all;
-}
+struct Gradients final : GradientStore {
+    explicit Gradients(const Parameters& parameters) : marks(parameters.size()) {
+        for (const auto& p : parameters) values.emplace_back(p.count, std::nanf(""));
+    }
+    float* gradient(std::size_t i) override { return values[i].data(); }
+    void ready(std::size_t i) override { ++marks[i]; }
+
+    Tensors values;
+    std::vector<std::uint32_t> marks;
+};
 
 /// The loss's slope along a random direction, for each parameter tensor on its own: a wrong element anywhere shows.
 template <class Model>
@@ -47,30 +58,33 @@ int check(const char* title, Model& model, const Batch& batch) {
     auto& parameters = model.parameters();
     // Far from initialisation every path carries signal: no bias or norm is at a special value.
     Random random{7};
-    for (auto& p : parameters) {
-        for (float& x : p.value) x += static_cast<float>(0.1 * random.normal());
+    Tensors weights = own_weights(parameters);
+    for (auto& value : weights) {
+        for (float& x : value) x += static_cast<float>(0.1 * random.normal());
     }
-    auto storage = gradient_storage(parameters);
-    GradientWriter<Ops> writer{parameters, pointers(storage), true};
-    std::vector<std::uint32_t> marks(parameters.size());
+    Gradients gradients{parameters};
+    GradientWriter<Ops> writer{parameters, gradients};
     model.forward(batch);
-    writer.begin(true, [&](std::size_t i) { ++marks[i]; });
+    writer.begin(false);
     model.backward(batch, writer);
+    const auto marks = gradients.marks;
 
     // A second, identical micro-batch through the scratch must double every gradient exactly.
-    const auto once = storage;
+    const Tensors once = gradients.values;
     model.forward(batch);
-    writer.begin(false, {});
+    writer.begin(true);
     model.backward(batch, writer);
 
     int failures = 0;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        auto& p = parameters[i];
+        const auto& p = parameters[i];
         bool doubled = true;
-        for (std::size_t k = 0; k < once[i].size(); ++k) doubled = doubled && storage[i][k] == 2.0f * once[i][k];
+        for (std::size_t k = 0; k < once[i].size(); ++k)
+            doubled = doubled && gradients.values[i][k] == 2.0f * once[i][k];
 
-        const auto original = p.value;
-        std::vector<double> direction(p.value.size());
+        auto& value = weights[i];
+        const auto original = value;
+        std::vector<double> direction(value.size());
         double length = 0, expected = 0;
         for (double& x : direction) {
             x = random.normal();
@@ -81,14 +95,14 @@ int check(const char* title, Model& model, const Batch& batch) {
             expected += direction[k] / length * static_cast<double>(once[i][k]);
         const auto loss_at = [&](double distance) {
             for (std::size_t k = 0; k < direction.size(); ++k) {
-                p.value[k] = static_cast<float>(static_cast<double>(original[k]) + distance * direction[k] / length);
+                value[k] = static_cast<float>(static_cast<double>(original[k]) + distance * direction[k] / length);
             }
             return model.forward(batch);
         };
         // Fourth-order central difference: the step can be large enough to drown float's rounding.
         const double h = 0.02;
         const double measured = (8.0 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12.0 * h);
-        p.value = original;
+        std::copy(original.begin(), original.end(), value.begin());
 
         const double error = std::abs(measured - expected);
         const bool close = error <= 2e-3 * std::abs(expected) + 1e-5;
@@ -106,28 +120,43 @@ template <class Model>
 nlohmann::json record(Model& model, std::size_t sequences, std::size_t length, std::size_t targets) {
     auto& parameters = model.parameters();
     nlohmann::json run;
-    for (const auto& p : parameters)
-        run["parameters"].push_back({{"name", p.name}, {"shape", p.shape}, {"initial", p.value}});
-    auto storage = gradient_storage(parameters);
-    const auto gradients = pointers(storage);
-    GradientWriter<Ops> writer{parameters, gradients, false};
+    Tensors weights = own_weights(parameters);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        run["parameters"].push_back(
+            {{"name", parameters[i].name}, {"shape", parameters[i].shape}, {"initial", weights[i]}});
+    Gradients gradients{parameters};
+    GradientWriter<Ops> writer{parameters, gradients};
     AdamW<Ops> optimizer{parameters, 0.1};
+    optimizer.set_learning_rate(1e-2);
+    Tensors first, second;
+    for (const auto& p : parameters) {
+        first.emplace_back(p.count);
+        second.emplace_back(p.count);
+    }
     for (std::uint64_t step = 0; step < 3; ++step) {
         const Batch batch = random_batch(sequences, length, targets, 100 + step);
         const double loss = model.forward(batch);
-        writer.begin(true, {});
+        writer.begin(false);
         model.backward(batch, writer);
         double squares = 0;
-        for (const auto& gradient : storage) {
+        for (const auto& gradient : gradients.values) {
             for (float x : gradient) squares += static_cast<double>(x) * static_cast<double>(x);
         }
         const double norm = std::sqrt(squares);
-        optimizer.step(parameters, gradients, 1e-2, std::min(1.0, 0.5 / norm));
+        optimizer.begin_step();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            float* const state[] = {first[i].data(), second[i].data()};
+            optimizer.step({.parameter = i,
+                            .value = weights[i],
+                            .gradient = gradients.values[i],
+                            .gradient_scale = std::min(1.0, 0.5 / norm),
+                            .state = state});
+        }
         run["batches"].push_back(
             {{"inputs", batch.inputs}, {"targets", batch.targets}, {"loss", loss}, {"norm", norm}});
-        if (step == 0) run["gradients"] = storage;
+        if (step == 0) run["gradients"] = gradients.values;
     }
-    for (const auto& p : parameters) run["final"].push_back(p.value);
+    for (const auto& value : weights) run["final"].push_back(value);
     run["sequences"] = sequences;
     run["length"] = length;
     return run;

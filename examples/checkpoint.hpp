@@ -2,11 +2,12 @@
 // A training run on disk: written whole or not at all, read back only if every byte is as it was written.
 //
 // Layout: magic (8 bytes) | version | steps | samples | text fingerprint | length of the model description (8 bytes
-// each) | the description, padded to a multiple of 8 | for each parameter its value and the optimizer's two means |
-// digest of all before.
+// each) | the description, padded to a multiple of 8 | for each parameter its value and the optimizer's two means, each
+// padded likewise | digest of all before. All of it is written and read in pieces: nobody needs to hold the whole state.
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,18 +17,18 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <memory>
-#include <stdexcept>
+#include <functional>
+#include <span>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "data.hpp"
 #include "digest.hpp"
-#include "optimizer.hpp"
 #include "parameters.hpp"
+#include "synchroniser.hpp"
 
 namespace gradsync_train {
 
@@ -42,71 +43,105 @@ namespace checkpoint_detail {
 
 constexpr std::array<char, 8> magic{'g', 'r', 'a', 'd', 's', 'y', 'n', 'c'};
 constexpr std::uint64_t version = 1;
+constexpr std::size_t header_bytes = 48;  // before the description
 
 inline std::string padded(std::string text) {
     text.resize((text.size() + 7) / 8 * 8, ' ');
     return text;
 }
 
-/// Arrays are written in whole 8-byte words, so that the digest does not depend on how the bytes are cut into pieces.
+/// Arrays take whole 8-byte words, so that the digest does not depend on how the bytes are cut into pieces.
 inline std::size_t padded_bytes(std::size_t floats) { return (floats + 1) / 2 * 8; }
 
-class Writer {
-public:
-    /// Writes nothing, but knows what the digest would be.
-    Writer() : file_{nullptr, &std::fclose} {}
-    explicit Writer(const std::filesystem::path& path)
-        : path_{path}, file_{std::fopen(path.c_str(), "wb"), &std::fclose} {
-        if (!file_) fail();
+inline void update(Digest& digest, std::span<const float> array) {
+    const std::size_t n = array.size();
+    digest.update(array.data(), n / 2 * 8);
+    if (n % 2 == 1) {
+        const std::array<float, 2> last{array[n - 1], 0.0f};
+        digest.update(last.data(), 8);
     }
+}
 
-    void bytes(const void* data, std::size_t n) {
-        if (file_ && n > 0 && std::fwrite(data, n, 1, file_.get()) != 1) fail();
-        digest_.update(data, n);
-    }
-    void word(std::uint64_t x) { bytes(&x, sizeof x); }
-    void floats(const float* x, std::size_t n) {
-        bytes(x, n / 2 * 8);
-        if (n % 2 == 1) {
-            const std::array<float, 2> last{x[n - 1], 0.0f};
-            bytes(last.data(), 8);
+/// Where in a checkpoint the arrays are.
+class Layout {
+public:
+    Layout(std::size_t begin, const Parameters& parameters) : end_{begin} {
+        for (const auto& p : parameters) {
+            begins_.push_back(end_);
+            strides_.push_back(padded_bytes(p.count));
+            end_ += state_arrays * strides_.back();
         }
     }
+    std::size_t at(StatePlace place) const {
+        return begins_[place.parameter] + place.array * strides_[place.parameter] + place.first * sizeof(float);
+    }
+    /// Of the digest.
+    std::size_t end() const { return end_; }
 
-    std::uint64_t digest() const { return digest_.value(); }
-    void finish() {
-        word(digest());
-        if (std::fflush(file_.get()) != 0 || ::fsync(fileno(file_.get())) != 0) fail();
+private:
+    std::size_t end_;
+    std::vector<std::size_t> begins_, strides_;  // by parameter; between its arrays
+};
+
+/// An open file, from which several threads may read.
+class File {
+public:
+    File(const std::filesystem::path& path, int flags) : path_{path}, descriptor_{::open(path.c_str(), flags, 0666)} {}
+    ~File() {
+        if (descriptor_ >= 0) ::close(descriptor_);
+    }
+    File(File&& other) noexcept : path_{other.path_}, descriptor_{std::exchange(other.descriptor_, -1)} {}
+    File& operator=(File&&) = delete;
+
+    explicit operator bool() const { return descriptor_ >= 0; }
+    int descriptor() const { return descriptor_; }
+    std::size_t size() const {
+        struct stat about {};
+        return ::fstat(descriptor_, &about) == 0 ? static_cast<std::size_t>(about.st_size) : 0;
+    }
+
+    void read(std::size_t at, void* data, std::size_t n) const {
+        for (std::size_t done = 0; done < n;) {
+            const auto got = ::pread(descriptor_, static_cast<char*>(data) + done, n - done, static_cast<off_t>(at + done));
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) fail("cannot read ");
+            done += static_cast<std::size_t>(got);
+        }
+    }
+    void write(std::size_t at, const void* data, std::size_t n) const {
+        for (std::size_t done = 0; done < n;) {
+            const auto put =
+                ::pwrite(descriptor_, static_cast<const char*>(data) + done, n - done, static_cast<off_t>(at + done));
+            if (put < 0 && errno == EINTR) continue;
+            if (put < 0) fail("cannot write ");
+            done += static_cast<std::size_t>(put);
+        }
+    }
+    std::uint64_t word(std::size_t at) const {
+        std::uint64_t x = 0;
+        read(at, &x, sizeof x);
+        return x;
+    }
+    /// Of the first `bytes` bytes, a multiple of 8.
+    std::uint64_t digest(std::size_t bytes) const {
+        Digest digest;
+        std::vector<char> piece(std::size_t{1} << 20);
+        for (std::size_t at = 0; at < bytes; at += piece.size()) {
+            const std::size_t n = std::min(piece.size(), bytes - at);
+            read(at, piece.data(), n);
+            digest.update(piece.data(), n);
+        }
+        return digest.value();
+    }
+
+    [[noreturn]] void fail(const char* what) const {
+        throw std::system_error(errno, std::generic_category(), what + path_.string());
     }
 
 private:
-    [[noreturn]] void fail() const {
-        throw std::system_error(errno, std::generic_category(), "cannot write " + path_.string());
-    }
-
     std::filesystem::path path_;
-    std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
-    Digest digest_;
+    int descriptor_;
 };
-
-/// All but the digest at the end.
-template <class Ops>
-void write_state(Writer& out, const std::string& model, const Progress& progress, const Parameters<Ops>& parameters,
-                 AdamW<Ops>& optimizer) {
-    const std::string description = padded(model);
-    out.bytes(magic.data(), magic.size());
-    for (std::uint64_t x : {version, progress.steps, progress.samples, progress.fingerprint,
-                            static_cast<std::uint64_t>(description.size())}) {
-        out.word(x);
-    }
-    out.bytes(description.data(), description.size());
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        const std::size_t n = parameters[i].value.size();
-        out.floats(parameters[i].value.data(), n);
-        out.floats(optimizer.first()[i].data(), n);
-        out.floats(optimizer.second()[i].data(), n);
-    }
-}
 
 /// A directory for one at a time, be they threads, processes or, where the file system does it, machines; let go when
 /// it is destroyed or its process dies. Whoever waits for too long, or cannot lock here at all, goes on without.
@@ -135,112 +170,137 @@ inline std::filesystem::path checkpoint_file(const std::filesystem::path& direct
     return directory / "checkpoint.gradsync";
 }
 
-/// Several ranks may be at it at a time, in a run that fails: each has a temporary file of its own.
-template <class Ops>
-void save_checkpoint(const std::filesystem::path& directory, int rank, const std::string& model,
-                     const Progress& progress, const Parameters<Ops>& parameters, AdamW<Ops>& optimizer) {
-    std::filesystem::create_directories(directory);
-    const auto file = checkpoint_file(directory);
-    const auto temporary = std::filesystem::path(file.string() + ".new" + std::to_string(rank));
-    {
-        checkpoint_detail::Writer out{temporary};
-        checkpoint_detail::write_state(out, model, progress, parameters, optimizer);
-        out.finish();
-    }
-    // Readers see the old file or the new one; syncing the directory makes the new name itself durable.
-    std::filesystem::rename(temporary, file);
-    if (const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY); folder >= 0) {
-        ::fsync(folder);
-        ::close(folder);
-    }
-}
+/// Writes checkpoints of one run.
+class CheckpointWriter {
+public:
+    /// `model`: its description.
+    CheckpointWriter(std::filesystem::path directory, const std::string& model, const Parameters& parameters)
+        : directory_{std::move(directory)},
+          description_{checkpoint_detail::padded(model)},
+          layout_{checkpoint_detail::header_bytes + description_.size(), parameters} {}
 
-/// For the ranks that are left of a run: each calls it, as nobody knows who else is left, and the first to come writes.
-/// The others find the very bytes that they hold on disk, and leave it at that. So one file is written and not one a
-/// rank, where all see one disk, and one on each machine where they do not. Returns whether this rank wrote.
-template <class Ops>
-bool keep_checkpoint(const std::filesystem::path& directory, int rank, const std::string& model,
-                     const Progress& progress, const Parameters<Ops>& parameters, AdamW<Ops>& optimizer) {
-    std::filesystem::create_directories(directory);
-    checkpoint_detail::Writer own;
-    checkpoint_detail::write_state(own, model, progress, parameters, optimizer);
-    const checkpoint_detail::Turn turn{directory};
-    std::ifstream in{checkpoint_file(directory), std::ios::binary | std::ios::ate};
-    std::uint64_t kept = 0;
-    // The renaming that made the file came after its last byte: the digest at its end stands for all of it.
-    if (in && in.tellg() >= 8 && in.seekg(-8, std::ios::end) && in.read(reinterpret_cast<char*>(&kept), sizeof kept) &&
-        kept == own.digest()) {
-        return false;
+    /// By one rank, with all state of `collect(sink)`, in whatever order it comes. Several ranks may be at it at a time,
+    /// in a run that fails: each has a temporary file of its own.
+    void save(int rank, const Progress& progress,
+              const std::function<void(const Synchroniser::StateSink&)>& collect) const {
+        std::filesystem::create_directories(directory_);
+        const auto file = checkpoint_file(directory_);
+        const Temporary temporary{file.string() + ".new" + std::to_string(rank)};
+        {
+            const checkpoint_detail::File out{temporary.path, O_WRONLY | O_CREAT | O_TRUNC};
+            if (!out) out.fail("cannot write ");
+            // What is not written, between arrays, is zero.
+            if (::ftruncate(out.descriptor(), static_cast<off_t>(layout_.end())) != 0) out.fail("cannot write ");
+            const std::string head = header(progress);
+            out.write(0, head.data(), head.size());
+            collect([&](StatePlace place, std::span<const float> piece) {
+                out.write(layout_.at(place), piece.data(), piece.size_bytes());
+            });
+            const std::uint64_t digest = checkpoint_detail::File{temporary.path, O_RDONLY}.digest(layout_.end());
+            out.write(layout_.end(), &digest, sizeof digest);
+            if (::fsync(out.descriptor()) != 0) out.fail("cannot write ");
+        }
+        // Readers see the old file or the new one; syncing the directory makes the new name itself durable.
+        std::filesystem::rename(temporary.path, file);
+        if (const checkpoint_detail::File folder{directory_, O_RDONLY | O_DIRECTORY}; folder) ::fsync(folder.descriptor());
     }
-    save_checkpoint(directory, rank, model, progress, parameters, optimizer);
-    return true;
-}
 
-/// A checkpoint's bytes, known to be complete. Read once and shared by the ranks of this process.
+    /// For the ranks that are left of a run, if they hold all state: each calls it, as nobody knows who else is left,
+    /// and the first to come writes. The others find the very bytes that they hold on disk, and leave it at that. So one
+    /// file is written and not one a rank, where all see one disk, and one on each machine where they do not. Returns
+    /// whether this rank wrote.
+    bool keep(int rank, const Progress& progress, const Synchroniser& sync) const {
+        std::filesystem::create_directories(directory_);
+        Digest own;
+        const std::string head = header(progress);
+        own.update(head.data(), head.size());
+        sync.for_whole_state(
+            [&](StatePlace, std::span<const float> array) { checkpoint_detail::update(own, array); });
+        const checkpoint_detail::Turn turn{directory_};
+        // The renaming that made the file came after its last byte: the digest at its end stands for all of it.
+        if (const checkpoint_detail::File kept{checkpoint_file(directory_), O_RDONLY};
+            kept && kept.size() == layout_.end() + 8 && kept.word(layout_.end()) == own.value()) {
+            return false;
+        }
+        save(rank, progress, [&](const Synchroniser::StateSink& sink) { sync.for_whole_state(sink); });
+        return true;
+    }
+
+private:
+    /// A file that is gone again unless it was renamed.
+    struct Temporary {
+        std::filesystem::path path;
+        ~Temporary() {
+            std::error_code ignored;
+            std::filesystem::remove(path, ignored);
+        }
+    };
+
+    std::string header(const Progress& progress) const {
+        std::string bytes(checkpoint_detail::magic.begin(), checkpoint_detail::magic.end());
+        for (std::uint64_t x : {checkpoint_detail::version, progress.steps, progress.samples, progress.fingerprint,
+                                static_cast<std::uint64_t>(description_.size())}) {
+            bytes.append(reinterpret_cast<const char*>(&x), sizeof x);
+        }
+        return bytes + description_;
+    }
+
+    std::filesystem::path directory_;
+    std::string description_;
+    checkpoint_detail::Layout layout_;
+};
+
+/// A checkpoint that is known to be complete. Shared by the ranks of this process.
 class Checkpoint {
 public:
-    explicit Checkpoint(const std::filesystem::path& directory) : file_{checkpoint_file(directory)} {
-        std::ifstream in{file_, std::ios::binary};
-        if (!in) throw UsageError("--resume: cannot read " + file_.string() + "; leave out --resume to begin anew");
-        bytes_.assign(std::istreambuf_iterator<char>{in}, std::istreambuf_iterator<char>{});
-        using checkpoint_detail::magic;
-        if (bytes_.size() < magic.size() || std::memcmp(bytes_.data(), magic.data(), magic.size()) != 0) {
-            refuse("is not a checkpoint of this program");
+    explicit Checkpoint(const std::filesystem::path& directory)
+        : path_{checkpoint_file(directory)}, file_{path_, O_RDONLY} {
+        if (!file_) throw UsageError("--resume: cannot read " + path_.string() + "; leave out --resume to begin anew");
+        using namespace checkpoint_detail;
+        size_ = file_.size();
+        std::array<char, magic.size()> begin{};
+        if (size_ >= begin.size()) file_.read(0, begin.data(), begin.size());
+        if (begin != magic) refuse("is not a checkpoint of this program");
+        if (size_ >= 16 && file_.word(8) != version) {
+            refuse("has format version " + std::to_string(file_.word(8)) + ", and this program reads version " +
+                   std::to_string(version));
         }
-        const std::size_t end = bytes_.size() - 8;  // where the digest stands
         const bool intact =
-            bytes_.size() >= 56 && bytes_.size() % 8 == 0 && Digest{}.update(bytes_.data(), end).value() == word(end);
-        if (bytes_.size() >= 16 && word(8) != checkpoint_detail::version) {
-            refuse("has format version " + std::to_string(word(8)) + ", and this program reads version " +
-                   std::to_string(checkpoint_detail::version));
-        }
+            size_ >= header_bytes + 8 && size_ % 8 == 0 && file_.digest(size_ - 8) == file_.word(size_ - 8);
         if (!intact) refuse("is torn or damaged: its checksum does not match");
     }
 
-    Progress progress() const { return {word(16), word(24), word(32)}; }
+    Progress progress() const { return {file_.word(16), file_.word(24), file_.word(32)}; }
 
     /// Two checkpoints that differ have different ones.
-    std::uint64_t digest() const { return word(bytes_.size() - 8); }
+    std::uint64_t digest() const { return file_.word(size_ - 8); }
 
     /// Throws unless the checkpoint is of this very model.
     void expect_model(const std::string& model) const {
-        const std::string description(bytes_.data() + 48, word(40));
+        std::string description(file_.word(40), ' ');
+        file_.read(checkpoint_detail::header_bytes, description.data(), description.size());
         if (description != checkpoint_detail::padded(model)) {
             refuse("is of another model (" + description.substr(0, description.find_last_not_of(' ') + 1) + ", not " +
                    model + ")");
         }
     }
 
-    template <class Ops>
-    void restore(Parameters<Ops>& parameters, AdamW<Ops>& optimizer) const {
-        std::size_t at = 48 + word(40), floats = 0;
-        for (const auto& p : parameters) floats += 3 * checkpoint_detail::padded_bytes(p.value.size());
-        if (at + floats + 8 != bytes_.size()) refuse("has another number of parameters");
-        const auto read = [&](typename Ops::Floats& out) {
-            std::memcpy(out.data(), bytes_.data() + at, out.size() * sizeof(float));
-            at += checkpoint_detail::padded_bytes(out.size());
-        };
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-            read(parameters[i].value);
-            read(optimizer.first()[i]);
-            read(optimizer.second()[i]);
-        }
-        optimizer.set_steps(progress().steps);
+    void restore(const Parameters& parameters, Synchroniser& sync) const {
+        const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(40), parameters};
+        if (layout.end() + 8 != size_) refuse("has another number of parameters");
+        sync.restore(progress().steps, [&](StatePlace place, std::span<float> piece) {
+            file_.read(layout.at(place), piece.data(), piece.size_bytes());
+        });
     }
 
 private:
-    std::uint64_t word(std::size_t at) const {
-        std::uint64_t x = 0;
-        std::memcpy(&x, bytes_.data() + at, sizeof x);
-        return x;
-    }
-
     [[noreturn]] void refuse(const std::string& why) const {
-        throw UsageError("--resume: " + file_.string() + " " + why + "; leave out --resume to begin anew");
+        throw UsageError("--resume: " + path_.string() + " " + why + "; leave out --resume to begin anew");
     }
 
-    std::filesystem::path file_;
-    std::vector<char> bytes_;
+    std::filesystem::path path_;
+    checkpoint_detail::File file_;
+    std::size_t size_ = 0;
 };
 
 }  // namespace gradsync_train

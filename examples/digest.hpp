@@ -37,14 +37,6 @@ private:
     std::uint64_t length_ = 0;
 };
 
-/// Of all parameters' bytes, in order of registration.
-template <class Ops>
-std::uint64_t digest(const Parameters<Ops>& parameters) {
-    Digest d;
-    for (const auto& p : parameters) d.update(p.value.data(), p.value.size() * sizeof(float));
-    return d.value();
-}
-
 inline std::string hexadecimal(std::uint64_t x) {
     std::array<char, 16> digits{};
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), x, 16).ptr;

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "batch.hpp"
+#include "gradient_writer.hpp"
 #include "ops.hpp"
 #include "parameters.hpp"
+#include "unit_access.hpp"
+#include "workspace.hpp"
 
 namespace gradsync_train {
 
@@ -53,14 +56,24 @@ public:
             biases_.push_back(parameters_.add_constant(layer + ".bias", {out}, 0.0f));
         }
         for (std::size_t width : widths_) {
-            before_.emplace_back(config.sequences * width);
-            after_.emplace_back(config.sequences * width);
-            gradient_.emplace_back(config.sequences * width);
+            before_.push_back(workspace_.floats(config.sequences * width));
+            after_.push_back(workspace_.floats(config.sequences * width));
+            gradient_.push_back(workspace_.floats(config.sequences * width));
         }
     }
 
     const Config& config() const { return config_; }
-    Parameters<Ops>& parameters() { return parameters_; }
+    Parameters& parameters() { return parameters_; }
+    std::size_t activation_bytes() const { return workspace_.bytes(); }
+
+    /// The embedding, and each layer.
+    Units units() const {
+        Units units{{embedding_}};
+        for (std::size_t i = 0; i < weights_.size(); ++i) units.push_back({weights_[i], biases_[i]});
+        return units;
+    }
+    /// Who is told which of them is in use. Outlives its last pass.
+    void set_access(UnitAccess* access) { access_ = access; }
 
     /// Mean loss in nats a byte; leaves what `backward` needs.
     double forward(const Batch& batch) {
@@ -70,9 +83,13 @@ public:
 
     /// The scores of the byte after each sequence: [sequences, 256].
     float* logits(std::size_t sequences, std::size_t, const std::uint8_t* bytes) {
-        Ops::embed(sequences * config_.context, config_.context, config_.embedding, bytes,
-                   parameters_.value(embedding_), nullptr, after_[0].data());
+        {
+            const UnitUse use{access_, 0};
+            Ops::embed(sequences * config_.context, config_.context, config_.embedding, bytes,
+                       parameters_.value(embedding_), nullptr, after_[0].data());
+        }
         for (std::size_t i = 0; i < weights_.size(); ++i) {
+            const UnitUse use{access_, 1 + i};
             float* y = before_[i + 1].data();
             Ops::linear(sequences, widths_[i], widths_[i + 1], after_[i].data(), parameters_.value(weights_[i]), y);
             if (i + 1 < weights_.size()) {
@@ -88,6 +105,7 @@ public:
         const std::size_t n = batch.sequences;
         float* dy = before_.back().data();  // cross_entropy left the gradient of the scores here
         for (std::size_t i = weights_.size(); i-- > 0;) {
+            const UnitUse use{access_, 1 + i};
             const std::size_t in = widths_[i], out = widths_[i + 1];
             if (i + 1 == weights_.size()) {
                 Ops::column_sum(n, out, dy, gradients.target(biases_[i]));
@@ -100,6 +118,7 @@ public:
             Ops::linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
             dy = gradient_[i].data();
         }
+        // The embedding's gradient does not depend on its weights.
         Ops::fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
         Ops::embed_backward_add(n * config_.context, config_.embedding, batch.inputs.data(), dy,
                                 gradients.target(embedding_));
@@ -110,7 +129,9 @@ private:
     using Floats = typename Ops::Floats;
 
     Config config_;
-    Parameters<Ops> parameters_;
+    Parameters parameters_;
+    UnitAccess* access_ = nullptr;
+    Workspace<Ops> workspace_;
     std::vector<std::size_t> widths_;  // of the layers' inputs, and of the scores
     std::size_t embedding_;
     std::vector<std::size_t> weights_, biases_;

@@ -6,6 +6,8 @@
 #include <numbers>
 #include <vector>
 
+#include <gradsync/shard/flat_optimizer.hpp>
+
 #include "ops.hpp"
 #include "parameters.hpp"
 
@@ -25,49 +27,54 @@ struct Schedule {
     }
 };
 
+/// Steps any part of any parameter, whose state its caller keeps: a `gradsync::FlatOptimizer`.
 template <class Ops>
 class AdamW {
 public:
-    AdamW(const Parameters<Ops>& parameters, double weight_decay) : weight_decay_{weight_decay} {
-        for (const auto& p : parameters) {
-            first_.emplace_back(p.value.size(), 0.0f);
-            second_.emplace_back(p.value.size(), 0.0f);
-        }
+    AdamW(const Parameters& parameters, double weight_decay) : weight_decay_{weight_decay} {
+        for (const auto& p : parameters) decays_.push_back(p.decays());
     }
 
-    /// `gradient_scale` multiplies every gradient on the fly: clipping costs no pass of its own.
-    void step(Parameters<Ops>& parameters, const std::vector<float*>& gradients, double learning_rate,
-              double gradient_scale) {
+    /// Running means of the gradient and of its square.
+    std::size_t state_count() const { return 2; }
+
+    /// Of the steps that come.
+    void set_learning_rate(double rate) { rate_ = rate; }
+
+    void begin_step() {
         ++steps_;
         const auto t = static_cast<double>(steps_);
-        AdamWFactors factors{
-            .gradient_scale = static_cast<float>(gradient_scale),
+        factors_ = {
+            .gradient_scale = 1.0f,
             .beta1 = static_cast<float>(beta1),
             .beta2 = static_cast<float>(beta2),
-            .step_size = static_cast<float>(learning_rate / (1.0 - std::pow(beta1, t))),
+            .step_size = static_cast<float>(rate_ / (1.0 - std::pow(beta1, t))),
             .second_correction = static_cast<float>(1.0 / (1.0 - std::pow(beta2, t))),
             .epsilon = 1e-8f,
             .shrink = 1.0f,
         };
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-            auto& p = parameters[i];
-            factors.shrink = static_cast<float>(p.decays() ? 1.0 - learning_rate * weight_decay_ : 1.0);
-            Ops::adamw(p.value.size(), factors, gradients[i], p.value.data(), first_[i].data(), second_[i].data());
-        }
     }
 
-    // The state, for a checkpoint.
+    /// The slice's scale multiplies gradients on the fly: clipping costs no pass of its own.
+    void step(const gradsync::OptimizerSlice<float>& s) const {
+        AdamWFactors factors = factors_;
+        factors.gradient_scale = static_cast<float>(s.gradient_scale);
+        if (decays_[s.parameter]) factors.shrink = static_cast<float>(1.0 - rate_ * weight_decay_);
+        Ops::adamw(s.value.size(), factors, s.gradient.data(), s.value.data(), s.state[0], s.state[1]);
+    }
+
+    /// All of its own state that a checkpoint needs.
     std::uint64_t steps() const { return steps_; }
     void set_steps(std::uint64_t steps) { steps_ = steps; }
-    std::vector<typename Ops::Floats>& first() { return first_; }
-    std::vector<typename Ops::Floats>& second() { return second_; }
 
     static constexpr double beta1 = 0.9, beta2 = 0.99;
 
 private:
     double weight_decay_;
+    std::vector<bool> decays_;  // by parameter
+    double rate_ = 0;
     std::uint64_t steps_ = 0;
-    std::vector<typename Ops::Floats> first_, second_;  // running means of the gradient and of its square
+    AdamWFactors factors_{};
 };
 
 }  // namespace gradsync_train

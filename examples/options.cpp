@@ -1,5 +1,6 @@
 #include "options.hpp"
 
+#include <array>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -39,6 +40,14 @@ void complete(Options& o) {
     if (o.independent && (!o.checkpoint.empty() || o.sample > 0)) {
         throw UsageError("--independent runs are for timing only; leave out --checkpoint and --sample");
     }
+    if (o.shard != "none" && o.gradients == "borrowed") {
+        throw UsageError("--gradients borrowed is for --shard none; the gradients that are sharded live in buckets");
+    }
+    if (o.shard == "parameters" && o.overlap == "forward") {
+        throw UsageError("--overlap forward does not go with --shard parameters, which gathers weights in the forward "
+                         "pass as it is; see --prefetch");
+    }
+    if (o.shard == "parameters") o.buckets = "unit";
     if (o.prompt.empty()) throw UsageError("--prompt is empty; give at least one byte to go on from");
 }
 
@@ -146,7 +155,7 @@ Options parse_options(int argc, char** argv, int processes) {
                       ->check(within(1, 1024))
                       ->group(group)
                       ->default_str("");
-    app.add_option("--buckets", o.buckets,
+    auto* buckets = app.add_option("--buckets", o.buckets,
                    "gradients that travel together: per-parameter, flat (all), or capped (by size)")
         ->check(CLI::IsMember({"per-parameter", "flat", "capped"}))
         ->group(group);
@@ -155,13 +164,32 @@ Options parse_options(int argc, char** argv, int processes) {
         ->check(within(1e-6, 1e6))
         ->group(group);
     app.add_option("--overlap", o.overlap,
-                   "none: all at the end of the backward pass; backward: a bucket leaves when it is full;\nbackward-thread: the same, and a thread moves it on while the others compute")
-        ->check(CLI::IsMember({"none", "backward", "backward-thread"}))
+                   "none: all at the end of the backward pass; backward: a bucket leaves when it is full;\n"
+                   "backward-thread: the same, and a thread moves it on while the others compute;\n"
+                   "forward: half of its way it goes then, the other half under the next forward pass")
+        ->check(CLI::IsMember({"none", "backward", "backward-thread", "forward"}))
         ->group(group);
     app.add_option("--gradients", o.gradients,
                    "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
         ->check(CLI::IsMember({"in-buckets", "borrowed"}))
         ->group(group);
+    app.add_option("--shard", o.shard,
+                   "what is split over the ranks: the optimizer's state; the gradients, too; the parameters, too.\n"
+                   "The same result as none, except for the last two with --accumulate: there gradients\n"
+                   "are added up over the ranks first, and rounded otherwise")
+        ->check(CLI::IsMember({"none", "optimizer", "gradients", "parameters"}))
+        ->group(group);
+    const std::array<CLI::Option*, 3> of_parameters{
+        app.add_option("--prefetch", o.prefetch, "--shard parameters: layers gathered ahead of the one in use")
+            ->check(count_or_none)
+            ->group(group),
+        app.add_flag("--no-reshard", o.no_reshard,
+                     "--shard parameters: keep gathered weights from the forward for the backward pass")
+            ->group(group),
+        app.add_option("--replicate-below", o.replicate_below,
+                       "--shard parameters: keep parameters of fewer numbers whole (norms, biases)")
+            ->check(count_or_none)
+            ->group(group)};
     app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")
         ->check(within(1e-3, 1e6))
         ->group(group);
@@ -216,6 +244,13 @@ Options parse_options(int argc, char** argv, int processes) {
         o.ranks = processes;
     } else if (o.no_shared_memory) {
         throw UsageError("--no-shared-memory is for --backend mpi, as threads have one memory; leave it out");
+    }
+    for (const CLI::Option* option : of_parameters) {
+        if (option->count() > 0 && o.shard != "parameters")
+            throw UsageError(option->get_name() + " is for --shard parameters; leave it out");
+    }
+    if (buckets->count() > 0 && o.shard == "parameters") {
+        throw UsageError("--buckets does not go with --shard parameters, whose gradients travel layer by layer; leave it out");
     }
     complete(o);
     return o;

@@ -36,6 +36,9 @@ struct Options {
     double bucket_mib = 25, first_bucket_mib = 1;
     std::string overlap = "backward";
     std::string gradients = "in-buckets";
+    std::string shard = "none";
+    std::size_t prefetch = 1, replicate_below = 0;
+    bool no_reshard = false;
     double timeout = 60;
     bool independent = false;
 

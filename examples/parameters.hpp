@@ -1,12 +1,12 @@
 #pragma once
-// What a model exposes to its trainer: named parameters; and where their gradients are to be written.
+// What a model exposes to its trainer: named parameters, how they begin, and where their weights are.
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <numbers>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +18,9 @@ class Random {
 public:
     explicit Random(std::uint64_t seed) : state_{seed} {}
 
-    std::uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15u); }
+    std::uint64_t next() { return mix(state_ += increment); }
+    /// As if `n` numbers had been drawn; `normal` draws two.
+    void skip(std::uint64_t n) { state_ += n * increment; }
     double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
     double normal() {
         const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform()));
@@ -32,21 +34,22 @@ public:
     }
 
 private:
+    static constexpr std::uint64_t increment = 0x9e3779b97f4a7c15u;
+
     std::uint64_t state_;
 };
 
-template <class Ops>
 struct Parameter {
     std::string name;
     std::vector<std::size_t> shape;
+    std::size_t count = 0;   // of scalars
     std::uint32_t uses = 1;  // a tied weight receives gradients from two places, and is final at the second
-    typename Ops::Floats value;
 
     /// Weight decay is for matrices: biases and norms have no scale to keep small.
     bool decays() const { return shape.size() > 1; }
 };
 
-template <class Ops>
+/// Owns no weights: whoever trains the model decides where they are, and when, and binds them here.
 class Parameters {
 public:
     explicit Parameters(std::uint64_t seed) : random_{seed} {}
@@ -54,7 +57,8 @@ public:
     /// Registers a parameter drawn from a normal distribution; returns its index.
     std::size_t add(std::string name, std::vector<std::size_t> shape, double deviation, std::uint32_t uses = 1) {
         const std::size_t index = add_constant(std::move(name), std::move(shape), 0.0f);
-        for (float& x : all_[index].value) x = static_cast<float>(deviation * random_.normal());
+        initial_[index] = {0.0f, deviation, random_};
+        random_.skip(2 * all_[index].count);
         all_[index].uses = uses;
         return index;
     }
@@ -62,88 +66,48 @@ public:
     std::size_t add_constant(std::string name, std::vector<std::size_t> shape, float value) {
         std::size_t count = 1;
         for (std::size_t extent : shape) count *= extent;
-        all_.push_back({std::move(name), std::move(shape), 1, typename Ops::Floats(count, value)});
+        all_.push_back({std::move(name), std::move(shape), count});
+        initial_.push_back({value, 0.0, random_});
+        values_.push_back(nullptr);
         return all_.size() - 1;
     }
 
+    /// Writes the first weights of parameter i, from element `first` on: any part of them can be had without the rest.
+    void initialise(std::size_t i, std::size_t first, std::span<float> out) const {
+        const Initial& initial = initial_[i];
+        if (initial.deviation == 0) return std::fill(out.begin(), out.end(), initial.constant), void();
+        Random random = initial.random;
+        random.skip(2 * first);
+        for (float& x : out) x = static_cast<float>(initial.deviation * random.normal());
+    }
+
+    /// The weights of parameter i are at `value` from now on; null: they are nowhere, and must not be used.
+    void bind(std::size_t i, const float* value) { values_[i] = value; }
+    const float* value(std::size_t i) const { return values_[i]; }
+
     std::size_t size() const { return all_.size(); }
-    Parameter<Ops>& operator[](std::size_t i) { return all_[i]; }
-    const Parameter<Ops>& operator[](std::size_t i) const { return all_[i]; }
-    const float* value(std::size_t i) const { return all_[i].value.data(); }
-    auto begin() { return all_.begin(); }
-    auto end() { return all_.end(); }
+    const Parameter& operator[](std::size_t i) const { return all_[i]; }
     auto begin() const { return all_.begin(); }
     auto end() const { return all_.end(); }
 
     /// The number of scalars in all parameters together.
     std::size_t count() const {
         std::size_t sum = 0;
-        for (const auto& p : all_) sum += p.value.size();
+        for (const auto& p : all_) sum += p.count;
         return sum;
     }
 
 private:
-    std::vector<Parameter<Ops>> all_;
+    struct Initial {
+        float constant;
+        double deviation;  // 0: constant
+        Random random;     // at the first element
+    };
+
+    std::vector<Parameter> all_;
+    std::vector<Initial> initial_;
+    std::vector<const float*> values_;
     Random random_;
-};
-
-/// Where a backward pass writes its gradients, and whom it tells that one is final.
-///
-/// Each micro-batch's gradient is computed on its own and then added, so that N micro-batches on one rank give the same
-/// bits as one micro-batch on each of N ranks: the order of the sum is the same. The first micro-batch writes straight
-/// into the gradients; later ones go through a scratch.
-template <class Ops>
-class GradientWriter {
-public:
-    using Ready = std::function<void(std::size_t)>;
-
-    GradientWriter(const Parameters<Ops>& parameters, std::vector<float*> gradients, bool accumulates)
-        : gradients_{std::move(gradients)}, targets_(gradients_) {
-        std::size_t largest = 0;
-        for (const auto& p : parameters) {
-            sizes_.push_back(p.value.size());
-            uses_.push_back(p.uses);
-            // Matrices are written one at a time, and share a scratch that stays in the cache. Vectors are written in
-            // pairs, and a tied matrix must survive the others between its uses.
-            const bool shares = p.shape.size() > 1 && p.uses == 1;
-            if (shares) largest = std::max(largest, p.value.size());
-            own_scratch_.emplace_back(accumulates && !shares ? p.value.size() : 0);
-        }
-        if (accumulates) shared_scratch_.resize(largest);
-        seen_.resize(uses_.size());
-    }
-
-    /// Starts a micro-batch's backward pass. `ready` is empty for all but the last micro-batch of a step.
-    void begin(bool first, Ready ready) {
-        first_ = first;
-        ready_ = std::move(ready);
-        for (std::size_t i = 0; i < targets_.size(); ++i) {
-            targets_[i] = first                     ? gradients_[i]
-                          : own_scratch_[i].empty() ? shared_scratch_.data()
-                                                    : own_scratch_[i].data();
-            seen_[i] = 0;
-        }
-    }
-
-    /// Where the gradient of parameter i is to be written; valid until `done(i)`.
-    float* target(std::size_t i) { return targets_[i]; }
-
-    /// One use's contribution to gradient i has been written.
-    void done(std::size_t i) {
-        if (++seen_[i] == uses_[i] && !first_) Ops::add(sizes_[i], targets_[i], gradients_[i]);
-        if (ready_) ready_(i);
-    }
-
-private:
-    std::vector<float*> gradients_;
-    std::vector<float*> targets_;
-    std::vector<std::size_t> sizes_;
-    std::vector<std::uint32_t> uses_;
-    std::vector<std::uint32_t> seen_;
-    std::vector<typename Ops::Floats> own_scratch_;
-    typename Ops::Floats shared_scratch_;
-    bool first_ = true;
-    Ready ready_;
 };
 
 }  // namespace gradsync_train

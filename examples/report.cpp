@@ -35,19 +35,16 @@ nlohmann::json flags(const Options& o) {
                           {"buckets", o.buckets},
                           {"overlap", o.overlap},
                           {"gradients", o.gradients},
+                          {"shard", o.shard},
                           {"independent", o.independent},
                           {"no_shared_memory", o.no_shared_memory},
                           {"reproducible", o.reproducible}};
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
+    if (o.shard == "parameters")
+        config.update({{"prefetch", o.prefetch}, {"no_reshard", o.no_reshard}, {"replicate_below", o.replicate_below}});
     if (o.model == "mlp") config["hidden"] = o.hidden;
     else config.update({{"blocks", o.blocks}, {"heads", o.heads}, {"tied", o.tied}, {"recompute", o.recompute}});
     return config;
-}
-
-std::uint64_t peak_rss_bytes() {
-    rusage usage{};
-    ::getrusage(RUSAGE_SELF, &usage);
-    return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
 }
 
 /// Nats a byte of a model that knows nothing but how often each byte occurs: a baseline to stay well below.
@@ -59,7 +56,7 @@ double unigram_entropy(const std::vector<std::uint8_t>& bytes) {
     return sum / static_cast<double>(bytes.size());
 }
 
-/// The results. Step times are the slowest rank's; losses and communication the ranks' mean.
+/// The results. Step times are the slowest rank's; losses and communication the ranks' mean; bytes the largest of a rank.
 nlohmann::json to_json(const Options& o, const Results& results, std::size_t tokens_per_sample) {
     const auto& ranks = results.ranks;
     const auto& slowest = *std::max_element(ranks.begin(), ranks.end(),
@@ -68,6 +65,11 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
         double sum = 0;
         for (const auto& rank : ranks) sum += rank.*member;
         return sum / static_cast<double>(ranks.size());
+    };
+    const auto largest = [&](auto part) {
+        std::uint64_t bytes = 0;
+        for (const auto& rank : ranks) bytes = std::max(bytes, part(rank));
+        return bytes;
     };
     const auto samples = static_cast<double>(o.samples_per_step());
     const double communication = mean(&RankSummary::communication_ms), exposed = mean(&RankSummary::exposed_ms);
@@ -85,7 +87,11 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
         {"exposed_comm_ms", exposed},
         {"bucket_bytes", results.bucket_bytes},
         {"overlap_ratio", communication > 0 ? std::clamp(1 - exposed / communication, 0.0, 1.0) : 0.0},
-        {"peak_rss_bytes", peak_rss_bytes()},
+        {"bytes_parameters", largest([](const RankSummary& r) { return r.memory.parameters; })},
+        {"bytes_gradients", largest([](const RankSummary& r) { return r.memory.gradients; })},
+        {"bytes_optimizer", largest([](const RankSummary& r) { return r.memory.optimizer; })},
+        {"bytes_activations", largest([](const RankSummary& r) { return r.memory.activations; })},
+        {"peak_rss_bytes", largest([](const RankSummary& r) { return r.peak_rss_bytes; })},
         {"train_loss", mean(&RankSummary::train_loss)},
         {"validation_loss", mean(&RankSummary::validation_loss)},
         {"params_digest", hexadecimal(ranks.front().digest)},
@@ -104,14 +110,19 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     row("ranks", r.at("transport").get<std::string>() + (o.independent ? " (independent)" : ""));
     row("batch", formatted("%zu samples a step", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
+    row("sharded", o.shard == "none" ? "nothing" : o.shard);
     row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(),
                           step.at("min").get<double>(), step.at("max").get<double>()));
     row("throughput",
         rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
     row("communication",
         formatted("%.2f ms a step, %.2f ms of it exposed", number("comm_ms"), number("exposed_comm_ms")));
-    row("peak memory", formatted("%.0f MiB%s", number("peak_rss_bytes") / (1024 * 1024),
-                                 o.backend == "mpi" ? ", of rank 0's process" : ""));
+    const auto mib = [&](const char* name) { return number(name) / (1024 * 1024); };
+    row("memory of a rank", formatted("%.1f MiB weights, %.1f gradients, %.1f optimizer, %.1f activations",
+                                      mib("bytes_parameters"), mib("bytes_gradients"), mib("bytes_optimizer"),
+                                      mib("bytes_activations")));
+    row("peak memory", formatted("%.0f MiB, of %s", mib("peak_rss_bytes"),
+                                 o.backend == "mpi" ? "the largest rank's process" : "the process: all ranks together"));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
     row("validation loss",
         formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));
@@ -130,6 +141,12 @@ void write_json(const std::string& file, const nlohmann::json& r) {
 }
 
 }  // namespace
+
+std::uint64_t peak_rss_bytes() {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
 
 void report(std::FILE* out, const Options& o, const Results& results, std::size_t tokens_per_sample, const Text& text) {
     const nlohmann::json r = to_json(o, results, tokens_per_sample);

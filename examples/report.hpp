@@ -97,13 +97,23 @@ private:
     std::chrono::steady_clock::time_point printed_{};
 };
 
+/// Bytes of one rank, the library's and the trainer's together.
+struct MemoryUse {
+    std::uint64_t parameters = 0;  // weights, whole or in shards, and copies of them
+    std::uint64_t gradients = 0;
+    std::uint64_t optimizer = 0;
+    std::uint64_t activations = 0;  // and their gradients
+};
+
 /// One rank's view of a run. Plain bytes: it travels through an all-gather.
 struct RankSummary {
     double median_ms = 0, min_ms = 0, max_ms = 0, mean_ms = 0;  // of a step, after the warm-up
     double communication_ms = 0, exposed_ms = 0;
     double train_loss = 0, validation_loss = 0;
     std::uint64_t digest = 0;
-    std::uint64_t parameters = 0;
+    std::uint64_t parameters = 0;  // scalars
+    MemoryUse memory;
+    std::uint64_t peak_rss_bytes = 0;  // of its process
 };
 
 struct Results {
@@ -112,6 +122,8 @@ struct Results {
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
     std::string sample;                     // rank 0 only
 };
+
+std::uint64_t peak_rss_bytes();
 
 /// Fills in what follows from the steps.
 inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& summary) {

@@ -1,70 +1,126 @@
 #pragma once
-// From run-time flags to compile-time types. Each flag becomes a variant that holds one of the types it may stand for;
-// std::visit instantiates the training loop once for every combination and calls the one that the variants hold.
+// From run-time flags to the types that the library is built of. In a program of your own you would write down the few
+// that you use. One that offers all of them would be compiled for every combination, and this one is compiled for few:
+// a bucket policy and an overlap policy that hold the one that was asked for are policies like any other.
 // The backend is the template parameter: each has a translation unit of its own.
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 
 #include "job.hpp"
-#include "mlp.hpp"
 #include "ops_cpu.hpp"
+#include "plain_synchroniser.hpp"
+#include "sharded_synchroniser.hpp"
 #include "train.hpp"
-#include "transformer.hpp"
 
 namespace gradsync_train {
 
-using AnyModel = std::variant<std::type_identity<Transformer<CpuOps>>, std::type_identity<Mlp<CpuOps>>>;
-using AnyBuckets = std::variant<gs::PerParameter, gs::Flat, gs::SizeCappedBuckets>;
-using AnyOverlap = std::variant<gs::NoOverlap, gs::OverlapBackward, gs::OverlapBackwardThread>;
+/// The bucket policy that the flags name.
+class ChosenBuckets {
+public:
+    explicit ChosenBuckets(const Options& o) : policy_{choose(o)} {}
 
-inline AnyModel choose_model(const Options& o) {
-    if (o.model == "mlp") return std::type_identity<Mlp<CpuOps>>{};
-    return std::type_identity<Transformer<CpuOps>>{};
-}
+    gs::BucketPlan plan(std::span<const gs::ParameterInfo> parameters, std::span<const std::size_t> order) const {
+        return std::visit([&](const auto& policy) { return policy.plan(parameters, order); }, policy_);
+    }
+    std::string describe() const {
+        return std::visit([](const auto& policy) { return policy.describe(); }, policy_);
+    }
 
-inline AnyBuckets choose_buckets(const Options& o) {
-    if (o.buckets == "per-parameter") return gs::PerParameter{};
-    if (o.buckets == "flat") return gs::Flat{};
-    const auto bytes = [](double mib) { return static_cast<std::size_t>(mib * 1024 * 1024); };
-    return gs::SizeCappedBuckets{bytes(o.bucket_mib), bytes(std::min(o.bucket_mib, o.first_bucket_mib))};
-}
+private:
+    using Any = std::variant<gs::PerParameter, gs::Flat, gs::SizeCappedBuckets>;
 
-inline AnyOverlap choose_overlap(const Options& o) {
-    if (o.overlap == "none") return gs::NoOverlap{};
-    if (o.overlap == "backward-thread") return AnyOverlap(std::in_place_type<gs::OverlapBackwardThread>);
-    return gs::OverlapBackward{};
-}
+    static Any choose(const Options& o) {
+        if (o.buckets == "per-parameter") return gs::PerParameter{};
+        if (o.buckets == "flat") return gs::Flat{};
+        const auto bytes = [](double mib) { return static_cast<std::size_t>(mib * 1024 * 1024); };
+        return gs::SizeCappedBuckets{bytes(o.bucket_mib), bytes(std::min(o.bucket_mib, o.first_bucket_mib))};
+    }
+
+    Any policy_;
+};
+static_assert(gs::BucketPolicy<ChosenBuckets>);
+
+/// The overlap policy that the flags name, of those within the backward pass. (OverlapForward makes other collectives
+/// of the buckets: that is a property of the type.)
+class ChosenOverlap {
+public:
+    explicit ChosenOverlap(const Options& o) {
+        if (o.overlap == "backward") policy_.template emplace<gs::OverlapBackward>();
+        if (o.overlap == "backward-thread") policy_.template emplace<gs::OverlapBackwardThread>();
+    }
+
+    void attach(gs::BucketEngine auto& engine) {
+        std::visit([&](auto& policy) { policy.attach(engine); }, policy_);
+    }
+    void bucket_full(gs::BucketEngine auto& engine) {
+        std::visit([&](auto& policy) { policy.bucket_full(engine); }, policy_);
+    }
+    void gradients_ready(gs::BucketEngine auto& engine) {
+        std::visit([&](auto& policy) { policy.gradients_ready(engine); }, policy_);
+    }
+    void detach() noexcept {
+        std::visit([](auto& policy) { policy.detach(); }, policy_);
+    }
+    std::string describe() const {
+        return std::visit([](const auto& policy) { return policy.describe(); }, policy_);
+    }
+
+private:
+    std::variant<gs::NoOverlap, gs::OverlapBackward, gs::OverlapBackwardThread> policy_;
+};
+static_assert(gs::OverlapPolicy<ChosenOverlap>);
 
 inline std::chrono::nanoseconds time_limit(const Options& o) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(o.timeout));
+}
+
+/// The way of training together that the flags name. Collective.
+template <class Backend, class Overlap>
+std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
+                                                const Units& units) {
+    using Ops = CpuOps;
+    const auto make = [&]<class S>(std::type_identity<S>) -> std::unique_ptr<Synchroniser> {
+        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o}, std::move(overlap));
+    };
+    if (o.shard == "optimizer")
+        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});
+    if (o.shard == "gradients")
+        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, ChosenBuckets, Overlap>>{});
+    return make(std::type_identity<PlainSynchroniser<Ops, Backend, ChosenBuckets, Overlap>>{});
 }
 
 /// The whole training of one rank, which all ranks of `comm` call together.
 template <class Backend>
 Results run_rank(Backend comm, const Job& job) {
     const Options& o = job.options;
-    const Shard shard{comm.rank(), comm.size()};
-    return std::visit(
-        [&]<class Model>(std::type_identity<Model>, const auto& buckets, const auto& overlap) {
-            const auto run = [&](Backend ranks) {
-                return train<Model>(ranks, shard, o, job.text, job.checkpoint.get(), job.out, buckets, overlap);
-            };
-            Results results =
-                run(o.independent ? comm.split(comm.rank(), 0) : comm);  // or every rank in a world of its own
-            if (o.independent) {
-                comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
-                results.ranks = gather(comm, results.ranks[0]);
-            }
-            results.transport = comm.describe();
-            return results;
-        },
-        choose_model(o), choose_buckets(o), choose_overlap(o));
+    // Or every rank in a world of its own.
+    Backend together = o.independent ? comm.split(comm.rank(), 0) : comm;
+    Results results = train(
+        job, {comm.rank(), comm.size()},
+        [&](Parameters& parameters, const Units& units) -> std::unique_ptr<Synchroniser> {
+            if (o.shard == "parameters")
+                return std::make_unique<ParameterSharding<CpuOps, Backend, ChosenOverlap>>(
+                    together, parameters, units, o, ChosenOverlap{o});
+            if (o.overlap == "forward") return make_synchroniser(together, o, gs::OverlapForward{}, parameters, units);
+            return make_synchroniser(together, o, ChosenOverlap{o}, parameters, units);
+        });
+    if (o.independent) {
+        comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
+        results.ranks = gather(comm, results.ranks[0]);
+    }
+    results.transport = comm.describe();
+    return results;
 }
 
 }  // namespace gradsync_train

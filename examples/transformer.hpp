@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "batch.hpp"
+#include "gradient_writer.hpp"
 #include "ops.hpp"
 #include "parameters.hpp"
+#include "unit_access.hpp"
+#include "workspace.hpp"
 
 namespace gradsync_train {
 
@@ -58,23 +61,40 @@ public:
         output_ = config.tied ? table_ : parameters_.add("output.weight", {classes, d}, 0.02);
 
         const std::size_t tokens = config.sequences * config.context;
-        for (std::size_t i = 0; i <= config.blocks; ++i) stream_.emplace_back(tokens * d);
+        for (std::size_t i = 0; i <= config.blocks; ++i) stream_.push_back(workspace_.floats(tokens * d));
         for (std::size_t i = 0; i < (config.recompute ? 1 : config.blocks); ++i) {
-            activations_.emplace_back(tokens, d, hidden_,
+            activations_.emplace_back(workspace_, tokens, d, hidden_,
                                       config.sequences * config.heads * config.context * config.context);
         }
-        normalised_.resize(tokens * d);
-        mean_.resize(tokens);
-        inverse_.resize(tokens);
-        logits_.resize(tokens * classes);
-        dstream_.resize(tokens * d);
-        dbranch_.resize(tokens * d);
-        dwide_.resize(tokens * hidden_);
-        dscores_.resize(config.context * config.context);
+        normalised_ = workspace_.floats(tokens * d);
+        mean_ = workspace_.floats(tokens);
+        inverse_ = workspace_.floats(tokens);
+        logits_ = workspace_.floats(tokens * classes);
+        dstream_ = workspace_.floats(tokens * d);
+        dbranch_ = workspace_.floats(tokens * d);
+        dwide_ = workspace_.floats(tokens * hidden_);
+        dscores_ = workspace_.floats(config.context * config.context);
     }
 
     const Config& config() const { return config_; }
-    Parameters<Ops>& parameters() { return parameters_; }
+    Parameters& parameters() { return parameters_; }
+    std::size_t activation_bytes() const { return workspace_.bytes(); }
+
+    /// Embedding and positions, each block, the last norm and the output.
+    Units units() const {
+        Units units{{table_, positions_}};
+        for (const Block& b : blocks_) {
+            auto& unit = units.emplace_back();
+            for (Layer layer : {b.norm1, b.qkv, b.projection, b.norm2, b.expand, b.contract}) {
+                unit.push_back(layer.weight);
+                unit.push_back(layer.bias);
+            }
+        }
+        units.push_back({norm_.weight, norm_.bias, output_});
+        return units;
+    }
+    /// Who is told which of them is in use. Outlives its last pass.
+    void set_access(UnitAccess* access) { access_ = access; }
 
     /// Mean loss in nats a byte; leaves what `backward` needs.
     double forward(const Batch& batch) {
@@ -85,9 +105,16 @@ public:
     /// The scores of the byte after each prefix: [sequences, length, 256], for any length up to the context.
     float* logits(std::size_t sequences, std::size_t length, const std::uint8_t* bytes) {
         const std::size_t tokens = sequences * length, d = config_.width;
-        Ops::embed(tokens, length, d, bytes, parameters_.value(table_), parameters_.value(positions_),
-                   stream_[0].data());
-        for (std::size_t i = 0; i < blocks_.size(); ++i) block_forward(i, sequences, length);
+        {
+            const UnitUse use{access_, 0};
+            Ops::embed(tokens, length, d, bytes, parameters_.value(table_), parameters_.value(positions_),
+                       stream_[0].data());
+        }
+        for (std::size_t i = 0; i < blocks_.size(); ++i) {
+            const UnitUse use{access_, unit_of_block(i)};
+            block_forward(i, sequences, length);
+        }
+        const UnitUse use{access_, last_unit()};
         Ops::layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(),
                         inverse_.data());
         Ops::linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), logits_.data());
@@ -96,18 +123,24 @@ public:
 
     void backward(const Batch& batch, GradientWriter<Ops>& gradients) {
         const std::size_t tokens = batch.sequences * batch.length, d = config_.width;
-        Ops::linear_weight_gradient(tokens, d, classes, logits_.data(), normalised_.data(), gradients.target(output_));
-        gradients.done(output_);
-        Ops::linear_input_gradient(tokens, d, classes, logits_.data(), parameters_.value(output_), dbranch_.data());
-        Ops::fill(tokens * d, 0.0f, dstream_.data());
-        norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
+        {
+            const UnitUse use{access_, last_unit()};
+            Ops::linear_weight_gradient(tokens, d, classes, logits_.data(), normalised_.data(),
+                                        gradients.target(output_));
+            gradients.done(output_);
+            Ops::linear_input_gradient(tokens, d, classes, logits_.data(), parameters_.value(output_), dbranch_.data());
+            Ops::fill(tokens * d, 0.0f, dstream_.data());
+            norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
+        }
 
         for (std::size_t i = blocks_.size(); i-- > 0;) {
+            const UnitUse use{access_, unit_of_block(i)};
             // The last block's activations are still there, recomputing or not.
             if (config_.recompute && i + 1 < blocks_.size()) block_forward(i, batch.sequences, batch.length);
             block_backward(i, batch.sequences, batch.length, gradients);
         }
 
+        // The embedding's gradients do not depend on its weights.
         Ops::positions_backward(tokens, batch.length, d, dstream_.data(), gradients.target(positions_));
         gradients.done(positions_);
         if (!config_.tied) Ops::fill(classes * d, 0.0f, gradients.target(table_));
@@ -130,24 +163,28 @@ private:
 
     /// What one block's backward pass needs of its forward pass.
     struct Activations {
-        Activations(std::size_t tokens, std::size_t width, std::size_t hidden, std::size_t attention_weights)
-            : normalised1(tokens * width),
-              mean1(tokens),
-              inverse1(tokens),
-              qkv(tokens * 3 * width),
-              weights(attention_weights),
-              attended(tokens * width),
-              middle(tokens * width),
-              normalised2(tokens * width),
-              mean2(tokens),
-              inverse2(tokens),
-              expanded(tokens * hidden),
-              activated(tokens * hidden) {}
+        Activations(Workspace<Ops>& memory, std::size_t tokens, std::size_t width, std::size_t hidden,
+                    std::size_t attention_weights)
+            : normalised1(memory.floats(tokens * width)),
+              mean1(memory.floats(tokens)),
+              inverse1(memory.floats(tokens)),
+              qkv(memory.floats(tokens * 3 * width)),
+              weights(memory.floats(attention_weights)),
+              attended(memory.floats(tokens * width)),
+              middle(memory.floats(tokens * width)),
+              normalised2(memory.floats(tokens * width)),
+              mean2(memory.floats(tokens)),
+              inverse2(memory.floats(tokens)),
+              expanded(memory.floats(tokens * hidden)),
+              activated(memory.floats(tokens * hidden)) {}
 
         Floats normalised1, mean1, inverse1, qkv, weights, attended;
         Floats middle;  // the residual stream between attention and MLP
         Floats normalised2, mean2, inverse2, expanded, activated;
     };
+
+    static std::size_t unit_of_block(std::size_t i) { return 1 + i; }
+    std::size_t last_unit() const { return 1 + blocks_.size(); }
 
     Layer add_linear(const std::string& name, std::size_t in, std::size_t out, double deviation) {
         const std::size_t weight = parameters_.add(name + ".weight", {out, in}, deviation);
@@ -234,7 +271,9 @@ private:
     }
 
     Config config_;
-    Parameters<Ops> parameters_;
+    Parameters parameters_;
+    UnitAccess* access_ = nullptr;
+    Workspace<Ops> workspace_;
     std::size_t hidden_;
     std::size_t table_, positions_, output_;
     std::vector<Block> blocks_;

@@ -50,7 +50,8 @@ class ShardedOptimizer
 public:
     static constexpr bool stage_pools = Stage::shards_gradients;
 
-    /// `parameters`: as for Reducer, with values. Collective. Throws Error(parameter_mismatch) where the ranks differ.
+    /// `parameters`: as for Reducer, with values. Where they live in the buckets, a `value` without memory, but with a count and a
+    /// dtype, is a weight of zeros: write it there, then `adopt_values()`. Collective. Throws Error(parameter_mismatch) where the ranks differ.
     template <class Range>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
                      Exchange exchange = Exchange())
@@ -61,7 +62,7 @@ public:
           exchange_(std::move(exchange)) {
         if (Stage::shards_gradients) options_.reducer.gradients = GradientStorage::pooled;
         for (const ParameterView& p : this->parameters_)
-            if (p.requires_grad && p.value.data == nullptr && p.gradient.count != 0)
+            if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse("ShardedOptimizer", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
         this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, buckets_, overlap_, exchange_);
         make_state();
@@ -213,7 +214,7 @@ private:
         for (std::size_t b = 0; b < plan.size(); ++b)
             for (std::size_t i : plan.bucket(b)) {
                 bucket_of_[i] = b;
-                kernel::copy(this->parameters_[i].value, values_.value(i));
+                if (const BufferView value = this->parameters_[i].value; value.data != nullptr) kernel::copy(value, values_.value(i));
             }
         adopt_values();
     }

@@ -1,0 +1,149 @@
+#pragma once
+// Plain data parallelism: every rank holds everything. What gradsync adds to a trainer stands in four places, marked
+// (1) to (4).
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "optimizer.hpp"
+#include "options.hpp"
+#include "synchroniser.hpp"
+
+namespace gradsync_train {
+
+template <class Ops, class Backend, class BucketPolicy, class OverlapPolicy>
+class PlainSynchroniser final : public BackendSynchroniser<Backend> {
+    using Reducer = gs::Reducer<Backend, BucketPolicy, OverlapPolicy>;
+    using Base = BackendSynchroniser<Backend>;
+    using Base::parameters_, Base::comm_, Base::units_;
+
+public:
+    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, BucketPolicy buckets,
+                      OverlapPolicy overlap)
+        : Base{comm, parameters, std::move(units)},
+          micro_batches_{o.accumulate},
+          clip_{o.clip},
+          optimizer_{parameters, o.weight_decay},
+          due_(parameters.size()) {
+        const bool borrowed = o.gradients == "borrowed";
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            const std::size_t n = parameters[i].count;
+            parameters.initialise(i, 0, weights_.emplace_back(n));
+            parameters.bind(i, weights_[i].data());
+            if (borrowed) own_gradients_.emplace_back(n);
+            means_.push_back({typename Ops::Floats(n), typename Ops::Floats(n)});
+        }
+
+        // (1) Tell the reducer what there is to synchronise, and start from rank 0's parameters.
+        std::vector<gs::ParameterView> views;
+        for (std::size_t i = 0; i < parameters.size(); ++i)
+            views.push_back(view_of(parameters[i], weights_[i].data(), borrowed ? own_gradients_[i].data() : nullptr));
+        reducer_.emplace(
+            comm, std::move(views),
+            gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
+                               // Micro-batches are added up, over ranks and over time, and divided by their number.
+                               .averaging = gs::Averaging::mean_over_count},
+            std::move(buckets), std::move(overlap));
+        reducer_->set_weight(static_cast<double>(micro_batches_));
+        reducer_->broadcast_parameters();
+    }
+
+    // With OverlapForward averages arrive under the next forward pass: what waits for one is its parameter's step.
+    void enter(std::size_t unit) override {
+        for (std::size_t i : units_[unit]) settle(i);
+    }
+    void leave(std::size_t) override {}
+
+    float* gradient(std::size_t i) override { return static_cast<float*>(reducer_->gradient_view(i).data); }
+    // (2) A gradient is announced the moment it is final; its bucket may leave while others are computed.
+    void ready(std::size_t i) override { reducer_->mark_ready(i); }
+
+    bool begin_backward(std::size_t micro_batch) override {
+        // (3) All micro-batches but the last are added up on this rank, and not communicated.
+        last_ = micro_batch + 1 == micro_batches_;
+        if (!last_) guard_.emplace(reducer_->no_sync());
+        return micro_batch > 0;
+    }
+    void end_backward() override {
+        guard_.reset();
+        // (4) After this the gradients are the mean over all ranks.
+        if (last_) reducer_->finish();
+    }
+
+    void step(double learning_rate) override {
+        scale_ = clip_ > 0 ? Reducer::clip_factor(reducer_->gradient_norm(), clip_) : 1.0;
+        optimizer_.set_learning_rate(learning_rate);
+        optimizer_.begin_step();
+        due_.assign(due_.size(), true);
+        due_count_ = due_.size();
+        if (!gs::detail::gathers_in_forward<OverlapPolicy>()) flush();
+    }
+    void flush() override {
+        for (std::size_t i = 0; i < due_.size(); ++i) settle(i);
+    }
+
+    void collect(const Synchroniser::StateSink& sink) override {
+        flush();
+        if (comm_.rank() == 0) for_whole_state(sink);
+    }
+    void restore(std::uint64_t steps, const Synchroniser::StateSource& source) override {
+        for (std::size_t i = 0; i < weights_.size(); ++i) {
+            source({i, 0, 0}, weights_[i]);
+            for (std::size_t k : {0, 1}) source({i, 1 + k, 0}, means_[i][k]);
+        }
+        optimizer_.set_steps(steps);
+    }
+    bool has_whole_state() const override { return due_count_ == 0; }
+    void for_whole_state(const Synchroniser::StateSink& sink) const override {
+        for (std::size_t i = 0; i < weights_.size(); ++i) {
+            sink({i, 0, 0}, weights_[i]);
+            for (std::size_t k : {0, 1}) sink({i, 1 + k, 0}, means_[i][k]);
+        }
+    }
+
+    const gs::Statistics& statistics() const override { return reducer_->statistics(); }
+    MemoryUse memory() const override {
+        const std::uint64_t weights = parameters_.count() * sizeof(float);
+        return {.parameters = weights,
+                .gradients = reducer_->bytes() + (own_gradients_.empty() ? 0 : weights),
+                .optimizer = 2 * weights};
+    }
+
+private:
+    /// Takes the step of parameter i, if that is still to be done.
+    void settle(std::size_t i) {
+        if (!due_[i]) return;
+        reducer_->wait_gradient(i);
+        float* const state[] = {means_[i][0].data(), means_[i][1].data()};
+        optimizer_.step({.parameter = i,
+                         .value = weights_[i],
+                         .gradient = reducer_->template gradient<float>(i),
+                         .gradient_scale = scale_,
+                         .state = state});
+        due_[i] = false;
+        --due_count_;
+    }
+
+    using Floats = typename Ops::Floats;
+
+    std::size_t micro_batches_;
+    double clip_;
+    std::vector<Floats> weights_, own_gradients_;
+    std::vector<std::array<Floats, 2>> means_;  // the optimizer's
+    AdamW<Ops> optimizer_;
+    std::optional<Reducer> reducer_;
+    std::optional<typename Reducer::NoSync> guard_;
+    bool last_ = false;  // micro-batch of the step
+    double scale_ = 1;
+    std::vector<bool> due_;  // by parameter: averaged, but not stepped yet
+    std::size_t due_count_ = 0;
+};
+
+}  // namespace gradsync_train

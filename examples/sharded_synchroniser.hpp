@@ -1,0 +1,193 @@
+#pragma once
+// Sharded training: every rank keeps its shards of the optimizer's state (ZeRO stage 1), of the gradients too (2), and
+// of the weights (3, FSDP). The calls are those of plain_synchroniser.hpp; the optimizer is the library's to call.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include "optimizer.hpp"
+#include "options.hpp"
+#include "synchroniser.hpp"
+
+namespace gradsync_train {
+
+/// While it lives, the gradients of `sharded` are not communicated; where they cannot outlive a backward pass, nothing.
+template <bool pools, class Sharded>
+auto hold_back(Sharded& sharded) {
+    if constexpr (pools) return std::monostate{};
+    else return sharded.no_sync();
+}
+
+/// What goes for every stage. `Sharded`: the library's class; `pools`: its gradients are sharded, too.
+template <class Backend, class Sharded, bool pools>
+class ShardedSynchroniser : public BackendSynchroniser<Backend> {
+
+public:
+    float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.gradient_view(i).data); }
+    void ready(std::size_t i) override { sharded_.mark_ready(i); }
+
+    /// Where gradients are sharded, each micro-batch is averaged over the ranks, and the averages add up in the shards.
+    bool begin_backward(std::size_t micro_batch) override {
+        last_ = micro_batch + 1 == micro_batches_;
+        if (!last_) guard_.emplace(hold_back<pools>(sharded_));
+        return !pools && micro_batch > 0;
+    }
+    void end_backward() override {
+        guard_.reset();
+        if (pools || last_) sharded_.finish();
+    }
+    void step(double learning_rate) override {
+        const double scale = clip_ > 0 ? Sharded::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
+        sharded_.optimizer().set_learning_rate(learning_rate);
+        sharded_.step(scale);
+    }
+
+    void collect(const Synchroniser::StateSink& sink) override {
+        sharded_.collect_state(0, [&](std::size_t i, std::size_t array, std::size_t first, gs::ConstBufferView piece) {
+            sink({i, array, first}, {static_cast<const float*>(piece.data), piece.count});
+        });
+    }
+    void restore(std::uint64_t steps, const Synchroniser::StateSource& source) override {
+        sharded_.distribute_state(0, [&](std::size_t i, std::size_t array, std::size_t first, gs::BufferView piece) {
+            source({i, array, first}, {static_cast<float*>(piece.data), piece.count});
+        });
+        sharded_.optimizer().set_steps(steps);
+    }
+
+    const gs::Statistics& statistics() const override { return sharded_.statistics(); }
+    MemoryUse memory() const override {
+        const gs::ShardMemory m = sharded_.memory();
+        return {.parameters = m.parameters + m.master_weights, .gradients = m.gradients, .optimizer = m.optimizer_state};
+    }
+
+protected:
+    template <class... Arguments>
+    ShardedSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, Arguments&&... arguments)
+        : BackendSynchroniser<Backend>{comm, parameters, std::move(units)},
+          micro_batches_{o.accumulate},
+          clip_{o.clip},
+          sharded_{comm, views(parameters), typename Sharded::Optimizer{parameters, o.weight_decay},
+                   std::forward<Arguments>(arguments)...} {
+        // As in plain_synchroniser.hpp; but where each micro-batch is averaged by itself, it is one.
+        sharded_.set_weight(pools ? 1.0 : static_cast<double>(micro_batches_));
+    }
+
+    /// Neither weights nor gradients are the trainer's.
+    static std::vector<gs::ParameterView> views(const Parameters& parameters) {
+        std::vector<gs::ParameterView> views;
+        for (const auto& p : parameters) views.push_back(view_of(p, nullptr));
+        return views;
+    }
+
+private:
+    std::size_t micro_batches_;
+    double clip_;
+    bool last_ = false;  // micro-batch of the step
+
+protected:
+    Sharded sharded_;
+
+private:
+    std::optional<decltype(hold_back<pools>(std::declval<Sharded&>()))> guard_;
+};
+
+/// Stages 1 and 2: the weights are whole, in the library's memory.
+template <class Ops, class Backend, class Stage, class BucketPolicy, class OverlapPolicy>
+class OptimizerSharding final
+    : public ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, BucketPolicy, OverlapPolicy>,
+                                 Stage::shards_gradients> {
+    using Base = ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, BucketPolicy, OverlapPolicy>,
+                                     Stage::shards_gradients>;
+    using Base::sharded_, Base::units_;
+
+public:
+    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, BucketPolicy buckets,
+                      OverlapPolicy overlap)
+        : Base{comm, parameters, std::move(units), o, options(), std::move(buckets), std::move(overlap)} {
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            const gs::BufferView weights = sharded_.parameter_value(i);
+            parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
+            parameters.bind(i, static_cast<const float*>(weights.data));
+        }
+        sharded_.adopt_values();
+        sharded_.broadcast_parameters();
+    }
+
+    /// With OverlapForward weights arrive under the next forward pass.
+    void enter(std::size_t unit) override {
+        for (std::size_t i : units_[unit]) sharded_.wait_parameter(i);
+    }
+    void leave(std::size_t) override {}
+    void flush() override { sharded_.flush(); }
+
+private:
+    static gs::ShardingOptions options() {
+        return {.reducer = {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::mean_over_count},
+                .parameters = gs::ParameterStorage::in_buckets};
+    }
+};
+
+/// Stage 3: the weights of a unit are there while it is in use.
+template <class Ops, class Backend, class OverlapPolicy>
+class ParameterSharding final
+    : public ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true> {
+    using Base = ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true>;
+    using Base::sharded_, Base::units_, Base::parameters_;
+
+public:
+    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, OverlapPolicy overlap)
+        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o), std::move(overlap)} {
+        // No rank ever has all weights, not even at first.
+        sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
+            if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});
+        });
+        sharded_.publish();
+        for (const auto& unit : units_) {
+            auto& gathered = gathered_.emplace_back();
+            for (std::size_t i : unit) {
+                const std::size_t u = sharded_.unit_of(i);
+                if (std::find(gathered.begin(), gathered.end(), u) == gathered.end()) gathered.push_back(u);
+            }
+        }
+    }
+
+    void enter(std::size_t unit) override {
+        for (std::size_t u : gathered_[unit]) sharded_.acquire(u);
+        for (std::size_t i : units_[unit])
+            parameters_.bind(i, static_cast<const float*>(sharded_.parameter_value(i).data));
+    }
+    void leave(std::size_t unit) override {
+        for (std::size_t i : units_[unit]) parameters_.bind(i, nullptr);
+        for (std::size_t u : gathered_[unit]) sharded_.release(u);
+    }
+    void flush() override {}
+    bool computes_together() const override { return true; }
+
+private:
+    /// A tied weight belongs to the first of the units that use it, and is gathered with that for the others.
+    static std::vector<std::size_t> first_units(const Parameters& parameters, const Units& units) {
+        std::vector<std::size_t> unit_of(parameters.size());
+        for (std::size_t u = units.size(); u-- > 0;)
+            for (std::size_t i : units[u]) unit_of[i] = u;
+        return unit_of;
+    }
+    static gs::ShardedParametersOptions options(const Options& o) {
+        return {.reducer = {.averaging = gs::Averaging::mean_over_count},
+                .prefetch = o.prefetch,
+                .reshard_after_forward = !o.no_reshard,
+                .replicate_below = o.replicate_below};
+    }
+
+    std::vector<std::vector<std::size_t>> gathered_;  // by unit: the library's units that it needs
+};
+
+}  // namespace gradsync_train

@@ -1,0 +1,116 @@
+#pragma once
+// What the training loop asks of whoever keeps the ranks in step.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#include "gradient_writer.hpp"
+#include "parameters.hpp"
+#include "report.hpp"
+#include "unit_access.hpp"
+
+namespace gradsync_train {
+
+namespace gs = gradsync;
+
+/// A part of the training's state: elements of parameter i from `first` on, of its weights (array 0) or of the
+/// optimizer's running means (arrays 1 and 2).
+struct StatePlace {
+    std::size_t parameter;
+    std::size_t array;
+    std::size_t first;
+};
+constexpr std::size_t state_arrays = 3;
+
+/// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see
+/// plain_synchroniser.hpp and sharded_synchroniser.hpp. The loop does not know which way it is. All ranks call the
+/// same functions in the same order, but for those said to be local.
+///
+/// A step: for each micro-batch a forward pass, `begin_backward`, a backward pass, `end_backward`; then `step`. The
+/// model tells of the units that it uses, and asks for the gradients that it writes.
+class Synchroniser : public UnitAccess, public GradientStore {
+public:
+    using StateSink = std::function<void(StatePlace, std::span<const float>)>;
+    using StateSource = std::function<void(StatePlace, std::span<float>)>;
+
+    virtual ~Synchroniser() = default;
+
+    /// Returns whether the gradients of this micro-batch are to be added to those of the ones before. Local.
+    virtual bool begin_backward(std::size_t micro_batch) = 0;
+    virtual void end_backward() = 0;
+    /// With the mean of all gradients, clipped. May leave work to be done when units are entered.
+    virtual void step(double learning_rate) = 0;
+    /// The work that the last step has left. Local.
+    virtual void flush() = 0;
+
+    /// Do forward passes need the other ranks? Then all do as many. Local, the same on every rank.
+    virtual bool computes_together() const { return false; }
+    virtual void add_up(std::span<double> values) = 0;
+    virtual std::vector<RankSummary> gather(const RankSummary& own) = 0;
+
+    /// Gives rank 0 all state: pieces of an array come in order.
+    virtual void collect(const StateSink& sink) = 0;
+    /// Takes all state from `source`, after `steps` steps; called on every rank that needs what it reads.
+    virtual void restore(std::uint64_t steps, const StateSource& source) = 0;
+    /// Does this rank hold all state, and is all of it of the same step? Local.
+    virtual bool has_whole_state() const { return false; }
+    /// Then this is it, array after array. Local.
+    virtual void for_whole_state(const StateSink&) const {}
+
+    // Local.
+    virtual const gs::Statistics& statistics() const = 0;
+    virtual MemoryUse memory() const = 0;
+
+protected:
+    Synchroniser() = default;
+    Synchroniser(const Synchroniser&) = delete;
+    Synchroniser& operator=(const Synchroniser&) = delete;
+};
+
+/// For a model with these parameters, which it is to bind, and units. Collective.
+using MakeSynchroniser = std::function<std::unique_ptr<Synchroniser>(Parameters&, const Units&)>;
+
+/// Every rank's summary, on every rank.
+template <class Backend>
+std::vector<RankSummary> gather(Backend& comm, const RankSummary& own) {
+    std::vector<RankSummary> all(static_cast<std::size_t>(comm.size()));
+    const auto bytes = [](auto* data, std::size_t n) {
+        return std::span(reinterpret_cast<std::uint8_t*>(data), n * sizeof *data);
+    };
+    RankSummary copy = own;
+    comm.all_gather(gs::const_buffer(bytes(&copy, 1)), gs::buffer(bytes(all.data(), all.size()))).wait();
+    return all;
+}
+
+/// What all ways have in common.
+template <class Backend>
+class BackendSynchroniser : public Synchroniser {
+public:
+    void add_up(std::span<double> values) override { comm_.all_reduce(gs::buffer(values), gs::ReduceOp::sum).wait(); }
+    std::vector<RankSummary> gather(const RankSummary& own) override { return gradsync_train::gather(comm_, own); }
+
+protected:
+    BackendSynchroniser(Backend comm, Parameters& parameters, Units units)
+        : comm_{comm}, parameters_{parameters}, units_{std::move(units)} {}
+
+    Backend comm_;
+    Parameters& parameters_;
+    Units units_;
+};
+
+/// A parameter as the library sees it.
+inline gs::ParameterView view_of(const Parameter& p, float* value, float* gradient = nullptr) {
+    const auto floats = [&](float* data) {
+        return gs::BufferView{data, p.count, gs::DType::f32, gs::MemorySpace::host};
+    };
+    return {.name = p.name, .value = floats(value), .gradient = floats(gradient), .shape = p.shape, .uses = p.uses};
+}
+
+}  // namespace gradsync_train

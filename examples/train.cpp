@@ -1,0 +1,225 @@
+#include "train.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "checkpoint.hpp"
+#include "data.hpp"
+#include "mlp.hpp"
+#include "ops_cpu.hpp"
+#include "optimizer.hpp"
+#include "options.hpp"
+#include "sample.hpp"
+#include "transformer.hpp"
+
+namespace gradsync_train {
+
+namespace {
+
+/// Mean loss over the first validation samples, each rank taking its share of them. All ranks call it together.
+template <class Model>
+double validate(Model& model, Synchroniser& sync, int rank, int size, const Samples& samples, std::size_t micro_batch) {
+    Batch batch{.sequences = std::min(micro_batch, samples.per_epoch())};
+    const std::uint64_t batches = std::min<std::uint64_t>(32, samples.per_epoch() / batch.sequences);
+    std::vector<double> sum_and_count(2);
+    for (std::uint64_t first = 0; first < batches; first += static_cast<std::uint64_t>(size)) {
+        const std::uint64_t own = first + static_cast<std::uint64_t>(rank);
+        const bool counts = own < batches;
+        if (!counts && !sync.computes_together()) break;
+        samples.fill((counts ? own : first) * batch.sequences, batch);
+        const double loss = model.forward(batch);
+        if (!counts) continue;  // the others needed this rank's weights
+        sum_and_count[0] += loss;
+        sum_and_count[1] += 1;
+    }
+    sync.add_up(sum_and_count);
+    return sum_and_count[0] / sum_and_count[1];
+}
+
+/// Of all weights, in order of registration, which is that of the units. All ranks call it together.
+std::uint64_t digest(const Parameters& parameters, const Units& units, Synchroniser& sync) {
+    Digest d;
+    std::size_t next = 0;
+    for (std::size_t u = 0; u < units.size(); ++u) {
+        const UnitUse use{&sync, u};
+        for (std::size_t i : units[u]) {
+            if (i != next) continue;  // tied: it had its turn
+            d.update(parameters.value(i), parameters[i].count * sizeof(float));
+            ++next;
+        }
+    }
+    if (next != parameters.size()) throw std::logic_error("the model's units are not in the order of its parameters");
+    return d.value();
+}
+
+/// After which step the checkpoint in this directory was written, if it is one and whole.
+std::optional<std::uint64_t> step_of_checkpoint(const std::filesystem::path& directory) {
+    try {
+        return Checkpoint{directory}.progress().steps;
+    } catch (const std::exception&) {
+        return {};
+    }
+}
+
+/// Keeps the state of a run that has lost a rank, if this rank holds all of it. Never throws: the loss is what has to be
+/// reported.
+void keep_after_loss(const CheckpointWriter& writer, int rank, const Progress& progress,
+                     const std::filesystem::path& directory, const Synchroniser& sync) {
+    const auto say = [&](const std::string& text) {
+        std::fprintf(stderr, "gradsync_train: rank %d %s\n", rank, text.c_str());
+    };
+    const std::string step = std::to_string(progress.steps);
+    try {
+        if (!sync.has_whole_state()) {
+            const auto saved = step_of_checkpoint(directory);
+            say("cannot keep the state after step " + step + ", as parts of it were lost or under way; " +
+                (saved ? "go on with --resume from step " + std::to_string(*saved) + ", the last in " + directory.string()
+                       : "there is no checkpoint in " + directory.string() + " yet, see --checkpoint-every"));
+        } else if (writer.keep(rank, progress, sync)) {
+            say("has kept the state after step " + step + " in " + directory.string() + "; go on with --resume");
+        }
+    } catch (const std::exception& error) {
+        say(std::string("could not keep the state: ") + error.what());
+    }
+}
+
+template <class Model>
+Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
+    using Ops = typename Model::Operations;
+    using Clock = std::chrono::steady_clock;
+    const auto seconds_since = [](Clock::time_point t) {
+        return std::chrono::duration<double>(Clock::now() - t).count();
+    };
+
+    const Options& o = job.options;
+    typename Model::Config config;
+    o.model_config(config);
+    Model model{config};
+    auto& parameters = model.parameters();
+    const Units units = model.units();
+    const auto sync = make(parameters, units);
+    model.set_access(sync.get());
+    GradientWriter<Ops> writer{parameters, *sync};
+
+    const Schedule schedule{o.lr, o.warmup, o.steps};
+    Progress progress{};
+    if (job.checkpoint) {
+        job.checkpoint->restore(parameters, *sync);
+        progress = job.checkpoint->progress();
+    }
+    progress.fingerprint = job.text.fingerprint();
+    const CheckpointWriter checkpoints{o.checkpoint, config.description(), parameters};
+
+    const int rank = o.independent ? 0 : shard.rank, size = o.independent ? 1 : shard.size;  // of those in step
+    const Samples training{job.text.training, config.reading(), o.seed};
+    const Samples validation{job.text.validation, config.reading(), 0};
+    Batch batch{.sequences = o.micro_batch};
+    const bool speaks = shard.rank == 0;
+    std::optional<ProgressLine> line;
+    // Standard output is a terminal to mpirun's processes, wherever it goes from there.
+    const bool terminal = o.backend == "threads" && ::isatty(fileno(job.out)) == 1;
+    if (speaks) {
+        line.emplace(job.out, terminal, progress.steps, o.last_step(), o.samples_per_step(), config.reading().targets);
+    }
+
+    const auto save = [&] {
+        const auto collect = [&](const Synchroniser::StateSink& sink) { sync->collect(sink); };
+        if (speaks) checkpoints.save(shard.rank, progress, collect);
+        else collect({});
+    };
+
+    RankSummary summary;
+    std::vector<StepRecord> steps;
+    steps.reserve(o.last_step());
+    Results results;
+    try {
+        while (progress.steps < o.last_step()) {
+            const auto started = Clock::now();
+            double loss = 0;
+            for (std::size_t a = 0; a < o.accumulate; ++a) {
+                // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
+                const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
+                training.fill(progress.samples + micro_batch * o.micro_batch, batch);
+                loss += model.forward(batch);
+                writer.begin(sync->begin_backward(a));
+                model.backward(batch, writer);
+                sync->end_backward();
+            }
+            sync->step(schedule.at(progress.steps));
+
+            const double seconds = seconds_since(started);
+            const auto& spent = sync->statistics().last;
+            steps.push_back({seconds, spent.communication_seconds, spent.exposed_seconds,
+                             loss / static_cast<double>(o.accumulate)});
+            progress.steps += 1;
+            progress.samples += o.samples_per_step();
+            if (speaks) line->update(progress.steps, steps.back());
+
+            const bool last = progress.steps == o.last_step();
+            if (o.validate_every > 0 && progress.steps % o.validate_every == 0 && !last) {
+                const double mean = validate(model, *sync, rank, size, validation, o.micro_batch);
+                if (speaks)
+                    line->note(formatted("step %llu  validation loss %.3f",
+                                         static_cast<unsigned long long>(progress.steps), mean));
+            }
+            const bool due = o.checkpoint_every > 0 && progress.steps % o.checkpoint_every == 0;
+            if (!o.checkpoint.empty() && (due || last)) save();
+        }
+        line.reset();
+
+        summarise_steps(steps, summary);
+        summary.validation_loss = validate(model, *sync, rank, size, validation, o.micro_batch);
+        summary.digest = digest(parameters, units, *sync);
+        summary.parameters = parameters.count();
+        summary.memory = sync->memory();
+        summary.memory.gradients += writer.bytes();
+        summary.memory.activations = model.activation_bytes();
+        summary.peak_rss_bytes = peak_rss_bytes();
+        results.ranks = sync->gather(summary);
+        for (const auto& bucket : sync->statistics().buckets) results.bucket_bytes.push_back(bucket.bytes);
+    } catch (const gs::Error& error) {
+        // Another rank is lost. Where nothing was changed since the last step that this rank has completed, and it holds
+        // all of the state, that is kept for a run that goes on with --resume. Every rank that is left sees to it: more
+        // than one may be lost, and none knows which. (Some may be a step ahead of others, which is as good.)
+        const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left ||
+                          error.errc() == gs::Errc::timeout;
+        if (lost && !steps.empty() && !o.checkpoint.empty()) {
+            line.reset();
+            keep_after_loss(checkpoints, shard.rank, progress, o.checkpoint, *sync);
+        }
+        throw;
+    }
+
+    for (std::size_t r = 1; r < results.ranks.size(); ++r) {
+        if (results.ranks[r].digest != results.ranks[0].digest) {
+            throw std::runtime_error("the ranks' parameters differ after the last step: digest " +
+                                     hexadecimal(results.ranks[r].digest) + " on rank " + std::to_string(r) + ", " +
+                                     hexadecimal(results.ranks[0].digest) + " on rank 0");
+        }
+    }
+    if (o.sample > 0 && (speaks || sync->computes_together()))
+        results.sample = generate(model, o.prompt, o.sample, o.seed);
+    return results;
+}
+
+}  // namespace
+
+Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
+    if (job.options.model == "mlp") return train<Mlp<CpuOps>>(job, shard, make);
+    return train<Transformer<CpuOps>>(job, shard, make);
+}
+
+}  // namespace gradsync_train
