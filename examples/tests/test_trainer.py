@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
-usage: test_trainer.py command_line|digests|checkpoints|report PROGRAM
+usage: test_trainer.py command_line|digests|sharding|checkpoints|report PROGRAM
        test_trainer.py mpi PROGRAM MPIEXEC
 """
 import itertools
@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ MPIEXEC = None
 TRANSFORMER = "--model transformer --d-model 32 --blocks 2 --heads 2 --context 16 --micro-batch 2 --steps 4 --warmup 2".split()
 MLP = "--model mlp --d-model 8 --context 5 --hidden 40,24 --micro-batch 6 --steps 4 --warmup 2".split()
 MODELS = {"transformer": TRANSFORMER, "mlp": MLP, "tied": TRANSFORMER + ["--tied"]}
-POLICIES = list(itertools.product(("per-parameter", "flat", "capped"), ("none", "backward", "backward-thread"), ("in-buckets", "borrowed")))
+STAGES = ("none", "optimizer", "gradients", "parameters")
+POLICIES = list(itertools.product(("per-parameter", "flat", "capped"), ("none", "backward", "backward-thread", "forward"), ("in-buckets", "borrowed")))
 
 
 class TrainerTest(unittest.TestCase):
@@ -66,7 +68,8 @@ class CommandLine(TrainerTest):
         page = self.call("--help", data=False).stdout
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
-                       hidden independent gradients validate-every timeout no-shared-memory reproducible""".split():
+                       hidden independent gradients validate-every timeout no-shared-memory reproducible shard prefetch
+                       no-reshard replicate-below""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -75,6 +78,8 @@ class CommandLine(TrainerTest):
         self.refused("--backend", "--backend", "pigeons")
         self.refused("--buckets", "--buckets", "leaky")
         self.refused("--overlap", "--overlap", "sideways")
+        self.refused("--shard", "--shard", "everything")
+        self.refused("--prefetch", "--shard", "parameters", "--prefetch", "-1")
         self.refused("--ranks", "--ranks", "0")
         self.refused("--ranks", "--ranks", "two")
         self.refused("--steps", "--steps", "-3")
@@ -93,6 +98,13 @@ class CommandLine(TrainerTest):
         self.refused("--independent", "--independent", "--sample", "5")
         self.refused("--prompt", "--prompt", "")
         self.refused("--backend mpi", "--no-shared-memory")
+        for flags in (["--prefetch", "2"], ["--no-reshard"], ["--replicate-below", "100"]):
+            for stage in ("none", "optimizer", "gradients"):
+                self.refused((flags[0], "--shard parameters"), *flags, "--shard", stage)
+        self.refused(("--buckets", "--shard parameters"), "--shard", "parameters", "--buckets", "flat")
+        self.refused(("--overlap forward", "--prefetch"), "--shard", "parameters", "--overlap", "forward")
+        for stage in STAGES[1:]:
+            self.refused("--gradients borrowed", "--shard", stage, "--gradients", "borrowed")
 
     def test_every_backend_is_there_or_says_what_is_missing(self):
         done = self.call(*TRANSFORMER, "--backend", "mpi", "--ranks", 1)
@@ -137,6 +149,147 @@ class Digests(TrainerTest):
         for flags in MODELS.values():
             self.assertEqual(self.digest(*flags), self.digest(*flags))
             self.assertNotEqual(self.digest(*flags), self.digest(*flags, "--seed", 2))
+
+
+class Sharding(TrainerTest):
+    """--shard: what is split over the ranks changes neither bits nor what the other flags do."""
+
+    def policies(self):
+        """Of each stage some that differ as much as they can."""
+        small = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
+        yield "none", ["--overlap", "forward", *small]
+        yield "none", ["--overlap", "forward", "--gradients", "borrowed", "--buckets", "per-parameter"]
+        for stage in ("optimizer", "gradients"):
+            for overlap in ("none", "backward", "backward-thread", "forward"):
+                yield stage, ["--overlap", overlap, *small]
+            yield stage, ["--overlap", "forward", "--buckets", "flat"]
+            yield stage, ["--overlap", "backward", "--buckets", "per-parameter"]
+        for overlap in ("none", "backward", "backward-thread"):
+            yield "parameters", ["--overlap", overlap]
+        yield "parameters", ["--prefetch", 0]
+        yield "parameters", ["--prefetch", 3, "--replicate-below", 100]
+        yield "parameters", ["--no-reshard", "--replicate-below", 1000000]
+        yield "parameters", ["--no-reshard"]
+
+    def test_every_stage_gives_the_same_bits(self):
+        for (name, flags), ranks in itertools.product(MODELS.items(), (1, 2, 3, 4)):
+            expected = self.train(*flags, "--ranks", ranks)
+            for stage, more in self.policies():
+                found = self.train(*flags, "--ranks", ranks, "--shard", stage, *more)
+                for field in ("params_digest", "validation_loss", "train_loss"):
+                    self.assertEqual(found[field], expected[field], (name, ranks, stage, more, field))
+
+    def test_what_is_not_clipped_or_is_recomputed(self):
+        for more in (["--clip", 0], ["--recompute", "--clip", 0.01]):
+            expected = self.digest(*TRANSFORMER, "--ranks", 3, *more)
+            for stage in STAGES[1:]:
+                self.assertEqual(self.digest(*TRANSFORMER, "--ranks", 3, "--shard", stage, *more), expected, (stage, more))
+
+    def test_accumulation(self):
+        """The optimizer's shards get the sums of whole gradients. Where gradients are sharded, they are added up over the
+        ranks first and over the micro-batches then: rounded otherwise, and no further off than that."""
+        for name, flags in MODELS.items():
+            flags = [*flags, "--ranks", 3, "--accumulate", 3, "--steps", 8]
+            expected = self.train(*flags)
+            for overlap in ("backward", "forward"):
+                self.assertEqual(self.digest(*flags, "--shard", "optimizer", "--overlap", overlap), expected["params_digest"], name)
+            sharded = [self.train(*flags, "--shard", stage) for stage in ("gradients", "parameters")]
+            self.assertEqual(sharded[0]["params_digest"], sharded[1]["params_digest"], name)
+            for field in ("train_loss", "validation_loss"):
+                self.assertAlmostEqual(sharded[0][field], expected[field], delta=1e-4, msg=(name, field))
+
+    def test_validation_sample_and_independence(self):
+        for flags in (TRANSFORMER, MLP):
+            flags = [*flags, "--ranks", 3, "--validate-every", 1, "--sample", 20]
+            said = {}
+            for stage in STAGES:
+                done = self.call(*flags, "--shard", stage)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                lines = done.stdout.splitlines()
+                said[stage] = ([line for line in lines if "validation" in line], lines[lines.index("----"):])
+                self.assertEqual(said[stage], said["none"], stage)
+            self.assertEqual(len(said["none"][0]), 4)
+        for stage in STAGES:
+            self.assertEqual(self.train(*TRANSFORMER, "--shard", stage, "--independent", "--ranks", 2)["comm_ms"], 0)
+
+    def test_bytes_are_those_of_the_formulas(self):
+        """fp32: 4 P weights, 4 P gradients, 8 P of Adam's; what is sharded is divided by the ranks. On top: gaps of up to
+        60 bytes between parameters and of up to 63 at the end of a shard, and memory for what is whole for a while."""
+        flags = "--model transformer --d-model 64 --blocks 6 --heads 2 --context 16 --micro-batch 1 --steps 2".split()
+        for ranks, (stage, sharded) in itertools.product((1, 2, 4), zip(STAGES, ("", "o", "og", "ogp"))):
+            buckets = [] if stage == "parameters" else ["--bucket-mib", 0.25, "--first-bucket-mib", 0.25]
+            r = self.train(*flags, "--ranks", ranks, "--shard", stage, *buckets)
+            P, tensors = r["parameters"], 2 + 6 * 12 + 3
+            largest = 4 * (12 * 64 * 64 + 13 * 64) if stage == "parameters" else 0.25 * 2**20
+            whole = {"parameters": 4 * P, "gradients": 4 * P, "optimizer": 8 * P}
+            for part, bytes in whole.items():
+                share = bytes / ranks if part[0] in sharded else bytes
+                # Two buckets, one that is filled and one that travels; two units, one in use and one on its way.
+                passing = 2 * largest if part[0] in sharded and part != "optimizer" else 0
+                if part == "gradients" and passing and ranks == 1 and stage == "gradients":
+                    passing = 2 * largest
+                found = r["bytes_" + part]
+                self.assertGreaterEqual(found, share, (ranks, stage, part))
+                self.assertLessEqual(found, share + passing + 2 * 64 * tensors, (ranks, stage, part))
+            self.assertGreater(r["bytes_activations"], 4 * 16 * 6 * 15 * 64)
+
+    def test_a_checkpoint_of_any_stage_and_ranks_serves_any_other(self):
+        """The ranks change, and with them the order of sums: the same curve, not the same bits."""
+        for name, flags in MODELS.items():
+            run = [*flags, "--steps", 12, "--global-batch", 12 * int(flags[flags.index("--micro-batch") + 1]),
+                   "--validate-every", 4]
+            whole = self.train(*run, "--ranks", 4)
+            stages = [("parameters", 4), ("gradients", 2), ("optimizer", 3), ("parameters", 1)]
+            kept = ["--checkpoint", self.folder / name]
+            for stop, (stage, ranks) in zip((3, 6, 9, 12), stages):
+                r = self.train(*run, *kept, "--shard", stage, "--ranks", ranks, "--stop-after", stop,
+                               *(["--resume"] if stop > 3 else []))
+            self.assertAlmostEqual(r["validation_loss"], whole["validation_loss"], delta=1e-4, msg=name)
+
+    def test_a_checkpoint_keeps_the_bits(self):
+        """From stage to stage on as many ranks, and to one rank that adds up in their order."""
+        for name, flags in MODELS.items():
+            expected = self.digest(*flags, "--ranks", 3)
+            kept = [*flags, "--checkpoint", self.folder / name]
+            for stop, (stage, ranks) in enumerate((("parameters", 3), ("none", 3), ("gradients", 3)), 1):
+                self.train(*kept, "--ranks", ranks, "--shard", stage, "--stop-after", stop, *(["--resume"] if stop > 1 else []))
+            self.assertEqual([p.name for p in (self.folder / name).iterdir()], ["checkpoint.gradsync"])
+            for resume in (["--shard", "none", "--overlap", "forward"], ["--shard", "parameters"], ["--shard", "optimizer"]):
+                copy = self.folder / "-".join([name, *resume])
+                shutil.copytree(self.folder / name, copy)
+                kept[-1] = copy
+                self.assertEqual(self.digest(*kept, "--ranks", 3, *resume, "--resume"), expected, (name, resume))
+            kept[-1] = self.folder / name
+            self.assertEqual(self.digest(*kept, "--ranks", 1, "--accumulate", 3, "--shard", "optimizer", "--resume"), expected)
+
+    def test_the_file_is_the_same(self):
+        files = []
+        for stage in STAGES:
+            self.train(*TRANSFORMER, "--tied", "--ranks", 3, "--shard", stage, "--checkpoint", self.folder / stage)
+            files.append((self.folder / stage / "checkpoint.gradsync").read_bytes())
+        self.assertEqual(len(set(files)), 1)
+
+    def test_a_rank_that_stops_in_a_checkpoint_leaves_the_old_one(self):
+        """Rank 0 stops as it begins to write; rank 1 cannot keep what it has only a part of, and says what there is."""
+        for flags in (["--shard", "optimizer"], ["--shard", "parameters"]):
+            run = self.folder / flags[-1]
+            flags = [*TRANSFORMER, *flags, "--checkpoint", str(run)]
+            self.train(*flags, "--stop-after", 2)
+            before = (run / "checkpoint.gradsync").read_bytes()
+            os.mkfifo(run / "checkpoint.gradsync.new0")
+            said = self.folder / "said"
+            with open(said, "w") as stderr:
+                process = subprocess.Popen([PROGRAM, *flags, "--data", self.text, "--resume", "--checkpoint-every", "1",
+                                            "--timeout", "1"], stdout=subprocess.DEVNULL, stderr=stderr)
+            self.addCleanup(process.kill)
+            self.assertTrue(wait_for(lambda: "cannot keep" in said.read_text()), said.read_text())
+            with open(run / "checkpoint.gradsync.new0", "rb") as pipe:
+                pipe.read()
+            self.assertEqual(process.wait(timeout=20), 1)
+            self.assertIn("rank 1 cannot keep the state after step 3", said.read_text())
+            self.assertIn("go on with --resume from step 2", said.read_text())
+            self.assertEqual((run / "checkpoint.gradsync").read_bytes(), before)
+            self.assertEqual(self.digest(*flags, "--resume"), self.digest(*TRANSFORMER))
 
 
 class Checkpoints(TrainerTest):
@@ -306,6 +459,34 @@ class Mpi(TrainerTest):
                 self.assertIn("send messages", found["transport"])
                 self.assertEqual(found["params_digest"], expected, (name, ranks, buckets, overlap, gradients))
 
+    def test_sharded(self):
+        """The same bits as over threads, through shared memory and by messages; and processes that are smaller."""
+        expected = self.digest(*TRANSFORMER, "--tied", "--ranks", 3)
+        for flags in (["--shard", "optimizer", "--overlap", "forward"], ["--shard", "gradients"], ["--shard", "parameters"],
+                      ["--shard", "parameters", "--no-shared-memory", "--overlap", "backward-thread"],
+                      ["--overlap", "forward", "--no-shared-memory"]):
+            found = self.train_processes(3, *TRANSFORMER, "--tied", "--reproducible", *flags)
+            self.assertEqual(found["params_digest"], expected, flags)
+        large = "--model mlp --hidden 2048,2048,2048 --micro-batch 1 --steps 2".split()
+        for ranks in (2,):
+            whole, sharded = (self.train_processes(ranks, *large, "--shard", stage) for stage in ("none", "parameters"))
+            self.assertEqual(sharded["params_digest"], whole["params_digest"])
+            parts = ("bytes_parameters", "bytes_gradients", "bytes_optimizer")
+            less = sum(whole[part] - sharded[part] for part in parts)
+            self.assertGreater(less, 4 * whole["parameters"])
+            self.assertGreater(whole["peak_rss_bytes"] - sharded["peak_rss_bytes"], less / 2)
+
+    def test_a_sharded_run_that_loses_a_process_goes_on_from_its_last_checkpoint(self):
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200, "--shard", "parameters"]
+        expected = self.train_processes(4, *flags)["params_digest"]
+        run = ["--checkpoint", self.folder / "run"]
+        errors = self.lose([2], *flags, *run, "--checkpoint-every", 5)
+        for rank in (0, 1, 3):
+            self.assertEqual(errors.count(f"gradsync_train: rank {rank} cannot keep the state"), 1, errors)
+        self.assertEqual(errors.count("go on with --resume from step "), 3, errors)
+        self.assertEqual(errors.count("exit code 1\n"), 3, errors)
+        self.assertEqual(self.train_processes(4, *flags, *run, "--resume")["params_digest"], expected)
+
     def test_fields(self):
         r = self.train_processes(3, *TRANSFORMER, "--accumulate", 2, "--ranks", 3)
         self.assertEqual((r["world_size"], r["global_batch"], r["steps"]), (3, 12, 4))
@@ -407,6 +588,6 @@ class Mpi(TrainerTest):
 if __name__ == "__main__":
     suite, PROGRAM, *rest = sys.argv[1:]
     MPIEXEC = rest[0] if rest else None
-    classes = {"command_line": CommandLine, "digests": Digests, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi}
+    classes = {"command_line": CommandLine, "digests": Digests, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi}
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(classes[suite])
     sys.exit(not unittest.TextTestRunner(verbosity=2).run(tests).wasSuccessful())
