@@ -174,7 +174,7 @@ class Sharding(TrainerTest):
     def test_every_stage_gives_the_same_bits(self):
         for (name, flags), ranks in itertools.product(MODELS.items(), (1, 2, 3, 4)):
             expected = self.train(*flags, "--ranks", ranks)
-            for stage, more in self.policies():
+            for stage, more in itertools.islice(self.policies(), ranks % 2, None, 2):
                 found = self.train(*flags, "--ranks", ranks, "--shard", stage, *more)
                 for field in ("params_digest", "validation_loss", "train_loss"):
                     self.assertEqual(found[field], expected[field], (name, ranks, stage, more, field))
@@ -226,8 +226,6 @@ class Sharding(TrainerTest):
                 share = bytes / ranks if part[0] in sharded else bytes
                 # Two buckets, one that is filled and one that travels; two units, one in use and one on its way.
                 passing = 2 * largest if part[0] in sharded and part != "optimizer" else 0
-                if part == "gradients" and passing and ranks == 1 and stage == "gradients":
-                    passing = 2 * largest
                 found = r["bytes_" + part]
                 self.assertGreaterEqual(found, share, (ranks, stage, part))
                 self.assertLessEqual(found, share + passing + 2 * 64 * tensors, (ranks, stage, part))
@@ -467,16 +465,16 @@ class Mpi(TrainerTest):
                       ["--overlap", "forward", "--no-shared-memory"]):
             found = self.train_processes(3, *TRANSFORMER, "--tied", "--reproducible", *flags)
             self.assertEqual(found["params_digest"], expected, flags)
-        large = "--model mlp --hidden 2048,2048,2048 --micro-batch 1 --steps 2".split()
-        for ranks in (2,):
-            whole, sharded = (self.train_processes(ranks, *large, "--shard", stage) for stage in ("none", "parameters"))
-            self.assertEqual(sharded["params_digest"], whole["params_digest"])
-            parts = ("bytes_parameters", "bytes_gradients", "bytes_optimizer")
-            less = sum(whole[part] - sharded[part] for part in parts)
-            self.assertGreater(less, 4 * whole["parameters"])
-            self.assertGreater(whole["peak_rss_bytes"] - sharded["peak_rss_bytes"], less / 2)
+        # Memory that processes share counts in each one that has touched it: sizes are compared where they share none.
+        large = ["--no-shared-memory", "--model", "mlp", "--hidden", ",".join(8 * ["1024"]), "--micro-batch", 1, "--steps", 2]
+        whole, sharded = (self.train_processes(2, *large, "--shard", stage) for stage in ("none", "parameters"))
+        self.assertEqual(sharded["params_digest"], whole["params_digest"])
+        less = sum(whole["bytes_" + part] - sharded["bytes_" + part] for part in ("parameters", "gradients", "optimizer"))
+        self.assertGreater(less, 4 * whole["parameters"])  # 16 P less 8 P and two layers at a time, twice
+        self.assertGreater(whole["peak_rss_bytes"] - sharded["peak_rss_bytes"], less / 2)
 
     def test_a_sharded_run_that_loses_a_process_goes_on_from_its_last_checkpoint(self):
+        self.expect_recovery()
         flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200, "--shard", "parameters"]
         expected = self.train_processes(4, *flags)["params_digest"]
         run = ["--checkpoint", self.folder / "run"]
@@ -519,8 +517,7 @@ class Mpi(TrainerTest):
 
     def check_losses(self, *cases, flags=()):
         """Of four processes some are killed; the run goes on with others."""
-        if "Open MPI" not in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout:
-            self.skipTest("Open MPI's launcher is needed to let the others live on")
+        self.expect_recovery()
         flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200, *flags]
         expected = self.train_processes(4, *flags)["params_digest"]
         for victims, resume in cases:
@@ -552,6 +549,10 @@ class Mpi(TrainerTest):
                                ":", "-n", "1", *self.program(*flags, *runs[1])], **environment)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("rank 1 finds another checkpoint (after step 3)", done.stderr)
+
+    def expect_recovery(self):
+        if "Open MPI" not in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout:
+            self.skipTest("Open MPI's launcher is needed to let the others live on")
 
     def lose(self, victims, *arguments):
         """Kills some of four processes after some steps; returns what the others had to say."""
