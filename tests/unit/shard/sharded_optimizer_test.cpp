@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -391,6 +392,32 @@ TEST_CASE("misuse is told") {
               std::vector<ParameterView> views = {{.name = "w", .gradient = buffer(gradient)}};
               ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
           }) == "ShardedOptimizer on rank 0: parameter 'w' has no value; give one in its ParameterView or parameter_traits");
+    for (const auto& [count, storage] : {std::pair{5u, ParameterStorage::borrowed}, std::pair{4u, ParameterStorage::in_buckets}})
+        CHECK(says([&](ThreadBackend comm) {
+                  std::vector<float> gradient(5);
+                  std::vector<ParameterView> views = {{.name = "w", .value = {nullptr, count, DType::f32}, .gradient = buffer(gradient)}};
+                  ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{}, {.parameters = storage});
+              }).find("'w' has no value") != std::string::npos);
+}
+
+TEST_CASE("weights that live in the buckets need no memory of the trainer's, not even at first") {
+    const Training t;
+    const std::vector<Bytes> expected = weights_of_whole(3, t, AdamW{{0.01, 0.02}});
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(t.counts, t.dtype);
+              std::vector<ParameterView> views;
+              for (Tensor& p : model) views.push_back({.name = p.name, .value = {nullptr, p.count(), p.dtype}, .gradient = p.gradient_view()});
+              ShardedOptimizer<ThreadBackend, AdamW, Zero1, Flat, OverlapBackward> sharded(comm, views, AdamW{{0.01, 0.02}},
+                                                                                           {.parameters = ParameterStorage::in_buckets});
+              for (std::size_t i = 0; i < model.size(); ++i) {
+                  finding.check(holds(sharded.parameter_value(i), Bytes(model[i].value.size())), model[i].name + " is not zero");
+                  if (comm.rank() == 0) kernel::copy(model[i].value_view(), sharded.parameter_value(i));
+              }
+              sharded.adopt_values();
+              sharded.broadcast_parameters();
+              train(sharded, model, t, 0, t.steps);
+              finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+          }) == "");
 }
 
 TEST_CASE("weights come from the root") {
