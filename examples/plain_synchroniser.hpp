@@ -96,7 +96,7 @@ public:
     void restore(std::uint64_t steps, const Synchroniser::StateSource& source) override {
         for (std::size_t i = 0; i < weights_.size(); ++i) {
             source({i, 0, 0}, weights_[i]);
-            for (std::size_t k : {0, 1}) source({i, 1 + k, 0}, means_[i][k]);
+            for (std::size_t k = 0; k < 2; ++k) source({i, 1 + k, 0}, means_[i][k]);
         }
         optimizer_.set_steps(steps);
     }
@@ -104,7 +104,7 @@ public:
     void for_whole_state(const Synchroniser::StateSink& sink) const override {
         for (std::size_t i = 0; i < weights_.size(); ++i) {
             sink({i, 0, 0}, weights_[i]);
-            for (std::size_t k : {0, 1}) sink({i, 1 + k, 0}, means_[i][k]);
+            for (std::size_t k = 0; k < 2; ++k) sink({i, 1 + k, 0}, means_[i][k]);
         }
     }
 
