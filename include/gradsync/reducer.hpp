@@ -22,7 +22,6 @@
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
-#include "kernel/elementwise.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
 #include "reducer/complaints.hpp"
@@ -36,6 +35,7 @@
 #include "reducer/gradient_norm.hpp"
 #include "reducer/options.hpp"
 #include "reducer/parameters.hpp"
+#include "reducer/passes.hpp"
 #include "reducer/readiness.hpp"
 #include "reducer/ready_times.hpp"
 #include "reducer/spin_lock.hpp"
@@ -87,7 +87,7 @@ public:
           overlap_(std::move(overlap)) {
         if (options_.gradients == GradientStorage::pooled && !Exchange::scatters)
             throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
-        detail::verify<B>(backend_, gradients_.parameters(), gradients_.plan(),
+        detail::verify(detail::host_of(backend_), gradients_.parameters(), gradients_.plan(),
                           gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange_.describe() + " " + describe(options_));
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.transport = backend_.describe();
@@ -121,7 +121,7 @@ public:
         std::vector<typename B::WorkType> works;
         works.reserve(buffers.size());
         for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
-        for (auto& work : works) work.wait();
+        for (auto& work : works) detail::await(backend_, work);
     }
 
     // -------------------------------------------------------------------------------------------------------- a step
@@ -135,7 +135,7 @@ public:
         check_usable("begin_step");
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
-        failure_.guard([&] { backend_.all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
+        failure_.guard([&] { detail::host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
         has_batch_ = has_batch || live == 0;  // with no batch anywhere there is no such step
         return live > 0;
     }
@@ -323,7 +323,7 @@ public:
         check_limit(max_norm, "clip_gradients_by_norm");
         const double norm = gradient_norm();
         if (const double factor = clip_factor(norm, max_norm); factor != 1)
-            for_gradients([&](BufferView gradient) { kernel::scale(gradient, factor); });
+            for_gradients([&](BufferView gradient) { detail::passes_of(backend_).scale(gradient, factor); });
         return norm;
     }
 
@@ -331,7 +331,7 @@ public:
     void clip_gradients_by_value(double limit) {
         check_usable("clip_gradients_by_value");
         check_limit(limit, "clip_gradients_by_value");
-        for_gradients([&](BufferView gradient) { kernel::clamp(gradient, limit); });
+        for_gradients([&](BufferView gradient) { detail::passes_of(backend_).clamp(gradient, limit); });
     }
 
     // --------------------------------------------------------------------------------------------------- bookkeeping
@@ -391,6 +391,11 @@ private:
         Reducer& reducer;
         void operator()(std::size_t b) { reducer.gradients_.land(b); }
     };
+    struct Await {
+        Reducer& reducer;
+        template <class W>
+        void operator()(W& work) { detail::await(reducer.backend_, work); }
+    };
 
     /// The engine as the overlap policy sees it. What happens in hooks counts as exposed, what a thread of the
     /// policy's does in the background does not.
@@ -427,7 +432,7 @@ private:
     WorkType start(std::size_t b) {
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
-            if (!has_batch_) std::memset(bucket.data, 0, bucket.bytes());
+            if (!has_batch_) gradients_.clear_bucket(b);
             if (exchange_.alone(backend_)) return {};
             return exchange(bucket, ReduceOp::sum, {});
         }
@@ -486,7 +491,7 @@ private:
         launch_full_buckets(false);
         if (options_.unused == UnusedParameters::agree && backend_.size() > 1) {
             if (!has_batch_) readiness_.forget_used();
-            used_map_work_ = backend_.all_reduce(buffer(readiness_.used()), ReduceOp::max);
+            used_map_work_ = detail::host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
         closed_ = true;
     }
@@ -517,7 +522,7 @@ private:
                          name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
                 }
                 const auto begin = Clock::now();
-                flight_.wait(flight_.completed(), land_);
+                flight_.wait(flight_.completed(), land_, await_);
                 exposure_.add(begin, Clock::now());
             }
         });
@@ -572,13 +577,13 @@ private:
             for (std::size_t i : gradients_.order())
                 if (!seen[i]) order[n++] = i;
         }
-        failure_.guard([&] { backend_.broadcast(buffer(order), 0).wait(); });
+        failure_.guard([&] { detail::host_of(backend_).broadcast(buffer(order), 0).wait(); });
     }
 
     /// `order` becomes that of the times, which are the latest of all ranks.
     void agree_on_times(std::vector<std::uint64_t>& order) {
         std::vector<double> times = times_.mean();
-        failure_.guard([&] { backend_.all_reduce(buffer(times), ReduceOp::max).wait(); });
+        failure_.guard([&] { detail::host_of(backend_).all_reduce(buffer(times), ReduceOp::max).wait(); });
         detail::sort_by_times(order, times);
         gradients_.set_ready_seconds(times);
         ready_seconds_ = std::move(times);
@@ -590,7 +595,7 @@ private:
     void complete_step(Clock::time_point begin) {
         const bool agree = options_.unused == UnusedParameters::agree;
         for (std::size_t b = 0; b < flight_.size(); ++b) {
-            if (b == flight_.completed()) flight_.wait(b, land_);
+            if (b == flight_.completed()) flight_.wait(b, land_, await_);
             if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
         // The next forward starts with the parameters whose gradients came last.
@@ -701,7 +706,7 @@ private:
     detail::GradientNorm norm_;
     std::conditional_t<decoupled, detail::DeferredGather<B>, detail::NoGather> gathers_;
     std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; where gradients are scattered and their use is agreed on
-    typename B::WorkType used_map_work_;
+    typename detail::HostOf<B>::WorkType used_map_work_;
     Statistics statistics_;
 
     std::atomic<int> no_sync_depth_{0};
@@ -719,6 +724,7 @@ private:
     detail::FailureLatch failure_;
 
     Land land_{*this};
+    Await await_{*this};
     Engine<true> hook_{*this};
     Engine<false> background_{*this};
     Overlap overlap_;

@@ -12,6 +12,7 @@
 #include "../collective/engine.hpp"
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
+#include "device_passes.hpp"
 #include "host_collectives.hpp"
 #include "nccl_engine.hpp"
 #include "tcp.hpp"
@@ -94,6 +95,9 @@ public:
         HostCollectives::set_timeout(limit);
         host_.set_timeout(limit);
     }
+
+    /// What a Reducer does to device memory, on the compute stream.
+    detail::DevicePasses<detail::NcclEngine> passes() const { return detail::DevicePasses<detail::NcclEngine>(engine_); }
 
     /// The same ranks, for what they tell one another in host memory. Of the same origin: it fails with this, and this with it.
     TcpBackend& host() noexcept { return host_; }

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -21,6 +22,7 @@
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../cuda/runtime.hpp"
+#include "device_passes.hpp"
 #include "device_watch.hpp"
 #include "host_collectives.hpp"
 
@@ -63,18 +65,15 @@ public:
     const std::shared_ptr<Watch>& watch() const noexcept { return watch_; }
     std::size_t piece_bytes() const noexcept { return piece_bytes_; }
 
-    cudaStream_t compute_stream() const noexcept { return compute_; }
-    void set_compute_stream(cudaStream_t stream) noexcept {
-        const std::lock_guard lock(mutex_);
-        compute_ = stream;
-    }
+    cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
+    void set_compute_stream(cudaStream_t stream) noexcept { compute_.store(stream, std::memory_order_relaxed); }
 
     std::uint64_t start(const Call& call) {
         const std::lock_guard lock(mutex_);
         if (failed_) throw Error(*failed_);
         Started started{.call = call, .pieces = pieces_of(call)};
         started.ready = take_event();
-        cuda::check(cudaEventRecord(started.ready.get(), compute_), "cudaEventRecord");
+        cuda::check(cudaEventRecord(started.ready.get(), compute_stream()), "cudaEventRecord");
         started_.push_back(std::move(started));
         ++next_;
         advance();
@@ -300,8 +299,8 @@ private:
     const std::shared_ptr<Watch> watch_;
     const std::size_t piece_bytes_;
 
+    std::atomic<cudaStream_t> compute_;
     std::mutex mutex_;
-    cudaStream_t compute_;
     cuda::Stream down_, up_;
     std::array<Slot, slot_count> slots_;
     std::deque<Started> started_;      ///< collectives first_ to next_
@@ -342,6 +341,9 @@ public:
 
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
+
+    /// What a Reducer does to device memory, on the compute stream.
+    detail::DevicePasses<Engine> passes() const { return detail::DevicePasses<Engine>(engine_); }
 
     /// The same ranks, for what they tell one another in host memory.
     Host& host() noexcept { return host_; }

@@ -7,6 +7,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/shard_range.hpp"
+#include "passes.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -30,9 +31,10 @@ public:
 
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
-    /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
+    /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
     void start(B& backend, std::size_t b, BufferView bucket) {
         const ElementRange own = shard_range(bucket.count, backend.size(), backend.rank());
+        backend_ = &backend;
         if (backend.size() > 1) works_[b].work = backend.all_gather(bucket.subview(own.first, own.size()), bucket);
         works_[b].pending = true;
         ++pending_;
@@ -45,7 +47,7 @@ public:
     /// Returns when bucket b is there; true if it was not known to be.
     bool wait(std::size_t b) {
         if (!works_[b].pending) return false;
-        works_[b].work.wait();
+        await(*backend_, works_[b].work);
         works_[b].pending = false;
         --pending_;
         return true;
@@ -57,6 +59,7 @@ private:
         bool pending = false;
     };
 
+    B* backend_ = nullptr;  ///< once one was started
     std::vector<Entry> works_;
     std::size_t pending_ = 0;
     int exceptions_ = std::uncaught_exceptions();

@@ -39,10 +39,10 @@ public:
         for (std::size_t b = completed(); b < started() && buckets_[b].work.test(); ++b) complete(b, land);
     }
 
-    /// Returns when bucket b's collective is complete; b is the first that was not known to be.
-    template <class Land>
-    void wait(std::size_t b, Land&& land) {
-        buckets_[b].work.wait();
+    /// Waits for bucket b's collective, as `await(work)` does; b is the first that was not known to be complete.
+    template <class Land, class Await>
+    void wait(std::size_t b, Land&& land, Await&& await) {
+        await(buckets_[b].work);
         complete(b, land);
     }
 

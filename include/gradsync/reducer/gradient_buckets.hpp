@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <span>
 #include <string>
@@ -14,10 +13,10 @@
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../core/shard_range.hpp"
-#include "../kernel/elementwise.hpp"
 #include "bucket_storage.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
+#include "passes.hpp"
 #include "spin_lock.hpp"
 #include "verification.hpp"
 
@@ -29,7 +28,7 @@ template <Backend B, class Buckets>
 class GradientBuckets {
 public:
     /// Plans, without memory yet. Throws Error where parameters, options and policy do not go together.
-    GradientBuckets(const B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered)
+    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered)
         : options_(options),
           scattered_(scattered),
           policy_(std::move(policy)),
@@ -37,6 +36,7 @@ public:
           infos_(bucket_infos(parameters_, options_, B::memory_space, backend.rank())),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
+          passes_(passes_of(backend)),
           deposited_(parameters_.size()) {}
 
     /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
@@ -90,8 +90,8 @@ public:
     /// Keeps this rank's shard of bucket b, or adds it to those of the micro-batches before, and lets the memory go.
     void land(std::size_t b) {
         if (!pooled()) return;
-        if (sharded_before_) kernel::add(shards_[b], own_part(b));
-        else kernel::copy(own_part(b), shards_[b]);
+        if (sharded_before_) passes_.add(shards_[b], own_part(b));
+        else passes_.copy(own_part(b), shards_[b]);
         std::lock_guard lock(slots_);
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
@@ -108,21 +108,21 @@ public:
     /// Copies gradient i into its bucket, or adds it to what micro-batches left there.
     void deposit(std::size_t i) {
         const BufferView from = parameters_[i].gradient, to = storage_.parameter(i);
-        if (deposited_[i]) kernel::add(to, from);
-        else kernel::copy(from, to);
+        if (deposited_[i]) passes_.add(to, from);
+        else passes_.copy(from, to);
         deposited_[i] = options_.accumulation == Accumulation::in_buckets;
     }
 
     /// This rank has nothing for gradient i.
-    void clear(std::size_t i) noexcept {
-        if (const BufferView slot = storage_.parameter(i); slot.bytes() != 0) std::memset(slot.data, 0, slot.bytes());
-    }
+    void clear(std::size_t i) { passes_.clear(storage_.parameter(i)); }
+    /// This rank has nothing for all of bucket b.
+    void clear_bucket(std::size_t b) { passes_.clear(storage_.bucket(b)); }
 
     /// Copies bucket b's results to the trainer's gradients, those of `wanted(i)`.
     template <class Wanted>
     void hand_out(std::size_t b, Wanted&& wanted) {
         for (std::size_t i : plan_.bucket(b))
-            if (is_copied(i) && wanted(i)) kernel::copy(storage_.parameter(i), parameters_[i].gradient);
+            if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), parameters_[i].gradient);
     }
 
     /// Keeps gradient i, if it lives in its bucket, for the case that no rank used it.
@@ -132,7 +132,7 @@ public:
         const std::size_t end = kept_bytes_.size();
         kept_.push_back(i);
         kept_bytes_.resize(end + slot.bytes());
-        if (slot.bytes() != 0) std::memcpy(kept_bytes_.data() + end, slot.data, slot.bytes());
+        passes_.read(slot, kept_bytes_.data() + end);
     }
     /// Puts back what was kept of those for which `unused(i)`.
     template <class Unused>
@@ -140,7 +140,7 @@ public:
         const std::uint8_t* bytes = kept_bytes_.data();
         for (std::size_t i : kept_) {
             const BufferView slot = storage_.parameter(i);
-            if (unused(i) && slot.bytes() != 0) std::memcpy(slot.data, bytes, slot.bytes());
+            if (unused(i)) passes_.write(bytes, slot);
             bytes += slot.bytes();
         }
         kept_.clear();
@@ -164,7 +164,7 @@ public:
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
             // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
-            if (!pooled() && (live_here() || deposited_[i])) kernel::copy(storage_.parameter(i), storage.parameter(i));
+            if (!pooled() && (live_here() || deposited_[i])) passes_.copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         allocate_shards(backend);
         return true;
@@ -266,6 +266,7 @@ private:
     std::size_t shard_bytes_ = 0;
     bool sharded_before_ = false;
     int size_ = 1, rank_ = 0;
+    [[no_unique_address]] PassesOf<B> passes_;
     std::vector<std::uint8_t> deposited_;   ///< by parameter: the next deposit adds
     std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
     std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other

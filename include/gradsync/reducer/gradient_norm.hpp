@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "../core/backend.hpp"
@@ -11,6 +12,7 @@
 #include "../kernel/convert.hpp"
 #include "../kernel/elementwise.hpp"
 #include "bucket_layout.hpp"
+#include "passes.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -55,17 +57,20 @@ public:
     template <Backend B, class Part>
     double compute(B& backend, Part&& part) {
         if (!values_.empty()) std::memset(values_.data(), 0, values_.size() * sizeof(double));
+        const auto passes = passes_of(backend);
+        auto sums = passes.square_sums();
         for (const Piece& piece : pieces_) {
             for (std::size_t done = 0; done < piece.count;) {
                 const std::size_t first = piece.first + done, in_block = first % block;
                 const std::size_t n = smaller(block - in_block, piece.count - done), k = first_block_[piece.parameter] + first / block;
                 const ConstBufferView elements = part(piece.parameter, piece.bucket, piece.offset + done, n);
-                if (splits_ == 0 || split_[k] == whole) values_[k] = kernel::sum_of_squares(elements);
-                else kernel::convert(elements.data, elements.dtype, values_.data() + blocks_ + split_[k] * block + in_block, DType::f64, n);
+                if (splits_ == 0 || split_[k] == whole) sums.add(elements, values_[k]);
+                else read_part(passes, elements, values_.data() + blocks_ + split_[k] * block + in_block);
                 done += n;
             }
         }
-        if (backend.size() > 1) backend.all_reduce(buffer(values_), ReduceOp::sum).wait();
+        sums.finish();
+        if (backend.size() > 1) host_of(backend).all_reduce(buffer(values_), ReduceOp::sum).wait();
         for (std::size_t k = 0; splits_ != 0 && k < blocks_; ++k)  // the zeros behind a short last block change nothing
             if (split_[k] != whole) values_[k] = kernel::sum_of_squares({values_.data() + blocks_ + split_[k] * block, block, DType::f64});
         return square_root(kernel::detail::sum_in_order({values_.data(), blocks_}));
@@ -78,6 +83,18 @@ private:
     struct Piece {
         std::size_t parameter, first, count, offset, bucket;
     };
+
+    /// Elements of a split block, on the host.
+    template <class Passes>
+    static void read_part(const Passes& passes, ConstBufferView elements, double* to) {
+        if constexpr (std::is_same_v<Passes, HostPasses>) {
+            kernel::convert(elements.data, elements.dtype, to, DType::f64, elements.count);
+        } else {
+            std::byte bytes[block * sizeof(double)];
+            passes.read(elements, bytes);
+            kernel::convert(bytes, elements.dtype, to, DType::f64, elements.count);
+        }
+    }
 
     explicit GradientNorm(std::span<const std::size_t> counts) {
         for (const std::size_t count : counts) {
