@@ -26,15 +26,21 @@ inline constexpr bool never = false;
 
 template <class W>
 consteval void explain_work() {
-    if constexpr (!std::movable<W>) static_assert(never<W>, "gradsync: make the backend's WorkType movable");
+    if constexpr (!std::movable<W>)
+        static_assert(never<W>,
+                      "gradsync: make the backend's WorkType movable");
     else if constexpr (!std::default_initializable<W>)
-        static_assert(never<W>, "gradsync: give the backend's WorkType a default constructor: a Work of nothing, which is complete");
+        static_assert(never<W>,
+                      "gradsync: give the backend's WorkType a default constructor: a Work of nothing, which is "
+                      "complete");
     else if constexpr (!requires(W& w) { { w.test() } -> std::same_as<bool>; })
-        static_assert(never<W>, "gradsync: give the backend's WorkType a member bool test(), which makes progress, says whether the collective is "
-                                "complete, and does not block");
+        static_assert(never<W>,
+                      "gradsync: give the backend's WorkType a member bool test(), which makes progress, says whether "
+                      "the collective is complete, and does not block");
     else
-        static_assert(never<W>, "gradsync: give the backend's WorkType a member void wait(), which returns when the collective is complete, or "
-                                "throws gradsync::Error");
+        static_assert(never<W>,
+                      "gradsync: give the backend's WorkType a member void wait(), which returns when the collective "
+                      "is complete, or throws gradsync::Error");
 }
 
 /// The collectives: each starts one and returns its Work.
@@ -45,28 +51,40 @@ consteval bool explain_collectives() {
                       { b.all_reduce(x, op) } -> std::same_as<W>;
                       { b.all_reduce(x, op, c) } -> std::same_as<W>;
                   })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType all_reduce(BufferView, ReduceOp, Contribution = {})");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType all_reduce(BufferView, ReduceOp, Contribution = "
+                      "{})");
     else if constexpr (!requires(B& b, BufferView x, ReduceOp op, Contribution c, int root) {
                            { b.reduce(x, op, root) } -> std::same_as<W>;
                            { b.reduce(x, op, root, c) } -> std::same_as<W>;
                        })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType reduce(BufferView, ReduceOp, int root, "
+                      "Contribution = {})");
     else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, ReduceOp op, Contribution c) {
                            { b.reduce_scatter(in, out, op) } -> std::same_as<W>;
                            { b.reduce_scatter(in, out, op, c) } -> std::same_as<W>;
                        })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, "
-                                "Contribution = {})");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType reduce_scatter(ConstBufferView in, BufferView "
+                      "out, ReduceOp, Contribution = {})");
     else if constexpr (!requires(B& b, ConstBufferView in, BufferView out) { { b.all_gather(in, out) } -> std::same_as<W>; })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType all_gather(ConstBufferView in, BufferView out)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType all_gather(ConstBufferView in, BufferView out)");
     else if constexpr (!requires(B& b, BufferView x, int root) { { b.broadcast(x, root) } -> std::same_as<W>; })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType broadcast(BufferView, int root)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType broadcast(BufferView, int root)");
     else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) { { b.gather(in, out, root) } -> std::same_as<W>; })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType gather(ConstBufferView in, BufferView out, int root)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType gather(ConstBufferView in, BufferView out, int "
+                      "root)");
     else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) { { b.scatter(in, out, root) } -> std::same_as<W>; })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType scatter(ConstBufferView in, BufferView out, int root)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType scatter(ConstBufferView in, BufferView out, int "
+                      "root)");
     else if constexpr (!requires(B& b) { { b.barrier() } -> std::same_as<W>; })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType barrier()");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member WorkType barrier()");
     else return false;
     return true;
 }
@@ -75,78 +93,122 @@ template <class B>
 consteval void explain_backend() {
     using Nanoseconds = std::chrono::nanoseconds;
     if constexpr (BucketPolicy<B> || OverlapPolicy<B>)
-        static_assert(never<B>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
+        static_assert(never<B>,
+                      "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
     else if constexpr (!requires { typename B::WorkType; })
-        static_assert(never<B>, "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own name WorkType, the type "
-                                "that its collectives return");
+        static_assert(never<B>,
+                      "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own "
+                      "name WorkType, the type that its collectives return");
     else if constexpr (!Work<typename B::WorkType>) explain_work<typename B::WorkType>();
     else if constexpr (!std::copy_constructible<B>)
-        static_assert(never<B>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
+        static_assert(never<B>,
+                      "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
     else if constexpr (!requires { { B::memory_space } -> std::convertible_to<MemorySpace>; })
-        static_assert(never<B>, "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on");
+        static_assert(never<B>,
+                      "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie "
+                      "that it works on");
     else if constexpr (!requires(const B& b) { { b.rank() } -> std::same_as<int>; })
-        static_assert(never<B>, "gradsync: give this backend a member int rank() const");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member int rank() const");
     else if constexpr (!requires(const B& b) { { b.size() } -> std::same_as<int>; })
-        static_assert(never<B>, "gradsync: give this backend a member int size() const: the number of ranks");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member int size() const: the number of ranks");
     else if constexpr (explain_collectives<B>()) return;
     else if constexpr (!requires(B& b) { { b.progress() } -> std::same_as<void>; })
-        static_assert(never<B>, "gradsync: give this backend a member void progress(), which advances what is under way and does not block");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member void progress(), which advances what is under way and does "
+                      "not block");
     else if constexpr (!requires(const B& b) { { b.progress_time() } -> std::convertible_to<Nanoseconds>; })
-        static_assert(never<B>, "gradsync: give this backend a member std::chrono::nanoseconds progress_time() const");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member std::chrono::nanoseconds progress_time() const");
     else if constexpr (!requires(B& b, std::string what) { { b.fail(what) } noexcept -> std::same_as<void>; })
-        static_assert(never<B>, "gradsync: give this backend a member void fail(const std::string&) noexcept, which makes every rank's calls throw");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member void fail(const std::string&) noexcept, which makes every "
+                      "rank's calls throw");
     else if constexpr (!requires(B& b, Nanoseconds limit) { { b.set_timeout(limit) } -> std::same_as<void>; })
-        static_assert(never<B>, "gradsync: give this backend a member void set_timeout(std::chrono::nanoseconds)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member void set_timeout(std::chrono::nanoseconds)");
     else if constexpr (!requires(const B& b) { { b.timeout() } -> std::convertible_to<Nanoseconds>; })
-        static_assert(never<B>, "gradsync: give this backend a member std::chrono::nanoseconds timeout() const");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member std::chrono::nanoseconds timeout() const");
     else if constexpr (!requires(B& b, int i) { { b.split(i, i) } -> std::same_as<B>; })
-        static_assert(never<B>, "gradsync: give this backend a member split(int color, int key) that returns a backend of the same type (one that is "
-                                "inherited returns the base)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member split(int color, int key) that returns a backend of the "
+                      "same type (one that is inherited returns the base)");
     else if constexpr (!requires(B& b) { { b.duplicate() } -> std::same_as<B>; })
-        static_assert(never<B>, "gradsync: give this backend a member duplicate() that returns a backend of the same type (one that is inherited "
-                                "returns the base)");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member duplicate() that returns a backend of the same type (one "
+                      "that is inherited returns the base)");
     else if constexpr (!requires(B& b, std::size_t bytes) { { b.allocate(bytes).data() } -> std::same_as<void*>; })
-        static_assert(never<B>, "gradsync: give this backend a member allocate(std::size_t bytes), whose result owns memory and has void* data()");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member allocate(std::size_t bytes), whose result owns memory and "
+                      "has void* data()");
     else if constexpr (!requires(const B& b) { { b.describe() } -> std::convertible_to<std::string>; })
-        static_assert(never<B>, "gradsync: give this backend a member std::string describe() const");
-    else static_assert(Backend<B>, "gradsync: this is no Backend yet: see the concept in gradsync/core/backend.hpp, and the notes below");
+        static_assert(never<B>,
+                      "gradsync: give this backend a member std::string describe() const");
+    else
+        static_assert(Backend<B>,
+                      "gradsync: this is no Backend yet: see the concept in gradsync/core/backend.hpp, and the notes below");
 }
 
 template <class P>
 consteval void explain_bucket_policy() {
     if constexpr (OverlapPolicy<P>)
-        static_assert(never<P>, "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them (Reducer<Backend, "
-                                "BucketPolicy, OverlapPolicy>)");
-    else if constexpr (!std::copy_constructible<P>) static_assert(never<P>, "gradsync: make this bucket policy copyable");
+        static_assert(never<P>,
+                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
+                      "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    else if constexpr (!std::copy_constructible<P>)
+        static_assert(never<P>,
+                      "gradsync: make this bucket policy copyable");
     else if constexpr (!requires(const P& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
                            { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
                        })
-        static_assert(never<P>, "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
-                                "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
+        static_assert(never<P>,
+                      "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of "
+                      "your own has a member BucketPlan plan(std::span<const ParameterInfo>, std::span<const "
+                      "std::size_t> order) const");
     else if constexpr (!requires(const P& p) { { p.describe() } -> std::convertible_to<std::string>; })
-        static_assert(never<P>, "gradsync: give this bucket policy a member std::string describe() const, which names it and its numbers");
-    else static_assert(BucketPolicy<P>, "gradsync: this is no BucketPolicy yet: see the concept in gradsync/core/bucket_plan.hpp, and the notes below");
+        static_assert(never<P>,
+                      "gradsync: give this bucket policy a member std::string describe() const, which names it and its "
+                      "numbers");
+    else
+        static_assert(BucketPolicy<P>,
+                      "gradsync: this is no BucketPolicy yet: see the concept in gradsync/core/bucket_plan.hpp, and the notes "
+                      "below");
 }
 
 template <class P>
 consteval void explain_overlap_policy() {
     if constexpr (BucketPolicy<P>)
-        static_assert(never<P>, "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them (Reducer<Backend, "
-                                "BucketPolicy, OverlapPolicy>)");
+        static_assert(never<P>,
+                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
+                      "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     else if constexpr (!std::move_constructible<P>)
-        static_assert(never<P>, "gradsync: make this overlap policy movable: it moves into the Reducer before attach()");
+        static_assert(never<P>,
+                      "gradsync: make this overlap policy movable: it moves into the Reducer before attach()");
     else if constexpr (!requires(P& p, EngineArchetype& engine) { p.attach(engine); })
-        static_assert(never<P>, "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
-                                "void attach(auto& engine)");
+        static_assert(never<P>,
+                      "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of "
+                      "your own has a member void attach(auto& engine)");
     else if constexpr (!requires(P& p, EngineArchetype& engine) { p.bucket_full(engine); })
-        static_assert(never<P>, "gradsync: give this overlap policy a member void bucket_full(auto& engine): a template, for engines of all types");
+        static_assert(never<P>,
+                      "gradsync: give this overlap policy a member void bucket_full(auto& engine): a template, for "
+                      "engines of all types");
     else if constexpr (!requires(P& p, EngineArchetype& engine) { p.gradients_ready(engine); })
-        static_assert(never<P>, "gradsync: give this overlap policy a member void gradients_ready(auto& engine): a template, for engines of all types");
+        static_assert(never<P>,
+                      "gradsync: give this overlap policy a member void gradients_ready(auto& engine): a template, for "
+                      "engines of all types");
     else if constexpr (!requires(P& p) { p.detach(); })
-        static_assert(never<P>, "gradsync: give this overlap policy a member void detach(), after which it does not touch the engine");
+        static_assert(never<P>,
+                      "gradsync: give this overlap policy a member void detach(), after which it does not touch the "
+                      "engine");
     else if constexpr (!requires(const P& p) { { p.describe() } -> std::convertible_to<std::string>; })
-        static_assert(never<P>, "gradsync: give this overlap policy a member std::string describe() const, which names it");
-    else static_assert(OverlapPolicy<P>, "gradsync: this is no OverlapPolicy yet: see the concept in gradsync/core/overlap_policy.hpp, and the notes below");
+        static_assert(never<P>,
+                      "gradsync: give this overlap policy a member std::string describe() const, which names it");
+    else
+        static_assert(OverlapPolicy<P>,
+                      "gradsync: this is no OverlapPolicy yet: see the concept in gradsync/core/overlap_policy.hpp, and the "
+                      "notes below");
 }
 
 }  // namespace detail
