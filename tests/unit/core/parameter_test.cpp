@@ -9,6 +9,7 @@
 #include <list>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace gradsync;
@@ -27,7 +28,28 @@ struct Handle {
 };
 struct Unsupported {};
 
+/// Another library's half, and a tensor of it that is no range.
+struct TheirHalf {
+    std::uint16_t bits;
+};
+struct TheirTensor {
+    std::vector<TheirHalf> elements = std::vector<TheirHalf>(6);
+};
+
 }  // namespace
+
+template <>
+struct gradsync::dtype_traits<TheirHalf> {
+    static constexpr DType value = DType::f16;
+};
+template <>
+struct gradsync::buffer_traits<TheirTensor> {
+    static constexpr MemorySpace space = MemorySpace::host;
+    static constexpr bool owns = true;
+    static BufferView view(TheirTensor& t) { return buffer(t.elements); }
+    static ConstBufferView view(const TheirTensor& t) { return const_buffer(t.elements); }
+    static std::array<int, 2> shape(const TheirTensor&) { return {2, 3}; }
+};
 
 template <>
 struct gradsync::parameter_traits<Full> {
@@ -126,4 +148,35 @@ TEST_CASE("parameter: two ranges, without a type of their own") {
     CHECK(view.requires_grad);
     CHECK(view.uses == 1);
     CHECK(parameter("w", value, gradient).shape.empty());
+}
+
+TEST_CASE("buffer_traits: the tensor serves as buffer, as parameter, and as part of one") {
+    TheirTensor t;
+    const BufferView view{t.elements.data(), 6, DType::f16, MemorySpace::host};
+    CHECK(buffer(t) == view);
+    CHECK(const_buffer(std::as_const(t)) == ConstBufferView(view));
+    static_assert(Parameter<TheirTensor> && Parameter<TheirTensor*>);
+    static_assert(parameter_traits<TheirTensor>::space == MemorySpace::host);
+    for (const ParameterView& p : {parameter_view(t), parameter("t", t, t)}) {
+        CHECK(p.gradient == view);
+        CHECK(p.shape == std::vector<std::size_t>{2, 3});
+    }
+    CHECK(parameter("t", t, t, {6}).shape == std::vector<std::size_t>{6});  // what is said counts
+}
+
+TEST_CASE("buffer views are buffers and parameters themselves") {
+    float x[2] = {};
+    const BufferView device{x, 2, DType::f32, MemorySpace::device};
+    CHECK(buffer(device) == device);
+    CHECK(parameter("x", BufferView{}, device).gradient == device);
+    std::vector<BufferView> views{device};
+    CHECK(parameter_view(views[0]).gradient == device);
+}
+
+TEST_CASE("a view by value is fine, a range that owns its memory is not") {
+    static_assert(!detail::owns_memory<std::span<float>>());
+    static_assert(!detail::owns_memory<BufferView>());
+    static_assert(detail::owns_memory<std::vector<float>>());
+    static_assert(detail::owns_memory<std::array<float, 2>>());
+    static_assert(detail::owns_memory<TheirTensor>());
 }
