@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/backend/host_collectives.hpp>
+#include <gradsync/backend/engine_collectives.hpp>
 #include <gradsync/core/backend.hpp>
 #include <gradsync/message_passing/message_engine.hpp>
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-class MessageBackend : public gradsync::detail::HostCollectives<MessageBackend, gradsync::collective::Engine> {
+class MessageBackend : public gradsync::detail::EngineCollectives<MessageBackend, gradsync::collective::Engine> {
 public:
     explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : engine_(std::move(engine)) {}
     int rank() const noexcept { return engine_->rank(); }
@@ -25,7 +25,7 @@ public:
     gradsync::collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:
-    friend HostCollectives;
+    friend EngineCollectives;
     int world_rank() const noexcept { return engine_->world_rank(rank()); }
     const std::shared_ptr<gradsync::collective::Engine>& shared_engine() const noexcept { return engine_; }
     MessageBackend join(const gradsync::collective::Group& group) { return MessageBackend(engine_->split(group)); }

@@ -17,7 +17,7 @@
 #include "../message_passing/message_engine.hpp"
 #include "../shared_memory/process_engine.hpp"
 #include "hierarchical_engine.hpp"
-#include "host_collectives.hpp"
+#include "engine_collectives.hpp"
 #include "mpi_transport.hpp"
 
 namespace gradsync::inline v0 {
@@ -49,7 +49,7 @@ struct MpiOptions {
 ///   died shows by a TCP connection between neighbours; where none is to be had, by the time limit.) Keep the launcher from ending the survivors too, where they are to go on
 ///   (Open MPI: `mpirun --enable-recovery`).
 /// - MPI is neither initialised nor finalised here; handles may outlive it.
-class MpiBackend : public detail::HostCollectives<MpiBackend, collective::Engine> {
+class MpiBackend : public detail::EngineCollectives<MpiBackend, collective::Engine> {
 public:
     /// The ranks of `comm` (a `boost::mpi::communicator` converts to one), which stays yours, and may be freed afterwards.
     /// Collective over it; MPI's own calls at construction have no time limit. Throws Error(invalid_argument) where MPI is
@@ -90,7 +90,7 @@ public:
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:
-    friend HostCollectives;
+    friend EngineCollectives;
     using ProcessWorld = shared_memory::ProcessWorld;
     using ProcessEngine = shared_memory::ProcessEngine;
     using Segment = shared_memory::Segment;

@@ -13,7 +13,7 @@
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "device_passes.hpp"
-#include "host_collectives.hpp"
+#include "engine_collectives.hpp"
 #include "nccl_engine.hpp"
 #include "tcp.hpp"
 #include "tcp_engine.hpp"
@@ -46,7 +46,7 @@ struct NcclOptions {
 /// - Not in a CUDA graph: its starts cannot be captured yet.
 ///
 /// What of this has run on which device is said in docs/gpu.md.
-class NcclBackend : public detail::HostCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
+class NcclBackend : public detail::EngineCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
 public:
     /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
@@ -92,7 +92,7 @@ public:
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
 
     void set_timeout(std::chrono::nanoseconds limit) {
-        HostCollectives::set_timeout(limit);
+        EngineCollectives::set_timeout(limit);
         host_.set_timeout(limit);
     }
 
@@ -106,7 +106,7 @@ public:
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:
-    friend HostCollectives;
+    friend EngineCollectives;
 
     NcclBackend(std::shared_ptr<message_passing::MessageEngine> control, NcclOptions options, detail::NcclCommunicator* adopted)
         : engine_(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}

@@ -16,7 +16,7 @@
 #include "../simulation/communicator.hpp"
 #include "../simulation/engine.hpp"
 #include "../simulation/simulation.hpp"
-#include "host_collectives.hpp"
+#include "engine_collectives.hpp"
 #include "run_ranks.hpp"
 
 namespace gradsync::inline v0 {
@@ -50,7 +50,7 @@ struct SimulatedCluster {
 /// - Sums have the bits of ThreadBackend's. `now()` is the rank's clock, in seconds; nothing else moves it but
 ///   `compute()`, and waiting.
 /// - `run_simulated` starts the ranks and returns what the network saw.
-class SimulatedBackend : public detail::HostCollectives<SimulatedBackend, simulation::Engine> {
+class SimulatedBackend : public detail::EngineCollectives<SimulatedBackend, simulation::Engine> {
 public:
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
@@ -77,7 +77,7 @@ public:
     }
 
 private:
-    friend HostCollectives;
+    friend EngineCollectives;
     template <class F>
     friend auto run_simulated(const SimulatedCluster& options, F&& f);
 

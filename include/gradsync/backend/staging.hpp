@@ -24,7 +24,7 @@
 #include "../cuda/runtime.hpp"
 #include "device_passes.hpp"
 #include "device_watch.hpp"
-#include "host_collectives.hpp"
+#include "engine_collectives.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -327,9 +327,9 @@ struct StagingOptions {
 /// - `Work::wait_on(stream)` keeps the host until the result is on its way back, and makes the stream wait for the rest.
 /// - The device of a handle has to be the calling thread's.
 template <Backend Host>
-class StagingBackend : public detail::HostCollectives<StagingBackend<Host>, detail::StagingEngine<Host>, MemorySpace::device> {
+class StagingBackend : public detail::EngineCollectives<StagingBackend<Host>, detail::StagingEngine<Host>, MemorySpace::device> {
     using Engine = detail::StagingEngine<Host>;
-    using Base = detail::HostCollectives<StagingBackend, Engine, MemorySpace::device>;
+    using Base = detail::EngineCollectives<StagingBackend, Engine, MemorySpace::device>;
 
 public:
     /// Duplicates `host`, twice: collective. It lies on the calling thread's device.

@@ -8,7 +8,7 @@
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"
 #include "../core/backend.hpp"
-#include "host_collectives.hpp"
+#include "engine_collectives.hpp"
 #include "tcp_engine.hpp"
 
 namespace gradsync::inline v0 {
@@ -24,7 +24,7 @@ struct TcpOptions {
 /// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A
 ///   death shows at once, on other machines too: its system closes the connections.
-class TcpBackend : public detail::HostCollectives<TcpBackend, collective::Engine> {
+class TcpBackend : public detail::EngineCollectives<TcpBackend, collective::Engine> {
 public:
     /// The ranks that meet at `rendezvous`, which may go afterwards. Collective.
     template <Rendezvous R>
@@ -45,7 +45,7 @@ public:
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:
-    friend HostCollectives;
+    friend EngineCollectives;
     friend class NcclBackend;
 
     explicit TcpBackend(std::shared_ptr<collective::Engine> engine) noexcept : engine_(std::move(engine)) {}

@@ -13,7 +13,7 @@
 #include "../core/error.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "../shared_memory/seat.hpp"
-#include "host_collectives.hpp"
+#include "engine_collectives.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -83,7 +83,7 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 /// - If a rank fails, leaves early or reaches its time limit, every other rank's wait throws an Error that names it.
 ///   From then on every call on any communicator of the same origin throws the same.
 /// - When the last handle of a rank goes, it counts as gone: collectives that others start later fail.
-class ThreadBackend : public detail::HostCollectives<ThreadBackend, detail::ThreadSeat> {
+class ThreadBackend : public detail::EngineCollectives<ThreadBackend, detail::ThreadSeat> {
 public:
     static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);
 
@@ -108,7 +108,7 @@ public:
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }
 
 private:
-    friend HostCollectives;
+    friend EngineCollectives;
 
     ThreadBackend(std::shared_ptr<shared_memory::Board> board, int rank, std::chrono::nanoseconds timeout)
         : seat_(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}

@@ -36,7 +36,7 @@ void check_in_flight() {
             const int size = backend.size();
             std::vector<Part> parts;
             std::vector<Work> works;
-            for (std::uint64_t i = 0; i < 2000; ++i) {
+            for (std::uint64_t i = 0; i < 2000 / thinning; ++i) {
                 Collective c{.operation = static_cast<Operation>(i % operation_count), .count = (i * 37) % 300, .seed = i};
                 c.root = static_cast<int>(i % static_cast<std::uint64_t>(size));
                 parts.push_back(std::make_unique<Exchange<typename L::Memory>>(c, backend.rank(), size));
@@ -70,7 +70,7 @@ void check_in_flight() {
                     std::swap(under_way[i], under_way.back());
                     under_way.pop_back();
                 };
-                for (int i = 0; i < 400; ++i) {
+                for (std::size_t i = 0; i < 400 / thinning; ++i) {
                     auto part = std::make_unique<Exchange<typename L::Memory>>(random_collective(shared, size), rank, size);
                     Work work = part->start(backend);
                     under_way.emplace_back(std::move(part), std::move(work));

@@ -85,6 +85,9 @@ inline constexpr bool slow_build = false;
 /// How often a case is repeated that makes a new world each time. A program whose worlds take a second each sets it to 1.
 inline int repetitions = slow_build ? 8 : 40;
 
+/// Of cases that there are very many of, every so many-th. A program whose collectives take milliseconds each sets it higher.
+inline std::size_t thinning = 1;
+
 /// If not 0, worlds of this size only.
 inline int only_size = 0;
 

@@ -19,7 +19,7 @@ inline std::vector<Collective> all_collectives(std::size_t count, int size, std:
         c.count = count;
         c.root = static_cast<int>(++seed % static_cast<std::uint64_t>(size));
         c.seed = seed;
-        if (seed % step == 0) result.push_back(c);
+        if (seed % (step * thinning) == 0) result.push_back(c);
     };
     for (int operation = 0; operation < operation_count; ++operation)
         for (int dtype = 0; dtype < static_cast<int>(gradsync::dtype_count); ++dtype) {

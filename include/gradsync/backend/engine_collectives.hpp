@@ -72,7 +72,7 @@ private:
 /// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`, `world_rank()`, and
 /// `join(group)`, which makes its handle to a new group.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
-class HostCollectives {
+class EngineCollectives {
     using WorkT = NumberedWork<Engine>;
     using Call = collective::Call;
     using Operation = collective::Operation;

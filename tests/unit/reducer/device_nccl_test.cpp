@@ -1,0 +1,81 @@
+// ctest: LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 TIMEOUT 150 SERIAL LABELS gpu
+// On a device: the Reducer trains there as on the host, with the same bits for every policy. The ranks are processes that share the
+// device (see support/gpu_ranks.hpp).
+#include <gradsync/backend/nccl.hpp>
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/staging.hpp>
+#include <gradsync/backend/tcp.hpp>
+#include <gradsync/bucket/flat.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
+#include <gradsync/bucket/size_capped.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/overlap/overlap_backward.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/device_training.hpp"
+#include "support/gpu_ranks.hpp"
+
+using namespace gradsync;
+using Caps = SizeCappedBuckets;
+
+int prepare_tests() { return gradsync_test::fork_ranks(); }
+
+namespace {
+
+/// What every rank of `comm` has, if it is the same.
+std::vector<float> agreed(TcpBackend& host, std::vector<float> own) {
+    std::vector<float> first = own;
+    host.broadcast(buffer(first), 0).wait();
+    CHECK(std::memcmp(first.data(), own.data(), own.size() * sizeof(float)) == 0);
+    return own;
+}
+
+/// The same training on ranks that are threads of this process: the oracle.
+template <class Train>
+std::vector<float> on_host(Train&& train) {
+    return run_threads(gradsync_test::gpu_ranks().size, [&](ThreadBackend comm) { return train(comm); }).front();
+}
+
+}  // namespace
+
+TEST_CASE("Reducer over NCCL: it trains as it does on the host") {
+    NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
+    const cuda::Stream stream = cuda::make_stream();
+    comm.set_stream(stream.get());
+    for (const auto& [name, options] : gradsync_test::trainings()) {
+        CAPTURE(name);
+        const auto train = [&](auto backend) { return gradsync_test::train<Caps, OverlapBackward>(backend, options, Caps(60'000, 2'000)); };
+        const std::vector<float> expected = on_host(train), here = agreed(comm.host(), train(comm.duplicate()));
+        CHECK(gradsync_test::distance(here, expected) < (options.reducer.reduce_dtype == DType::bf16 ? 0.03f : 2e-5f));
+    }
+}
+
+TEST_CASE("Reducer over NCCL: the same bits for every policy, and in the next run") {
+    NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
+    const gradsync_test::TrainingOptions options{.clips = true};
+    const std::vector<float> expected = agreed(comm.host(), gradsync_test::train<Flat, NoOverlap>(comm.duplicate(), options));
+    const bool again = gradsync_test::train<Flat, NoOverlap>(comm.duplicate(), options) == expected;
+    CHECK(again);
+    // NCCL may add up in another order where sizes differ: with two ranks there is only one.
+    const bool per_parameter = gradsync_test::train<PerParameter, OverlapBackward>(comm.duplicate(), options) == expected;
+    const bool capped = gradsync_test::train<Caps, OverlapForward>(comm.duplicate(), options, Caps(60'000, 2'000)) == expected;
+    if (comm.size() <= 2) CHECK((per_parameter && capped));
+    else MESSAGE("other buckets, other bits: ", !per_parameter, " ", !capped);
+}
+
+TEST_CASE("Reducer over staged buffers: the bits of the host") {
+    TcpBackend host(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
+    StagingBackend<TcpBackend> comm(host, {.piece_bytes = 16384});
+    for (const auto& [name, options] : gradsync_test::trainings()) {
+        CAPTURE(name);
+        if (options.clips) continue;  // norms are summed in another order on the device
+        const auto train = [&](auto backend) { return gradsync_test::train<Caps, OverlapBackward>(backend, options, Caps(60'000, 2'000)); };
+        const bool same = agreed(host, train(comm.duplicate())) == on_host(train);
+        CHECK(same);
+    }
+}
