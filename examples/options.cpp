@@ -155,18 +155,19 @@ Options parse_options(int argc, char** argv, int processes) {
                       ->check(within(1, 1024))
                       ->group(group)
                       ->default_str("");
-    auto* buckets = app.add_option("--buckets", o.buckets,
-                   "gradients that travel together: per-parameter, flat (all), or capped (by size)")
-        ->check(CLI::IsMember({"per-parameter", "flat", "capped"}))
-        ->group(group);
-    app.add_option("--bucket-mib", o.bucket_mib, "cap of a bucket, MiB")->check(within(1e-6, 1e6))->group(group);
-    app.add_option("--first-bucket-mib", o.first_bucket_mib, "cap of the first bucket to leave, MiB")
-        ->check(within(1e-6, 1e6))
-        ->group(group);
+    const std::array<CLI::Option*, 3> of_buckets{
+        app.add_option("--buckets", o.buckets,
+                       "gradients that travel together: per-parameter, flat (all), or capped (by size)")
+            ->check(CLI::IsMember({"per-parameter", "flat", "capped"}))
+            ->group(group),
+        app.add_option("--bucket-mib", o.bucket_mib, "cap of a bucket, MiB")->check(within(1e-6, 1e6))->group(group),
+        app.add_option("--first-bucket-mib", o.first_bucket_mib, "cap of the first bucket to leave, MiB")
+            ->check(within(1e-6, 1e6))
+            ->group(group)};
     app.add_option("--overlap", o.overlap,
                    "none: all at the end of the backward pass; backward: a bucket leaves when it is full;\n"
                    "backward-thread: the same, and a thread moves it on while the others compute;\n"
-                   "forward: half of its way it goes then, the other half under the next forward pass")
+                   "forward: it is reduced in the backward pass, and gathered under the next forward pass")
         ->check(CLI::IsMember({"none", "backward", "backward-thread", "forward"}))
         ->group(group);
     app.add_option("--gradients", o.gradients,
@@ -249,8 +250,10 @@ Options parse_options(int argc, char** argv, int processes) {
         if (option->count() > 0 && o.shard != "parameters")
             throw UsageError(option->get_name() + " is for --shard parameters; leave it out");
     }
-    if (buckets->count() > 0 && o.shard == "parameters") {
-        throw UsageError("--buckets does not go with --shard parameters, whose gradients travel layer by layer; leave it out");
+    for (const CLI::Option* option : of_buckets) {
+        if (option->count() > 0 && o.shard == "parameters")
+            throw UsageError(option->get_name() +
+                             " does not go with --shard parameters, whose gradients travel layer by layer; leave it out");
     }
     complete(o);
     return o;

@@ -37,7 +37,7 @@ struct Options {
     std::string overlap = "backward";
     std::string gradients = "in-buckets";
     std::string shard = "none";
-    std::size_t prefetch = 1, replicate_below = 0;
+    std::size_t prefetch = 1, replicate_below = 0;  // of --shard parameters
     bool no_reshard = false;
     double timeout = 60;
     bool independent = false;

@@ -75,7 +75,10 @@ public:
     /// Writes the first weights of parameter i, from element `first` on: any part of them can be had without the rest.
     void initialise(std::size_t i, std::size_t first, std::span<float> out) const {
         const Initial& initial = initial_[i];
-        if (initial.deviation == 0) return std::fill(out.begin(), out.end(), initial.constant), void();
+        if (initial.deviation == 0) {
+            std::fill(out.begin(), out.end(), initial.constant);
+            return;
+        }
         Random random = initial.random;
         random.skip(2 * first);
         for (float& x : out) x = static_cast<float>(initial.deviation * random.normal());

@@ -23,6 +23,7 @@ class PlainSynchroniser final : public BackendSynchroniser<Backend> {
     using Reducer = gs::Reducer<Backend, BucketPolicy, OverlapPolicy>;
     using Base = BackendSynchroniser<Backend>;
     using Base::parameters_, Base::comm_, Base::units_;
+    static constexpr bool gathers_in_forward = requires { OverlapPolicy::gathers_in_forward; };
 
 public:
     PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, BucketPolicy buckets,
@@ -83,7 +84,7 @@ public:
         optimizer_.begin_step();
         due_.assign(due_.size(), true);
         due_count_ = due_.size();
-        if (!gs::detail::gathers_in_forward<OverlapPolicy>()) flush();
+        if (!gathers_in_forward) flush();
     }
     void flush() override {
         for (std::size_t i = 0; i < due_.size(); ++i) settle(i);

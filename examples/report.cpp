@@ -110,7 +110,10 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     row("ranks", r.at("transport").get<std::string>() + (o.independent ? " (independent)" : ""));
     row("batch", formatted("%zu samples a step", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
-    row("sharded", o.shard == "none" ? "nothing" : o.shard);
+    row("sharded", o.shard == "none"        ? "nothing"
+                   : o.shard == "optimizer" ? "optimizer"
+                   : o.shard == "gradients" ? "optimizer, gradients"
+                                            : "optimizer, gradients, parameters");
     row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(),
                           step.at("min").get<double>(), step.at("max").get<double>()));
     row("throughput",
@@ -122,7 +125,8 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
                                       mib("bytes_parameters"), mib("bytes_gradients"), mib("bytes_optimizer"),
                                       mib("bytes_activations")));
     row("peak memory", formatted("%.0f MiB, of %s", mib("peak_rss_bytes"),
-                                 o.backend == "mpi" ? "the largest rank's process" : "the process: all ranks together"));
+                                 o.backend == "mpi" ? "the largest rank's process, what it shares included"
+                                                   : "the process: all ranks together"));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
     row("validation loss",
         formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));

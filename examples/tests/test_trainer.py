@@ -101,7 +101,8 @@ class CommandLine(TrainerTest):
         for flags in (["--prefetch", "2"], ["--no-reshard"], ["--replicate-below", "100"]):
             for stage in ("none", "optimizer", "gradients"):
                 self.refused((flags[0], "--shard parameters"), *flags, "--shard", stage)
-        self.refused(("--buckets", "--shard parameters"), "--shard", "parameters", "--buckets", "flat")
+        for flags in (["--buckets", "flat"], ["--bucket-mib", "2"], ["--first-bucket-mib", "2"]):
+            self.refused((flags[0], "--shard parameters"), *flags, "--shard", "parameters")
         self.refused(("--overlap forward", "--prefetch"), "--shard", "parameters", "--overlap", "forward")
         for stage in STAGES[1:]:
             self.refused("--gradients borrowed", "--shard", stage, "--gradients", "borrowed")
