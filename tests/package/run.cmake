@@ -35,8 +35,9 @@ elseif(HOW STREQUAL "pkg_config")
   separate_arguments(flags UNIX_COMMAND "${flags}")
   compile_by_hand(${flags})
 else()
+  list(JOIN COMPONENTS "," components) # a list would fall apart on its way
   run(${CMAKE_COMMAND} -S ${consumer} -B ${here} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DHOW=${HOW}
-      -DGRADSYNC_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} "-DCOMPONENTS=${COMPONENTS}")
+      -DGRADSYNC_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} -DCOMPONENTS=${components})
   run(${CMAKE_COMMAND} --build ${here})
   run(${here}/consumer)
   foreach(component IN LISTS COMPONENTS)
