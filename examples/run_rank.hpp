@@ -1,7 +1,7 @@
 #pragma once
 // From run-time flags to the types that the library is built of. In a program of your own you would write down the few
-// that you use. One that offers all of them would be compiled for every combination, and this one is compiled for few:
-// a bucket policy and an overlap policy that hold the one that was asked for are policies like any other.
+// that you use. This one offers all, and is not to be compiled for every combination of them: so it has a bucket policy
+// and an overlap policy that hold whichever the flags name, and are policies like any other.
 // The backend is the template parameter: each has a translation unit of its own.
 
 #include <algorithm>
@@ -56,8 +56,8 @@ static_assert(gs::BucketPolicy<ChosenBuckets>);
 class ChosenOverlap {
 public:
     explicit ChosenOverlap(const Options& o) {
-        if (o.overlap == "backward") policy_.template emplace<gs::OverlapBackward>();
-        if (o.overlap == "backward-thread") policy_.template emplace<gs::OverlapBackwardThread>();
+        if (o.overlap == "backward") policy_.emplace<gs::OverlapBackward>();
+        if (o.overlap == "backward-thread") policy_.emplace<gs::OverlapBackwardThread>();
     }
 
     void attach(gs::BucketEngine auto& engine) {

@@ -57,7 +57,7 @@ public:
 
     /// Gives rank 0 all state: pieces of an array come in order.
     virtual void collect(const StateSink& sink) = 0;
-    /// Takes all state from `source`, after `steps` steps; called on every rank that needs what it reads.
+    /// Takes all state, that of step `steps`, from `source`, on the ranks that read it for themselves or for others.
     virtual void restore(std::uint64_t steps, const StateSource& source) = 0;
     /// Does this rank hold all state, and is all of it of the same step? Local.
     virtual bool has_whole_state() const { return false; }
