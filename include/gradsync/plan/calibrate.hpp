@@ -17,7 +17,7 @@
 namespace gradsync::inline v0::plan {
 
 struct CalibrationOptions {
-    std::size_t least_bytes = 16 * 1024;        ///< sizes grow fourfold from here on,
+    std::size_t least_bytes = 1024;             ///< sizes grow fourfold from here on,
     std::size_t most_bytes = std::size_t{64} << 20;  ///< up to here,
     double longest_call = 0.25;                 ///< or until a call took so many seconds
     std::size_t burst_bytes = std::size_t{2} << 20;  ///< calls are timed in bursts of so many bytes together,
