@@ -47,6 +47,9 @@ void complete(Options& o) {
         throw UsageError("--overlap forward does not go with --shard parameters, which gathers weights in the forward "
                          "pass as it is; see --prefetch");
     }
+    if (o.shard != "none" && o.buckets == "optimal") {
+        throw UsageError("--buckets optimal is for --shard none; shards stay where the first plan has put them");
+    }
     if (o.shard == "parameters") o.buckets = "unit";
     if (o.prompt.empty()) throw UsageError("--prompt is empty; give at least one byte to go on from");
 }
@@ -157,8 +160,9 @@ Options parse_options(int argc, char** argv, int processes) {
                       ->default_str("");
     const std::array<CLI::Option*, 3> of_buckets{
         app.add_option("--buckets", o.buckets,
-                       "gradients that travel together: per-parameter, flat (all), or capped (by size)")
-            ->check(CLI::IsMember({"per-parameter", "flat", "capped"}))
+                       "gradients that travel together: per-parameter, flat (all), capped (by size), or optimal: planned\n"
+                       "after some steps, by when gradients become ready and by what collectives cost here")
+            ->check(CLI::IsMember({"per-parameter", "flat", "capped", "optimal"}))
             ->group(group),
         app.add_option("--bucket-mib", o.bucket_mib, "cap of a bucket, MiB")->check(within(1e-6, 1e6))->group(group),
         app.add_option("--first-bucket-mib", o.first_bucket_mib, "cap of the first bucket to leave, MiB")

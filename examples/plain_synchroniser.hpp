@@ -31,6 +31,8 @@ public:
         : Base{comm, parameters, std::move(units)},
           micro_batches_{o.accumulate},
           clip_{o.clip},
+          replans_{o.buckets == "optimal"},
+          profile_{.fixed = buckets.cost().fixed, .per_byte = buckets.cost().per_byte},
           optimizer_{parameters, o.weight_decay},
           due_(parameters.size()) {
         const bool borrowed = o.gradients == "borrowed";
@@ -67,6 +69,7 @@ public:
     void ready(std::size_t i) override { reducer_->mark_ready(i); }
 
     bool begin_backward(std::size_t micro_batch) override {
+        if (micro_batch == 0) replan();
         // (3) All micro-batches but the last are added up on this rank, and not communicated.
         last_ = micro_batch + 1 == micro_batches_;
         if (!last_) guard_.emplace(reducer_->no_sync());
@@ -117,7 +120,24 @@ public:
                 .optimizer = 2 * weights};
     }
 
+    BucketProfile profile() const override {
+        BucketProfile profile = profile_;
+        for (std::size_t i = 0; i < reducer_->ready_seconds().size(); ++i) {
+            profile.ready.push_back(reducer_->ready_seconds()[i]);
+            profile.bytes.push_back(parameters_[i].count * sizeof(float));
+        }
+        return profile;
+    }
+
 private:
+    /// Optimal buckets are those of the second to fourth step: by then memory and caches are warm.
+    void replan() {
+        if (!replans_ || steps_ > 4) return;
+        if (steps_ == 1) reducer_->record_order(3);
+        if (steps_ == 4) reducer_->rebuild_buckets();
+        ++steps_;
+    }
+
     /// Takes the step of parameter i, if that is still to be done.
     void settle(std::size_t i) {
         if (!due_[i]) return;
@@ -136,6 +156,9 @@ private:
 
     std::size_t micro_batches_;
     double clip_;
+    bool replans_;
+    unsigned steps_ = 0;  // begun, until buckets are planned for good
+    BucketProfile profile_;
     std::vector<Floats> weights_, own_gradients_;
     std::vector<std::array<Floats, 2>> means_;  // the optimizer's
     AdamW<Ops> optimizer_;

@@ -74,7 +74,7 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
     const auto samples = static_cast<double>(o.samples_per_step());
     const double communication = mean(&RankSummary::communication_ms), exposed = mean(&RankSummary::exposed_ms);
     const double samples_per_second = slowest.mean_ms > 0 ? samples * 1e3 / slowest.mean_ms : 0.0;
-    return {
+    nlohmann::json result{
         {"parameters", ranks.front().parameters},
         {"world_size", o.ranks},
         {"transport", results.transport},
@@ -97,6 +97,12 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
         {"params_digest", hexadecimal(ranks.front().digest)},
         {"config", flags(o)},
     };
+    if (const BucketProfile& profile = results.profile; !profile.ready.empty()) {
+        result["profile"] = {{"fixed", profile.fixed}, {"per_byte", profile.per_byte}};
+        for (std::size_t i = 0; i < profile.ready.size(); ++i)
+            result["profile"]["gradients"].push_back({{"ready", profile.ready[i]}, {"bytes", profile.bytes[i]}});
+    }
+    return result;
 }
 
 void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, double unigram) {

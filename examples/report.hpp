@@ -116,10 +116,18 @@ struct RankSummary {
     std::uint64_t peak_rss_bytes = 0;  // of its process
 };
 
+/// What optimal buckets were planned from; what `gradsync_plan buckets --profile` reads.
+struct BucketProfile {
+    double fixed = 0, per_byte = 0;  // seconds of a collective, and of each of its bytes
+    std::vector<double> ready = {};  // seconds after the first gradient, by parameter
+    std::vector<std::size_t> bytes = {};
+};
+
 struct Results {
     std::vector<RankSummary> ranks;         // of all ranks that trained together
     std::string transport;                  // how they reached one another
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
+    BucketProfile profile;                  // with --buckets optimal
     std::string sample;                     // rank 0 only
 };
 

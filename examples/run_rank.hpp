@@ -13,9 +13,12 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
+#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/plan/calibrate.hpp>
 
 #include "job.hpp"
 #include "ops_cpu.hpp"
@@ -28,7 +31,8 @@ namespace gradsync_train {
 /// The bucket policy that the flags name.
 class ChosenBuckets {
 public:
-    explicit ChosenBuckets(const Options& o) : policy_{choose(o)} {}
+    /// `cost`: of a collective, for --buckets optimal.
+    ChosenBuckets(const Options& o, gs::plan::CallCost cost) : policy_{choose(o, cost)}, cost_{cost} {}
 
     gs::BucketPlan plan(std::span<const gs::ParameterInfo> parameters, std::span<const std::size_t> order) const {
         return std::visit([&](const auto& policy) { return policy.plan(parameters, order); }, policy_);
@@ -37,10 +41,17 @@ public:
         return std::visit([](const auto& policy) { return policy.describe(); }, policy_);
     }
 
-private:
-    using Any = std::variant<gs::PerParameter, gs::Flat, gs::SizeCappedBuckets>;
+    /// For --buckets optimal, which goes by them.
+    void set_ready_seconds(std::vector<double> times) {
+        if (auto* optimal = std::get_if<gs::OptimalBuckets>(&policy_)) optimal->set_ready_seconds(std::move(times));
+    }
+    gs::plan::CallCost cost() const { return cost_; }
 
-    static Any choose(const Options& o) {
+private:
+    using Any = std::variant<gs::PerParameter, gs::Flat, gs::SizeCappedBuckets, gs::OptimalBuckets>;
+
+    static Any choose(const Options& o, gs::plan::CallCost cost) {
+        if (o.buckets == "optimal") return gs::OptimalBuckets{cost};
         if (o.buckets == "per-parameter") return gs::PerParameter{};
         if (o.buckets == "flat") return gs::Flat{};
         const auto bytes = [](double mib) { return static_cast<std::size_t>(mib * 1024 * 1024); };
@@ -48,8 +59,9 @@ private:
     }
 
     Any policy_;
+    gs::plan::CallCost cost_;
 };
-static_assert(gs::BucketPolicy<ChosenBuckets>);
+static_assert(gs::TimedBucketPolicy<ChosenBuckets>);
 
 /// The overlap policy that the flags name, of those within the backward pass. (OverlapForward makes other collectives
 /// of the buckets: that is a property of the type.)
@@ -85,13 +97,20 @@ inline std::chrono::nanoseconds time_limit(const Options& o) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(o.timeout));
 }
 
+/// What a collective costs here, where buckets are to be planned by it. Collective.
+template <class Backend>
+gs::plan::CallCost cost_of_calls(Backend comm, const Options& o) {
+    if (o.buckets != "optimal" || comm.size() == 1) return {};
+    return gs::plan::calibrate(comm).cost;
+}
+
 /// The way of training together that the flags name. Collective.
 template <class Backend, class Overlap>
 std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
                                                 const Units& units) {
     using Ops = CpuOps;
     const auto make = [&]<class S>(std::type_identity<S>) -> std::unique_ptr<Synchroniser> {
-        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o}, std::move(overlap));
+        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o, cost_of_calls(comm, o)}, std::move(overlap));
     };
     if (o.shard == "optimizer")
         return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});

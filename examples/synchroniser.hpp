@@ -67,6 +67,8 @@ public:
     // Local.
     virtual const gs::Statistics& statistics() const = 0;
     virtual MemoryUse memory() const = 0;
+    /// What the buckets were planned from; empty if that was not measured.
+    virtual BucketProfile profile() const { return {}; }
 
 protected:
     Synchroniser() = default;

@@ -190,6 +190,7 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
         summary.peak_rss_bytes = peak_rss_bytes();
         results.ranks = sync->gather(summary);
         for (const auto& bucket : sync->statistics().buckets) results.bucket_bytes.push_back(bucket.bytes);
+        results.profile = sync->profile();
     } catch (const gs::Error& error) {
         // Another rank is lost. Where nothing was changed since the last step that this rank has completed, and it holds
         // all of the state, that is kept for a run that goes on with --resume. Every rank that is left sees to it: more

@@ -77,6 +77,7 @@ class CommandLine(TrainerTest):
         self.refused("--model", "--model", "rnn")
         self.refused("--backend", "--backend", "pigeons")
         self.refused("--buckets", "--buckets", "leaky")
+        self.refused("--buckets optimal", "--buckets", "optimal", "--shard", "gradients")
         self.refused("--overlap", "--overlap", "sideways")
         self.refused("--shard", "--shard", "everything")
         self.refused("--prefetch", "--shard", "parameters", "--prefetch", "-1")
@@ -133,6 +134,21 @@ class Digests(TrainerTest):
                     *flags, "--ranks", ranks, "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
                     "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)
             self.assertEqual(len(set(digests.values())), 1, (name, ranks, digests))
+
+    def test_buckets_planned_on_the_way_do_not_change_the_result(self):
+        for model in MODELS.values():
+            longer = [*model, "--steps", "8"]
+            expected = self.digest(*longer)
+            for overlap, gradients in (("none", "in-buckets"), ("backward", "borrowed"), ("backward-thread", "in-buckets"), ("forward", "in-buckets")):
+                result = self.train(*longer, "--buckets", "optimal", "--overlap", overlap, "--gradients", gradients)
+                self.assertEqual(result["params_digest"], expected, (model, overlap, gradients))
+                profile = result["profile"]
+                self.assertEqual(sum(g["bytes"] for g in profile["gradients"]), 4 * result["parameters"])
+                self.assertEqual(min(g["ready"] for g in profile["gradients"]), 0)
+                self.assertGreater(profile["fixed"] + profile["per_byte"], 0)
+        self.assertEqual(self.digest(*longer, "--buckets", "optimal", "--accumulate", "2", "--ranks", "1"),
+                         self.digest(*longer, "--ranks", "2"))
+        self.assertNotIn("profile", self.train(*longer))
 
     def test_ranks_and_accumulation_agree(self):
         """N ranks with one micro-batch each, and fewer ranks that accumulate, sum the same gradients in the same order."""
