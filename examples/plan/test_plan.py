@@ -2,6 +2,7 @@
 """Tests of gradsync_plan as its users meet it. usage: test_plan.py PROGRAM"""
 import json
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -206,6 +207,23 @@ class Scale(PlanTest):
         self.refused(self.MODEL + " --worlds 9", "do not fill nodes of 8")
         self.refused(self.MODEL + " --worlds 65536 --simulate", "16384")
         self.refused(self.MODEL + " --jitter 0.1", "--simulate")
+
+
+class Docs(PlanTest):
+    def test_answers_in_the_documentation(self):
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/planning.md").read_text()
+        blocks = re.findall(r"```console\n\$ gradsync_plan (.*)\n((?:.*\n)*?)```", page)
+        self.assertGreater(len(blocks), 4)
+        for line, expected in blocks:
+            answer = "\n".join(row.rstrip() for row in call(line).stdout.splitlines())
+            self.assertEqual(answer.strip(), expected.strip(), line)
+
+    def test_the_command_of_the_chart(self):
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/planning.md").read_text()
+        line = re.search(r"gradsync_plan (scale .*) --simulate --plot", page.replace("\\\n", "")).group(1)
+        curves = self.ask(line)["curves"]  # the model has the curves of the simulation, in no time
+        self.assertEqual([p["ranks"] for p in curves[0]["points"]], [2 ** k for k in range(3, 13)])
+        self.assertGreater(curves[-1]["points"][-1]["efficiency"], curves[-2]["points"][-1]["efficiency"])
 
 
 if __name__ == "__main__":
