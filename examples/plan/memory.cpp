@@ -135,6 +135,7 @@ Question add_memory(CLI::App& app) {
     flag("--gated", f->transformer.gated, "three matrices in the feed-forward layer");
     flag("--no-biases", f->no_biases, "linear layers and norms have none");
     app.add_flag("--activation-gradients", f->activation_gradients, "the backward keeps as much again")->group("Run");
+    count("--kept-rows", f->transformer.kept_rows, "rows, d-model wide, that a block keeps of each token", "Run")->excludes(mlp)->excludes(ffn)->capture_default_str();
     flag("--tied", f->transformer.tied, "output layer and embedding are one matrix");
 
     count("--batch", f->batch, "samples on a device at a time", "Run")->capture_default_str();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of gradsync_plan as its users meet it. usage: test_plan.py PROGRAM"""
+"""Tests of gradsync_plan as its users meet it. usage: test_plan.py PROGRAM [gradsync_train]"""
 import json
 import pathlib
 import re
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM = None
+PROGRAM = TRAINER = None
 
 
 def call(line):
@@ -127,6 +127,40 @@ class Memory(PlanTest):
         self.assertIn("was not drawn", done.stderr.strip().splitlines()[-1])
 
 
+class Measured(PlanTest):
+    def train(self, flags):
+        if TRAINER is None: self.skipTest("no gradsync_train")
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder) / "text"
+            text.write_text("a rank holds the gradient of its bucket until every other rank has reduced it. " * 300)
+            done = subprocess.run([TRAINER, "--steps", "8", "--json", "-", "--data", text, *flags.split()], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def test_bytes_of_the_trainer(self):
+        for d, blocks, heads, context, batch in ((64, 6, 2, 16, 4), (32, 2, 4, 64, 2), (96, 3, 3, 32, 1)):
+            for tied in "", "--tied":
+                for recompute in "", "--recompute":
+                    run = self.train(f"--model transformer --d-model {d} --blocks {blocks} --heads {heads} --context {context} --micro-batch {batch} {tied} {recompute}")
+                    plan = self.ask(f"memory --vocabulary 256 --d-model {d} --blocks {blocks} --heads {heads} --positions {context} --batch {batch} "
+                                    f"--sequence {context} --kept-rows 16 {tied} {recompute}")
+                    state = plan["stages"][0]
+                    self.assertEqual(plan["parameters"], run["parameters"])
+                    self.assertEqual(state["weight_bytes"], run["bytes_parameters"])
+                    self.assertEqual(state["optimizer_bytes"], run["bytes_optimizer"])
+                    self.assertAlmostEqual(state["gradient_bytes"] / run["bytes_gradients"], 1, delta=0.05)  # gaps between them
+                    self.assertAlmostEqual(plan["activation_bytes"] / run["bytes_activations"], 1, delta=0.25)
+
+    def test_a_profile_of_the_trainer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.train("--model mlp --hidden 64,64 --buckets optimal")
+            file = pathlib.Path(folder) / "run.json"
+            file.write_text(json.dumps(run))
+            answer = self.ask(f"buckets --profile {file}")
+        self.assertEqual(answer["bytes"], 4 * run["parameters"])
+        self.assertEqual(answer["policies"][-1]["bucket_bytes"], run["bucket_bytes"])
+
+
 class Buckets(PlanTest):
     EQUAL = "buckets --gradients 150 --bytes 440000000 --backward-ms 80 --ranks 16 --latency-us 10 --bandwidth 12.5"
 
@@ -228,4 +262,5 @@ class Docs(PlanTest):
 
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)
+    if len(sys.argv) > 1: TRAINER = sys.argv.pop(1)
     unittest.main()

@@ -122,6 +122,7 @@ struct Transformer {
     bool gated = false;                 ///< three matrices in the feed-forward layer, not two
     bool biases = true;                 ///< linear layers and norms have them
     bool tied = false;                  ///< output layer and embedding are one matrix
+    std::uint64_t kept_rows = 6;        ///< of d_model elements that a block keeps of each token for its backward
 
     std::uint64_t parameters() const {
         check();
@@ -133,13 +134,13 @@ struct Transformer {
         return (block * blocks + tables + norm).value();
     }
 
-    /// Elements that a forward pass keeps, by the estimate  B C (2 V + l (6 e + h C)):  of each token and block three of
-    /// attention's inputs, its output, two of the feed-forward layer, each d_model wide, and a row of attention weights a head;
-    /// logits and their gradient. With `recompute` blocks keep only their input, and one at a time the rest:
-    /// B C (2 V + l e + 6 e + h C).
+    /// Elements that a forward pass keeps, by the estimate  B C (2 V + l (k e + h C)):  of each token and block k rows, d_model
+    /// wide, and a row of attention weights a head; logits and their gradient. k = 6 counts three of attention's inputs, its
+    /// output, and two of the feed-forward layer; it depends on how a trainer is written. With `recompute` blocks keep
+    /// only their input, and one at a time the rest:  B C (2 V + l e + k e + h C).
     std::uint64_t activations(std::uint64_t batch, std::uint64_t context, bool recompute = false) const {
         check();
-        const CheckedSize block = CheckedSize(6) * d_model + CheckedSize(heads) * context;
+        const CheckedSize block = CheckedSize(kept_rows) * d_model + CheckedSize(heads) * context;
         const CheckedSize all = recompute ? CheckedSize(d_model) * blocks + block : block * blocks;
         return (CheckedSize(batch) * context * (CheckedSize(2) * vocabulary + all)).value();
     }
