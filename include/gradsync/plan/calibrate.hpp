@@ -35,7 +35,6 @@ struct CalibrationOptions {
 /// bytes, it is less than what a call takes beside a backward.
 template <Backend B>
 Fit calibrate(B backend, const CalibrationOptions& options = {}) {
-    static_assert(B::memory_space == MemorySpace::host, "gradsync: calibrate times collectives of host memory");
     const auto refuse = [&](const std::string& what) {
         throw Error(Errc::invalid_argument, "calibrate: " + what, {.operation = "calibrate", .rank = backend.rank()});
     };
@@ -52,7 +51,7 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
     std::vector<double> seconds(static_cast<std::size_t>(options.bursts));
     std::vector<typename B::WorkType> works;
     for (std::size_t bytes = options.least_bytes;; bytes *= 4) {
-        const BufferView whole{memory.data(), bytes / sizeof(float) * calls_of(bytes), DType::f32, MemorySpace::host};
+        const BufferView whole{memory.data(), bytes / sizeof(float) * calls_of(bytes), DType::f32, B::memory_space};
         for (int i = -options.warm_up; i < options.bursts; ++i) {
             backend.barrier().wait();
             const double begin = backend_seconds(backend);
@@ -65,7 +64,9 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
         for (std::size_t i = 1; i < seconds.size(); ++i)  // sorted: there are few
             for (std::size_t k = i; k > 0 && seconds[k] < seconds[k - 1]; --k) std::swap(seconds[k], seconds[k - 1]);
         double median = seconds[seconds.size() / 2];
-        backend.all_reduce(gradsync::buffer(std::span(&median, 1)), ReduceOp::max).wait();
+        const auto agree = [&](auto& host) { host.all_reduce(gradsync::buffer(std::span(&median, 1)), ReduceOp::max).wait(); };
+        if constexpr (B::memory_space == MemorySpace::host) agree(backend);
+        else agree(backend.host());
         timed.push_back({static_cast<double>(bytes / sizeof(float) * sizeof(float)), median});
         if (bytes > options.most_bytes / 4 || (median > options.longest_call && timed.size() > 1)) break;
     }
