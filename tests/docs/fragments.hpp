@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -14,9 +12,7 @@
 
 namespace gs = gradsync;
 
-struct Batch {
-    std::size_t tokens = 0;
-};
+struct Batch {};
 
 struct Model {
     std::vector<gs::ParameterView> parameters();
@@ -25,9 +21,7 @@ struct Model {
     void backward(const Batch&, Ready&& ready) {
         ready(std::size_t{0});
     }
-    void backward(const Batch&);
-    void step(double scale = 1);
-    std::vector<float> weights, gradient;
+    void step();
 };
 
 /// What each fragment is handed, and may hide by names of its own.
