@@ -14,14 +14,16 @@
 
 namespace gradsync::inline v0::detail {
 
-/// What a Reducer does to device memory (see reducer/passes.hpp), on the compute stream of an engine. Throws Error(invalid_argument)
-/// where the program has no kernels.
+/// What a Reducer does to device memory (see reducer/passes.hpp), on the compute stream of an engine. Throws
+/// Error(invalid_argument) where the program has no kernels.
 template <class Engine>
 class DevicePasses {
 public:
     explicit DevicePasses(std::shared_ptr<const Engine> engine) : engine_(std::move(engine)) {
         if (!cuda::linked())
-            throw Error(Errc::invalid_argument, "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu with nvcc into the program",
+            throw Error(Errc::invalid_argument,
+                        "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile "
+                        "gradsync/cuda/passes.cu with nvcc into the program",
                         {.operation = "Reducer"});
     }
 
@@ -56,13 +58,16 @@ public:
         }
         void finish() {
             if (blocks_.empty()) return;
-            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(cuda::NormBlock) + sizeof(double)));
+            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(cuda::NormBlock) + sizeof(double)), false);
             auto* const sums = static_cast<double*>(memory.data());
             auto* const blocks = reinterpret_cast<cuda::NormBlock*>(sums + blocks_.size());
             std::vector<double> values(blocks_.size());
-            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice,
+                                        stream_),
+                        "cudaMemcpyAsync");
             cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
-            cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+            cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_),
+                        "cudaMemcpyAsync");
             cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
             for (std::size_t i = 0; i < values.size(); ++i) *results_[i] = values[i];
         }

@@ -11,8 +11,8 @@
 
 namespace gradsync::inline v0::detail {
 
-/// What all communicators of one rank and origin share that has a device: the thread that looks after them, so that things move, and
-/// failures are noticed, also while this rank computes.
+/// What all communicators of one rank and origin share that has a device: the thread that looks after them, so that things move,
+/// and failures are noticed, also while this rank computes.
 class DeviceWatch {
 public:
     DeviceWatch(int device, collective::Chores& chores) : device_(device), thread_([this, &chores] { watch(chores); }) {}
@@ -49,7 +49,8 @@ private:
             lock.unlock();
             chores.try_advance();
             lock.lock();
-            if (!stopped_) changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
+            if (!stopped_)
+                changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
         }
     }
 

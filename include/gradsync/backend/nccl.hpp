@@ -31,16 +31,19 @@ struct NcclOptions {
 
 /// Ranks with a device each, among which NCCL moves data.
 ///
-/// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, and runs on a
+/// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, and
+/// runs on a
 ///   stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
 ///   returns at once: the Work counts as complete then, and its buffers are in use until that stream gets there.
-/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. 16-bit types are scaled
-///   before they are added up, and rounded then and in NCCL's sum. Sums are in NCCL's order, not in rank order; in `min` and `max` a NaN
-///   may lose. Means, and the Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
+/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. 16-bit types
+/// are scaled
+///   before they are added up, and rounded then and in NCCL's sum. Sums are in NCCL's order, not in rank order; in `min` and
+///   `max` a NaN may lose. Means, and the Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
 /// - Beside the data, ranks tell one another over TCP what they start, which nothing on a device waits for: a rank that starts
 ///   something else, fails, leaves, dies or reaches its time limit is named on every other, as on the other backends, and what
 ///   is under way is aborted. `host()` is those connections as a backend, for what ranks say to one another on the host.
-/// - Ranks are meant to be processes. Where they are threads of one, NCCL may let them read one another's buffers: after a failure,
+/// - Ranks are meant to be processes. Where they are threads of one, NCCL may let them read one another's buffers: after a
+/// failure,
 ///   free none before all have stopped.
 /// - A thread of the library looks after it all every half millisecond. The device of a handle has to be the calling thread's.
 /// - Not in a CUDA graph: its starts cannot be captured yet.
@@ -50,10 +53,11 @@ class NcclBackend : public detail::EngineCollectives<NcclBackend, detail::NcclEn
 public:
     /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
-    explicit NcclBackend(R& rendezvous, NcclOptions options = {}) : NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, nullptr) {}
+    explicit NcclBackend(R& rendezvous, NcclOptions options = {})
+        : NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, nullptr) {}
 
-    /// The same over a communicator that is there, of the same ranks in the same order. It stays yours, and outlives this; after a
-    /// failure it is aborted, though, and gone.
+    /// The same over a communicator that is there, of the same ranks in the same order. It stays yours, and outlives this; after
+    /// a failure it is aborted, though, and gone.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
         auto adopted = detail::NcclCommunicator::attach(checked(comm, rendezvous.rank(), rendezvous.size()));
@@ -83,8 +87,8 @@ public:
     std::string describe() const {
         int version = 0;
         ncclGetVersion(&version);
-        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) +
-               "." + std::to_string(version % 100);
+        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " + std::to_string(version / 10000) +
+               "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
     }
 
     /// The stream whose work comes before that of a collective that is started from now on.
@@ -110,15 +114,17 @@ private:
 
     NcclBackend(std::shared_ptr<message_passing::MessageEngine> control, NcclOptions options, detail::NcclCommunicator* adopted)
         : engine_(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}
-    explicit NcclBackend(std::shared_ptr<detail::NcclEngine> engine) : engine_(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
+    explicit NcclBackend(std::shared_ptr<detail::NcclEngine> engine)
+        : engine_(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
 
-    static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control, NcclOptions options,
-                                                           detail::NcclCommunicator* adopted) {
+    static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control,
+                                                           NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
         const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered};
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
-        if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
+        if (adopted != nullptr)
+            return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
         return detail::NcclEngine::make(control, std::move(watch), settings);
     }
 
@@ -130,17 +136,21 @@ private:
 
     static ncclComm_t checked(ncclComm_t comm, int rank, int size) {
         int own_rank = -1, own_size = -1;
-        if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess || own_rank != rank || own_size != size)
+        if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess ||
+            ncclCommCount(comm, &own_size) != ncclSuccess || own_rank != rank || own_size != size)
             throw Error(Errc::invalid_argument,
-                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " + std::to_string(own_size) + ", the rendezvous of rank " +
-                            std::to_string(rank) + " of " + std::to_string(size) + "; both must have the same ranks in the same order",
+                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " +
+                            std::to_string(own_size) + ", the rendezvous of rank " + std::to_string(rank) + " of " +
+                            std::to_string(size) + "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
         return comm;
     }
 
     int world_rank() const noexcept { return engine_->world_rank(rank()); }
     const std::shared_ptr<detail::NcclEngine>& shared_engine() const noexcept { return engine_; }
-    NcclBackend join(const collective::Group& group) { return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group))); }
+    NcclBackend join(const collective::Group& group) {
+        return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)));
+    }
 
     std::shared_ptr<detail::NcclEngine> engine_;
     TcpBackend host_;

@@ -21,9 +21,9 @@ namespace gradsync::inline v0::detail {
 /// Says in NCCL's words what a `Call` asks for, on a stream of its own. Shares are ours, which NCCL's own operations know only
 /// where all are equal; others are made of grouped ones.
 ///
-/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks add up on the
-/// device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; 16-bit types in a pass of ours, in f32, as NCCL
-/// would round the factor to 16 bits. For one thread at a time.
+/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks add up on
+/// the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; 16-bit types in a pass of ours,
+/// in f32, as NCCL would round the factor to 16 bits. For one thread at a time.
 class NcclChannel {
     using Call = collective::Call;
     using Operation = collective::Operation;
@@ -31,8 +31,13 @@ class NcclChannel {
 public:
     /// `slots`: calls that may be under way.
     NcclChannel(NcclCommunicator comm, int rank, int size, std::size_t slots)
-        : comm_(std::move(comm)), rank_(rank), size_(size), stream_(cuda::make_stream(true)), cells_(slots * sizeof(cuda::MeanFactor)),
-          weights_(slots * sizeof(double)), token_(sizeof(int)) {}
+        : comm_(std::move(comm)),
+          rank_(rank),
+          size_(size),
+          stream_(cuda::make_stream(true)),
+          cells_(slots * sizeof(cuda::MeanFactor)),
+          weights_(slots * sizeof(double)),
+          token_(sizeof(int)) {}
 
     cudaStream_t stream() const noexcept { return stream_.get(); }
     NcclCommunicator& communicator() noexcept { return comm_; }
@@ -40,10 +45,12 @@ public:
     /// Throws Error(invalid_argument) where this program cannot do it.
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
-            throw Error(Errc::invalid_argument,
-                        std::string(name_of(call.operation)) + ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
-                                                               "with nvcc into the program",
-                        {.operation = std::string(name_of(call.operation))});
+            throw Error(
+                Errc::invalid_argument,
+                std::string(name_of(call.operation)) +
+                    ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
+                    "with nvcc into the program",
+                {.operation = std::string(name_of(call.operation))});
     }
 
     /// Puts the call on the stream. `slot`: not that of another one under way. `wanted()`: false to give up.
@@ -54,12 +61,17 @@ public:
         if (collective::reduces(call.operation)) return reduce(call, slot, issue);
         switch (call.operation) {
             case Operation::broadcast:
-                if (call.out_count != 0) issue("ncclBroadcast", [&] { return ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()); });
+                if (call.out_count != 0)
+                    issue("ncclBroadcast", [&] {
+                        return ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream());
+                    });
                 break;
             case Operation::all_gather: all_gather(call, issue); break;
             case Operation::gather: gather(call, issue); break;
             case Operation::scatter: scatter(call, issue); break;
-            default: issue("ncclAllReduce", [&] { return ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()); });
+            default:
+                issue("ncclAllReduce",
+                      [&] { return ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()); });
         }
     }
 
@@ -81,8 +93,12 @@ private:
         ncclResult_t code_ = ncclSuccess;
     };
 
-    static const std::byte* element(const void* data, std::size_t index, DType dtype) noexcept { return static_cast<const std::byte*>(data) + index * size_of(dtype); }
-    static std::byte* element(void* data, std::size_t index, DType dtype) noexcept { return static_cast<std::byte*>(data) + index * size_of(dtype); }
+    static const std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
+        return static_cast<const std::byte*>(data) + index * size_of(dtype);
+    }
+    static std::byte* element(void* data, std::size_t index, DType dtype) noexcept {
+        return static_cast<std::byte*>(data) + index * size_of(dtype);
+    }
 
     bool is_even(std::size_t whole) const noexcept { return whole % static_cast<std::size_t>(size_) == 0; }
     ElementRange shard(std::size_t whole, int rank) const noexcept { return shard_range(whole, size_, rank); }
@@ -103,17 +119,22 @@ private:
         const std::size_t whole = call.in_count;
         if (whole == 0) {
         } else if (call.operation == Operation::all_reduce) {
-            issue("ncclAllReduce", [&] { return ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()); });
+            issue("ncclAllReduce",
+                  [&] { return ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()); });
         } else if (call.operation == Operation::reduce) {
-            issue("ncclReduce", [&] { return ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()); });
+            issue("ncclReduce",
+                  [&] { return ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()); });
         } else if (is_even(whole)) {
-            issue("ncclReduceScatter", [&] { return ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()); });
+            issue("ncclReduceScatter", [&] {
+                return ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream());
+            });
         } else {
             issue("ncclReduce", [&] {
                 Batch batch;
                 for (int r = 0; r < size_; ++r)
                     if (const ElementRange own = shard(whole, r); own.size() != 0)
-                        batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type, operand.op, r, comm_.get(), stream()));
+                        batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr,
+                                             own.size(), type, operand.op, r, comm_.get(), stream()));
                 return batch.end();
             });
         }
@@ -127,7 +148,8 @@ private:
         auto* const weight = static_cast<double*>(weights_.data()) + slot;
         *weight = call.contribution.weight;
         cuda::check(cudaMemcpyAsync(&cell->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
-        issue("ncclAllReduce", [&] { return ncclAllReduce(&cell->weight, &cell->weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()); });
+        issue("ncclAllReduce",
+              [&] { return ncclAllReduce(&cell->weight, &cell->weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()); });
         cuda::mean_factor(cell, call.contribution.scale, stream());
 
         // Only these may be written before they are sent.
@@ -136,7 +158,8 @@ private:
         if (is_low_precision(call.dtype)) {
             void* const to = own ? call.out : scratch(bytes);
             if (bytes != 0)
-                cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device}, {to, call.in_count, call.dtype, MemorySpace::device}, &cell->factor, stream());
+                cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
+                               {to, call.in_count, call.dtype, MemorySpace::device}, &cell->factor, stream());
             return {to, ncclSum};
         }
         const void* data = call.in;
@@ -147,14 +170,17 @@ private:
         }
         void* const factor = call.dtype == DType::f64 ? static_cast<void*>(&cell->factor) : &cell->factor32;
         Operand operand{data, ncclSum, true};
-        issue("ncclRedOpCreatePreMulSum", [&] { return ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()); });
+        issue("ncclRedOpCreatePreMulSum", [&] {
+            return ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get());
+        });
         return operand;
     }
 
     /// Memory for one call after another, as they come on the stream. Freeing would wait for the device, so what has become too
     /// small is kept.
     void* scratch(std::size_t bytes) {
-        if (scratch_.empty() || scratch_.back().bytes() < bytes) scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2);
+        if (scratch_.empty() || scratch_.back().bytes() < bytes)
+            scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
         return scratch_.back().data();
     }
 
@@ -165,7 +191,9 @@ private:
         const ncclDataType_t type = nccl_type(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
-        if (is_even(whole)) return issue("ncclAllGather", [&] { return ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()); });
+        if (is_even(whole))
+            return issue("ncclAllGather",
+                         [&] { return ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()); });
         issue("ncclBroadcast", [&] {
             Batch batch;
             for (int r = 0; r < size_; ++r)
@@ -180,7 +208,8 @@ private:
     template <class Issue>
     void gather(const Call& call, Issue&& issue) {
         const ncclDataType_t type = nccl_type(call.dtype);
-        if (rank_ == call.root) copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
+        if (rank_ == call.root)
+            copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
         issue("ncclSend", [&] {
             Batch batch;
             if (rank_ != call.root) {
@@ -188,7 +217,8 @@ private:
             } else {
                 for (int r = 0; r < size_; ++r)
                     if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
-                        batch.add(ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
+                        batch.add(
+                            ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
             }
             return batch.end();
         });
@@ -197,7 +227,8 @@ private:
     template <class Issue>
     void scatter(const Call& call, Issue&& issue) {
         const ncclDataType_t type = nccl_type(call.dtype);
-        if (rank_ == call.root) copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
+        if (rank_ == call.root)
+            copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
         issue("ncclRecv", [&] {
             Batch batch;
             if (rank_ != call.root) {
@@ -205,22 +236,24 @@ private:
             } else {
                 for (int r = 0; r < size_; ++r)
                     if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
-                        batch.add(ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
+                        batch.add(
+                            ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
             }
             return batch.end();
         });
     }
 
     void copy(void* to, const void* from, std::size_t bytes) const {
-        if (bytes != 0 && to != from) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
+        if (bytes != 0 && to != from)
+            cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
     }
 
     NcclCommunicator comm_;
     const int rank_, size_;
     cuda::Stream stream_;
-    cuda::DeviceMemory cells_;   ///< a MeanFactor for each slot
-    cuda::PinnedMemory weights_; ///< this rank's weight, for each slot
-    cuda::DeviceMemory token_;   ///< what a barrier reduces
+    cuda::DeviceMemory cells_;    ///< a MeanFactor for each slot
+    cuda::PinnedMemory weights_;  ///< this rank's weight, for each slot
+    cuda::DeviceMemory token_;    ///< what a barrier reduces
     std::vector<cuda::DeviceMemory> scratch_;
 };
 

@@ -39,11 +39,11 @@ inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
     throw Error(Errc::device_failed, what + "; NCCL_DEBUG=INFO tells more", {.operation = call});
 }
 
-/// One rank's side of a communicator of NCCL. Its calls do not block: `settle` after each of them, before the next and before work on
-/// its stream. For one thread at a time.
+/// One rank's side of a communicator of NCCL. Its calls do not block: `settle` after each of them, before the next and before
+/// work on its stream. For one thread at a time.
 ///
-/// It is finalised and destroyed with the object, in bounded time: a few seconds at most, after which it is aborted. An attached one
-/// is left alone, unless it was aborted.
+/// It is finalised and destroyed with the object, in bounded time: a few seconds at most, after which it is aborted. An attached
+/// one is left alone, unless it was aborted.
 class NcclCommunicator {
     using Clock = std::chrono::steady_clock;
 
@@ -109,7 +109,9 @@ public:
     /// What went wrong on the way, or "".
     std::string problem() {
         ncclResult_t code = ncclSuccess;
-        if (comm_ == nullptr || (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress))) return {};
+        if (comm_ == nullptr ||
+            (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
+            return {};
         const char* const last = ncclGetLastError(comm_);
         return std::string(ncclGetErrorString(code)) + (last != nullptr && *last != '\0' ? std::string(": ") + last : "");
     }
@@ -143,7 +145,8 @@ private:
         return code == ncclSuccess;
     }
     void wait_for_abort(std::chrono::seconds limit) const noexcept {
-        for (const auto deadline = Clock::now() + limit; aborting_ && !aborting_->load(std::memory_order_acquire) && Clock::now() < deadline;)
+        for (const auto deadline = Clock::now() + limit;
+             aborting_ && !aborting_->load(std::memory_order_acquire) && Clock::now() < deadline;)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 

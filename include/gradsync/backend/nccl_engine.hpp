@@ -26,9 +26,9 @@ namespace gradsync::inline v0::detail {
 
 /// A communicator whose data NCCL moves, on a stream of its own, between buffers of devices.
 ///
-/// Beside every collective goes a message from each rank to each that says what it has started (`control`, on the host, which nothing
-/// on a device waits for). So ranks that do not fit, stay away, leave or die are noticed and named, as on every other backend; what
-/// NCCL has under way is aborted then, on every rank.
+/// Beside every collective goes a message from each rank to each that says what it has started (`control`, on the host, which
+/// nothing on a device waits for). So ranks that do not fit, stay away, leave or die are noticed and named, as on every other
+/// backend; what NCCL has under way is aborted then, on every rank.
 class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::Chore {
     using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
@@ -43,9 +43,15 @@ public:
         bool registered = false;         ///< memory from `allocate` is registered with NCCL
     };
 
-    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, Settings settings)
-        : control_(std::move(control)), watch_(std::move(watch)), settings_(settings), compute_(settings.compute),
-          channel_(std::move(comm), control_->rank(), control_->size(), slots), ready_(cuda::make_event()), started_(slots) {
+    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
+               Settings settings)
+        : control_(std::move(control)),
+          watch_(std::move(watch)),
+          settings_(settings),
+          compute_(settings.compute),
+          channel_(std::move(comm), control_->rank(), control_->size(), slots),
+          ready_(cuda::make_event()),
+          started_(slots) {
         for (Started& started : started_) {
             started.begin = cuda::make_event();
             started.end = cuda::make_event();
@@ -63,12 +69,15 @@ public:
     }
 
     /// One for the ranks of `control`, of whom all call this.
-    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, Settings settings) {
+    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch,
+                                            Settings settings) {
         ncclUniqueId id{};
         if (control->rank() == 0)
             if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
-                const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code), {.operation = "ncclGetUniqueId"});
-                control->fail({Errc::peer_failed, control->world_rank(0), error.what()});
+                const int self = control->world_rank(0);
+                const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code),
+                                  {.operation = "NcclBackend", .rank = self, .peer = self});
+                control->fail({Errc::device_failed, self, error.what()});
                 throw error;
             }
         id = control->exchange(id).front();
@@ -83,8 +92,11 @@ public:
         } catch (const Error& error) {
             if (!control) throw;
             const int self = control->world_rank(control->rank());
-            control->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
-            throw collective::as_error(state.failure(), collective::Operation::barrier, self);
+            control->fail({Errc::device_failed, self,
+                           "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
+            const collective::Failure failure = state.failure();
+            throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
+                        {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
         }
     }
 
@@ -161,12 +173,15 @@ public:
             }
             if (world().failed()) throw_failure(call.operation);
             if (backoff.patient() || vigil.begun())
-                vigil.look(timeout(), [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
+                vigil.look(
+                    timeout(),
+                    [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
         }
     }
 
-    /// `stream` waits, the host does not. The time limit holds all the same: from when the collective's turn has come on its own stream.
+    /// `stream` waits, the host does not. The time limit holds all the same: from when the collective's turn has come on its own
+    /// stream.
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         std::unique_lock lock(mutex_);
         if (n >= first_) {
@@ -220,9 +235,9 @@ private:
     struct Started {
         Call call;
         std::uint64_t number = 0;
-        std::uint64_t met = 0;          ///< number of the meeting in which all ranks say what they have started
+        std::uint64_t met = 0;  ///< number of the meeting in which all ranks say what they have started
         cuda::Event begin, end;
-        Clock::time_point begun_at{};   ///< when its turn on the stream was seen to have come
+        Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
     };
 
     // All below: under the mutex.
@@ -254,8 +269,8 @@ private:
         return next_++;
     }
 
-    /// What is over is over in the order of its start: it is one stream. What came before a failure counts, as long as nothing was
-    /// aborted, and NCCL has nothing to say against it.
+    /// What is over is over in the order of its start: it is one stream. What came before a failure counts, as long as nothing
+    /// was aborted, and NCCL has nothing to say against it.
     void advance() noexcept {
         try {
             for (; first_ < next_ && channel_.communicator().get() != nullptr; ++first_) {
@@ -286,7 +301,8 @@ private:
     void look_after(Started& oldest) noexcept {
         look_after_ranks();
         if (world().failed()) return;
-        if (const std::string problem = channel_.communicator().problem(); !problem.empty()) return fail_device(collective::name_of(oldest.call, first_), problem);
+        if (const std::string problem = channel_.communicator().problem(); !problem.empty())
+            return fail_device(collective::name_of(oldest.call, first_), problem);
         if (cudaEventQuery(oldest.begin.get()) != cudaSuccess) return;  // its turn has not come: the device computes
         const auto now = Clock::now();
         if (oldest.begun_at == Clock::time_point{}) oldest.begun_at = now;
@@ -302,7 +318,8 @@ private:
     }
 
     collective::Failure timed_out(const Started& started) const {
-        return collective::timed_out(collective::name_of(started.call, started.number), control_->missing(started.met), world_rank(rank()), timeout());
+        return collective::timed_out(collective::name_of(started.call, started.number), control_->missing(started.met),
+                                     world_rank(rank()), timeout());
     }
 
     void fail_device(const std::string& what, const std::string& why) noexcept {
@@ -339,7 +356,8 @@ private:
     /// Memory in which NCCL works without copies of its own, where the links between devices allow.
     collective::Memory allocate_registered(std::size_t bytes) {
         void* data = nullptr;
-        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess) throw_nccl_error(code, "ncclMemAlloc", nullptr);
+        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess)
+            throw_nccl_error(code, "ncclMemAlloc", nullptr);
         auto memory = std::shared_ptr<void>(data, [](void* address) { ncclMemFree(address); });
         cuda::check(cudaMemset(data, 0, bytes), "cudaMemset");
         cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
@@ -347,7 +365,8 @@ private:
         {
             std::lock_guard lock(mutex_);
             if (world().failed()) return collective::Memory(memory);
-            channel_.communicator().settle(ncclCommRegister(channel_.communicator().get(), data, bytes, &handle), "ncclCommRegister", [this] { return !world().failed(); });
+            channel_.communicator().settle(ncclCommRegister(channel_.communicator().get(), data, bytes, &handle),
+                                           "ncclCommRegister", [this] { return !world().failed(); });
         }
         return collective::Memory(std::shared_ptr<void>(data, [memory, handle, engine = weak_from_this()](void*) {
             const auto alive = engine.lock();

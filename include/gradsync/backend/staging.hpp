@@ -30,11 +30,11 @@ namespace gradsync::inline v0 {
 
 namespace detail {
 
-/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory: while one piece is on its way
-/// to the host, another is reduced there and a third is on its way back.
+/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory: while one piece is on its
+/// way to the host, another is reduced there and a third is on its way back.
 ///
-/// Pieces start on the host in one order, that of the collectives, so all ranks have the same. A thread moves things on, and so do
-/// `test`, `wait` and `progress`. For use from several threads.
+/// Pieces start on the host in one order, that of the collectives, so all ranks have the same. A thread moves things on, and so
+/// do `test`, `wait` and `progress`. For use from several threads.
 template <Backend Host>
 class StagingEngine : collective::Chore {
     using Clock = std::chrono::steady_clock;
@@ -50,7 +50,12 @@ public:
     };
 
     StagingEngine(Host host, std::shared_ptr<Watch> watch, std::size_t piece_bytes, cudaStream_t compute)
-        : host_(std::move(host)), watch_(std::move(watch)), piece_bytes_(piece_bytes), compute_(compute), down_(cuda::make_stream()), up_(cuda::make_stream()) {
+        : host_(std::move(host)),
+          watch_(std::move(watch)),
+          piece_bytes_(piece_bytes),
+          compute_(compute),
+          down_(cuda::make_stream()),
+          up_(cuda::make_stream()) {
         for (Slot& slot : slots_) slot.copied = cuda::make_event();
         watch_->chores.enlist(*this);
     }
@@ -130,7 +135,7 @@ private:
         std::size_t opened = 0;     ///< pieces that have left the device
         std::size_t returning = 0;  ///< pieces whose copies back were begun
         std::size_t over = 0;
-        cuda::Event ready = {};     ///< what the compute stream had to do before
+        cuda::Event ready = {};  ///< what the compute stream had to do before
     };
 
     /// One piece's place on the host.
@@ -205,7 +210,9 @@ private:
         slot.call.out = in_place ? slot.in_memory.data() : slot.out_memory.data();
         slot.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
         if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
-        if (reads && in_bytes != 0) cuda::check(cudaMemcpyAsync(slot.in_memory.data(), in, in_bytes, cudaMemcpyDeviceToHost, down_.get()), "cudaMemcpyAsync");
+        if (reads && in_bytes != 0)
+            cuda::check(cudaMemcpyAsync(slot.in_memory.data(), in, in_bytes, cudaMemcpyDeviceToHost, down_.get()),
+                        "cudaMemcpyAsync");
         cuda::check(cudaEventRecord(slot.copied.get(), down_.get()), "cudaEventRecord");
         slot.stage = Slot::Stage::leaving;
         ++opened_;
@@ -232,7 +239,9 @@ private:
     void return_to_device(Slot& slot) {
         if (slot.stage != Slot::Stage::reducing || !slot.work.test()) return;
         if (slot.out != nullptr)
-            cuda::check(cudaMemcpyAsync(slot.out, slot.call.out, slot.call.out_count * size_of(slot.call.dtype), cudaMemcpyHostToDevice, up_.get()), "cudaMemcpyAsync");
+            cuda::check(cudaMemcpyAsync(slot.out, slot.call.out, slot.call.out_count * size_of(slot.call.dtype),
+                                        cudaMemcpyHostToDevice, up_.get()),
+                        "cudaMemcpyAsync");
         cuda::check(cudaEventRecord(slot.copied.get(), up_.get()), "cudaEventRecord");
         slot.stage = Slot::Stage::returning;
         ++started(slot.number).returning;
@@ -262,7 +271,8 @@ private:
                 if (over()) return;
                 if (failed_) throw Error(*failed_);
                 if (oldest_ + reducing_ + opened_ != before) idle = 0;
-                if (idle >= spins && oldest_ < reducing_ && slot_of(oldest_).stage == Slot::Stage::reducing) wait_on_host(slot_of(oldest_));
+                if (idle >= spins && oldest_ < reducing_ && slot_of(oldest_).stage == Slot::Stage::reducing)
+                    wait_on_host(slot_of(oldest_));
             }
             if (idle < spins) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -303,10 +313,10 @@ private:
     std::mutex mutex_;
     cuda::Stream down_, up_;
     std::array<Slot, slot_count> slots_;
-    std::deque<Started> started_;      ///< collectives first_ to next_
+    std::deque<Started> started_;  ///< collectives first_ to next_
     std::vector<cuda::Event> spare_events_;
     std::uint64_t first_ = 0, next_ = 0;
-    std::uint64_t opening_ = 0;        ///< the collective whose pieces leave
+    std::uint64_t opening_ = 0;                             ///< the collective whose pieces leave
     std::uint64_t oldest_ = 0, reducing_ = 0, opened_ = 0;  ///< pieces: not back yet; not started on the host yet; not left yet
     std::unique_ptr<Error> failed_;
 };
@@ -315,15 +325,17 @@ private:
 
 /// Options of `StagingBackend`, the same on all ranks.
 struct StagingOptions {
-    cudaStream_t stream = nullptr;                    ///< on which buffers are written and read; `set_stream` changes it
-    std::size_t piece_bytes = std::size_t{4} << 20;   ///< of what is copied at once
+    cudaStream_t stream = nullptr;                   ///< on which buffers are written and read; `set_stream` changes it
+    std::size_t piece_bytes = std::size_t{4} << 20;  ///< of what is copied at once
 };
 
 /// Device buffers over a backend that reads host memory only (ThreadBackend, MpiBackend, TcpBackend): copied to the host, reduced
 /// there, and back, in pieces that overlap. For machines whose devices NCCL does not connect; and it has the host backend's bits.
 ///
-/// - A collective reads its buffers after all that is on the compute stream when it is started. A thread of the library moves copies and
-///   the host's collectives on beside the backward: MPI, where the host's messages are its, must let threads in (MPI_THREAD_MULTIPLE).
+/// - A collective reads its buffers after all that is on the compute stream when it is started. A thread of the library moves
+/// copies and
+///   the host's collectives on beside the backward: MPI, where the host's messages are its, must let threads in
+///   (MPI_THREAD_MULTIPLE).
 /// - `Work::wait_on(stream)` keeps the host until the result is on its way back, and makes the stream wait for the rest.
 /// - The device of a handle has to be the calling thread's.
 template <Backend Host>
@@ -333,7 +345,8 @@ class StagingBackend : public detail::EngineCollectives<StagingBackend<Host>, de
 
 public:
     /// Duplicates `host`, twice: collective. It lies on the calling thread's device.
-    explicit StagingBackend(Host host, StagingOptions options = {}) : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(current_device())) {}
+    explicit StagingBackend(Host host, StagingOptions options = {})
+        : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(current_device())) {}
 
     int rank() const noexcept { return host_.rank(); }
     int size() const noexcept { return host_.size(); }
@@ -362,13 +375,16 @@ public:
     }
     StagingBackend duplicate() { return split(0, rank()); }
 
-    collective::Memory allocate(std::size_t bytes) { return bytes == 0 ? collective::Memory() : collective::Memory::of(cuda::DeviceMemory(bytes)); }
+    collective::Memory allocate(std::size_t bytes) {
+        return bytes == 0 ? collective::Memory() : collective::Memory::of(cuda::DeviceMemory(bytes));
+    }
 
 private:
     friend Base;
 
     StagingBackend(Host& host, StagingOptions options, std::shared_ptr<typename Engine::Watch> watch)
-        : engine_(std::make_shared<Engine>(host.duplicate(), std::move(watch), checked(options.piece_bytes), options.stream)), host_(host.duplicate()) {}
+        : engine_(std::make_shared<Engine>(host.duplicate(), std::move(watch), checked(options.piece_bytes), options.stream)),
+          host_(host.duplicate()) {}
 
     static std::size_t checked(std::size_t piece_bytes) {
         if (piece_bytes < 64) throw Error(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");

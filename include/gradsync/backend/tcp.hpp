@@ -19,7 +19,8 @@ struct TcpOptions {
 
 /// Ranks that are processes (or threads) with connections of TCP between them; nothing but sockets is needed.
 ///
-/// - Every collective begins with a message from each rank to each, data follows in rounds (see docs/design.md). Messages move only inside
+/// - Every collective begins with a message from each rank to each, data follows in rounds (see docs/design.md). Messages move
+/// only inside
 ///   `progress()`, `test()` and `wait()`, which any thread may call.
 /// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A
@@ -39,7 +40,9 @@ public:
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 
-    std::string describe() const { return std::to_string(size()) + (size() == 1 ? " process" : " processes that send messages over TCP"); }
+    std::string describe() const {
+        return std::to_string(size()) + (size() == 1 ? " process" : " processes that send messages over TCP");
+    }
 
     /// Memory in which collectives are fastest; see the concept.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }

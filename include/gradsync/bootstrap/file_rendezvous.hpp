@@ -40,12 +40,15 @@ public:
         : folder_(std::move(folder)), rank_(rank), size_(size), options_(options) {
         if (size < 1 || rank < 0 || rank >= size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(rank) + " is not one of " + std::to_string(size));
-        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (options_.timeout <= std::chrono::nanoseconds::zero())
+            refuse(Errc::invalid_argument, "the time limit must be positive");
         if (size == 1) return;
         if (rank == 0) {
             if (::mkdir(folder_.c_str(), 0700) != 0)
-                refuse(Errc::invalid_argument, errno == EEXIST ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
-                                                               : std::string("cannot make the folder: ") + std::strerror(errno));
+                refuse(Errc::invalid_argument,
+                       errno == EEXIST
+                           ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
+                           : std::string("cannot make the folder: ") + std::strerror(errno));
             std::random_device random;
             job_ = (static_cast<std::uint64_t>(random()) << 32) | random();
         }
@@ -58,7 +61,12 @@ public:
         alive_ = true;
     }
     FileRendezvous(FileRendezvous&& other) noexcept
-        : folder_(std::move(other.folder_)), rank_(other.rank_), size_(other.size_), options_(other.options_), job_(other.job_), next_(other.next_),
+        : folder_(std::move(other.folder_)),
+          rank_(other.rank_),
+          size_(other.size_),
+          options_(other.options_),
+          job_(other.job_),
+          next_(other.next_),
           alive_(std::exchange(other.alive_, false)) {}
     FileRendezvous& operator=(FileRendezvous&& other) noexcept {
         if (this == &other) return *this;
@@ -128,8 +136,10 @@ private:
             for (Blob nothing; !missing.empty(); pause()) {
                 std::erase_if(missing, [&](int r) { return read(arrival, r, nothing); });
                 if (!missing.empty() && Clock::now() >= deadline)
-                    refuse(Errc::timeout, bootstrap::list_ranks(missing) + " did not arrive within " + bootstrap::in_seconds(options_.timeout) +
-                                              "; look at their output, and whether they see the same folder", missing.front());
+                    refuse(Errc::timeout,
+                           bootstrap::list_ranks(missing) + " did not arrive within " + bootstrap::in_seconds(options_.timeout) +
+                               "; look at their output, and whether they see the same folder",
+                           missing.front());
             }
             return;
         }
@@ -137,10 +147,14 @@ private:
         post(arrival, {});
     }
 
-    std::string path(const std::string& exchange, int rank) const { return folder_ + "/" + exchange + "." + std::to_string(rank); }
+    std::string path(const std::string& exchange, int rank) const {
+        return folder_ + "/" + exchange + "." + std::to_string(rank);
+    }
 
     void post(const std::string& exchange, std::span<const std::byte> bytes) {
-        if (!write(exchange, bytes)) refuse(Errc::peer_failed, std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
+        if (!write(exchange, bytes))
+            refuse(Errc::peer_failed,
+                   std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
     }
 
     /// A file appears with all that is in it, or not at all.
@@ -148,8 +162,12 @@ private:
         const std::string name = path(exchange, rank_), unfinished = name + ".new";
         std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
         if (file == nullptr) return false;
-        const Header header{.job = job_, .bytes = bytes.size(), .rank = static_cast<std::uint32_t>(rank_), .size = static_cast<std::uint32_t>(size_)};
-        const bool written = std::fwrite(&header, sizeof header, 1, file) == 1 && (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1);
+        const Header header{.job = job_,
+                            .bytes = bytes.size(),
+                            .rank = static_cast<std::uint32_t>(rank_),
+                            .size = static_cast<std::uint32_t>(size_)};
+        const bool written = std::fwrite(&header, sizeof header, 1, file) == 1 &&
+                             (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1);
         return (std::fclose(file) == 0) & written && std::rename(unfinished.c_str(), name.c_str()) == 0;
     }
 
@@ -159,20 +177,24 @@ private:
         if (file == nullptr) return false;
         const Header expected;
         Header header;
-        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic && header.rank == static_cast<std::uint32_t>(rank) &&
-                    header.bytes <= largest_blob;
+        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
+                    header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
         if (good) {
             blob.resize(header.bytes);
             good = header.bytes == 0 || std::fread(blob.data(), blob.size(), 1, file) == 1;
         }
         std::fclose(file);
-        if (!good) refuse(Errc::peer_failed, "file " + path(exchange, rank) + " holds nonsense; who else writes into the folder?", rank);
+        if (!good)
+            refuse(Errc::peer_failed, "file " + path(exchange, rank) + " holds nonsense; who else writes into the folder?", rank);
         if (header.size != static_cast<std::uint32_t>(size_))
-            refuse(Errc::parameter_mismatch, "rank " + std::to_string(rank) + " was told that there are " + std::to_string(header.size) + " ranks, this one that there are " +
-                                                 std::to_string(size_) + "; give all the same number", rank);
+            refuse(Errc::parameter_mismatch,
+                   "rank " + std::to_string(rank) + " was told that there are " + std::to_string(header.size) +
+                       " ranks, this one that there are " + std::to_string(size_) + "; give all the same number",
+                   rank);
         if (job_ == 0) job_ = header.job;  // rank 0's arrival: the first that a rank reads
         if (header.job != job_)
-            refuse(Errc::parameter_mismatch, "file " + path(exchange, rank) + " is of another job; remove the folder, or choose another name", rank);
+            refuse(Errc::parameter_mismatch,
+                   "file " + path(exchange, rank) + " is of another job; remove the folder, or choose another name", rank);
         return true;
     }
 
@@ -182,11 +204,16 @@ private:
             Blob nothing;
             if (exchange != arrival && read(good_bye, rank, nothing)) {
                 if (read(exchange, rank, blob)) return blob;  // it was its last word
-                refuse(Errc::peer_left, "rank " + std::to_string(rank) + " left before " + exchange + "; all ranks must make the same calls in the same order", rank);
+                refuse(Errc::peer_left,
+                       "rank " + std::to_string(rank) + " left before " + exchange +
+                           "; all ranks must make the same calls in the same order",
+                       rank);
             }
             if (Clock::now() >= deadline)
-                refuse(Errc::timeout, "rank " + std::to_string(rank) + " did not come to " + exchange + " within " + bootstrap::in_seconds(options_.timeout) +
-                                          "; look at its output, and whether it sees the same folder", rank);
+                refuse(Errc::timeout,
+                       "rank " + std::to_string(rank) + " did not come to " + exchange + " within " +
+                           bootstrap::in_seconds(options_.timeout) + "; look at its output, and whether it sees the same folder",
+                       rank);
         }
     }
 
@@ -200,7 +227,8 @@ private:
     }
 
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
-        throw Error(code, "rendezvous of rank " + std::to_string(rank_) + " in " + folder_ + ": " + what, {.operation = "rendezvous", .rank = rank_, .peer = peer});
+        throw Error(code, "rendezvous of rank " + std::to_string(rank_) + " in " + folder_ + ": " + what,
+                    {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
     std::string folder_;

@@ -14,10 +14,10 @@ namespace gradsync::inline v0 {
 struct Job {
     int rank = 0;
     int size = 1;
-    int local_rank = 0;                ///< among the ranks of this machine: which of its devices is this rank's
-    std::string address = "localhost"; ///< rank 0's machine
+    int local_rank = 0;                 ///< among the ranks of this machine: which of its devices is this rank's
+    std::string address = "localhost";  ///< rank 0's machine
     std::uint16_t port = 29500;
-    std::string token = {};            ///< the same on all ranks, and on no other job: keeps strangers out
+    std::string token = {};  ///< the same on all ranks, and on no other job: keeps strangers out
 
     /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, as torchrun and many others set them; else what Slurm sets for
     /// the processes of `srun`: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first of SLURM_STEP_NODELIST (or
@@ -62,13 +62,15 @@ public:
     long long number(const char* name, long long least, long long most) const {
         const char* const text = get(name);
         if (text == nullptr)
-            throw Error(Errc::invalid_argument, std::string("the environment variable ") + name + " is not set; a launcher sets it for every rank, with those beside it");
+            throw Error(Errc::invalid_argument, std::string("the environment variable ") + name +
+                                                    " is not set; a launcher sets it for every rank, with those beside it");
         long long value = 0;
         const char* at = text;
         for (; *at >= '0' && *at <= '9' && value <= most; ++at) value = value * 10 + (*at - '0');
         if (*at != '\0' || at == text || value < least || value > most)
-            throw Error(Errc::invalid_argument, std::string("the environment variable ") + name + " must be a number from " + std::to_string(least) + " to " +
-                                                    std::to_string(most) + ", not '" + text + "'");
+            throw Error(Errc::invalid_argument, std::string("the environment variable ") + name + " must be a number from " +
+                                                    std::to_string(least) + " to " + std::to_string(most) + ", not '" + text +
+                                                    "'");
         return value;
     }
     long long number(const char* name, long long least, long long most, long long otherwise) const {
@@ -93,7 +95,8 @@ Job Job::from(Lookup&& lookup) {
         const char* const rank = plain ? "RANK" : "SLURM_PROCID";
         job.size = static_cast<int>(variables.number(size, 1, most_ranks));
         job.rank = static_cast<int>(variables.number(rank, 0, job.size - 1));
-        job.local_rank = static_cast<int>(variables.number(plain ? "LOCAL_RANK" : "SLURM_LOCALID", 0, job.size - 1, job.size == 1 ? 0 : job.rank));
+        job.local_rank = static_cast<int>(
+            variables.number(plain ? "LOCAL_RANK" : "SLURM_LOCALID", 0, job.size - 1, job.size == 1 ? 0 : job.rank));
     }
     if (slurm) {
         const char* const step = variables.get("SLURM_STEP_NODELIST");
@@ -110,7 +113,8 @@ Job Job::from(Lookup&& lookup) {
     job.port = static_cast<std::uint16_t>(variables.number("MASTER_PORT", 1, 65535, job.port));
     if (const char* const token = variables.get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
-        throw Error(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
+        throw Error(Errc::invalid_argument,
+                    "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;
 }
 

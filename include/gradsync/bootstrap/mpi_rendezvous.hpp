@@ -55,16 +55,20 @@ public:
         check(MPI_Allgather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, comm_), "MPI_Allgather");
         std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), 0);
         Blob together(static_cast<std::size_t>(offsets.back()) + static_cast<std::size_t>(counts.back()));
-        check(MPI_Allgatherv(own.data(), bytes, MPI_BYTE, together.data(), counts.data(), offsets.data(), MPI_BYTE, comm_), "MPI_Allgatherv");
+        check(MPI_Allgatherv(own.data(), bytes, MPI_BYTE, together.data(), counts.data(), offsets.data(), MPI_BYTE, comm_),
+              "MPI_Allgatherv");
         std::vector<Blob> all;
-        for (std::size_t r = 0; r < counts.size(); ++r) all.emplace_back(together.begin() + offsets[r], together.begin() + offsets[r] + counts[r]);
+        for (std::size_t r = 0; r < counts.size(); ++r)
+            all.emplace_back(together.begin() + offsets[r], together.begin() + offsets[r] + counts[r]);
         return all;
     }
 
 private:
     void check(int code, const char* function) const {
         if (code != MPI_SUCCESS)
-            throw Error(Errc::peer_failed, std::string("rendezvous of rank ") + std::to_string(rank_) + ": " + function + " failed; look at MPI's own output",
+            throw Error(Errc::peer_failed,
+                        std::string("rendezvous of rank ") + std::to_string(rank_) + ": " + function +
+                            " failed; look at MPI's own output",
                         {.operation = "rendezvous", .rank = rank_});
     }
 

@@ -28,8 +28,8 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 /// | `broadcast(own)` | rank 0's bytes, on every rank; what the others give is not read |
 /// | `all_gather(own)` | every rank's bytes, by rank; they may be of different lengths |
 ///
-/// Both are collective, the same calls in the same order on all ranks, and limited in time and in bytes (`largest_blob`). They throw
-/// Error where another rank did not arrive, or is gone: the message names it. A model is for one thread at a time.
+/// Both are collective, the same calls in the same order on all ranks, and limited in time and in bytes (`largest_blob`). They
+/// throw Error where another rank did not arrive, or is gone: the message names it. A model is for one thread at a time.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -41,24 +41,21 @@ concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const 
 namespace bootstrap {
 
 template <class T>
-    requires std::is_trivially_copyable_v<T>
-std::span<const std::byte> bytes_of(const T& value) noexcept {
-    return std::as_bytes(std::span<const T, 1>(&value, 1));
-}
+    requires std::is_trivially_copyable_v<T> std::span<const std::byte> bytes_of(const T& value)
+noexcept { return std::as_bytes(std::span<const T, 1>(&value, 1)); }
 
 /// `blob` as a T, which rank `sender` has sent.
 template <class T>
-    requires std::is_trivially_copyable_v<T>
-T value_of(const Blob& blob, int sender) {
-    if (blob.size() != sizeof(T))
-        throw Error(Errc::parameter_mismatch,
-                    "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " + std::to_string(sizeof(T)) +
-                        " were due; all ranks must run the same program",
-                    {.operation = "rendezvous", .rank = -1, .peer = sender});
-    T value;
-    std::memcpy(&value, blob.data(), sizeof value);
-    return value;
-}
+    requires std::is_trivially_copyable_v<T> T value_of(const Blob& blob, int sender) {
+        if (blob.size() != sizeof(T))
+            throw Error(Errc::parameter_mismatch,
+                        "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " +
+                            std::to_string(sizeof(T)) + " were due; all ranks must run the same program",
+                        {.operation = "rendezvous", .rank = -1, .peer = sender});
+        T value;
+        std::memcpy(&value, blob.data(), sizeof value);
+        return value;
+    }
 
 /// `own` of all ranks, by rank.
 template <class T, Rendezvous R>
@@ -77,8 +74,8 @@ T from_first(R& rendezvous, const T& own) {
 inline void check_blob(std::size_t bytes, const char* operation, int rank) {
     if (bytes > largest_blob)
         throw Error(Errc::invalid_argument,
-                    std::string(operation) + " of a rendezvous: " + std::to_string(bytes) + " bytes are more than the " + std::to_string(largest_blob) +
-                        " that it takes; use a backend's collectives for data",
+                    std::string(operation) + " of a rendezvous: " + std::to_string(bytes) + " bytes are more than the " +
+                        std::to_string(largest_blob) + " that it takes; use a backend's collectives for data",
                     {.operation = operation, .rank = rank});
 }
 

@@ -19,7 +19,8 @@ namespace gradsync::inline v0 {
 
 struct TcpRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
-    std::string bind = {};  ///< the address at which rank 0 listens; "": the job's if it means this machine alone, else all of the machine's
+    std::string bind =
+        {};  ///< the address at which rank 0 listens; "": the job's if it means this machine alone, else all of the machine's
 };
 
 /// Ranks that meet at rank 0, which listens on a port that all know.
@@ -36,8 +37,10 @@ public:
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {}) : job_(std::move(job)), options_(std::move(options)) {
         if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
-        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
-        if (job_.token.size() > longest_token) refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
+        if (options_.timeout <= std::chrono::nanoseconds::zero())
+            refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (job_.token.size() > longest_token)
+            refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
         if (job_.size == 1) return;
         if (job_.rank == 0) await_callers();
         else call();
@@ -99,7 +102,8 @@ private:
     }
 
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
-        throw Error(code, "rendezvous of rank " + std::to_string(job_.rank) + ": " + what, {.operation = "rendezvous", .rank = job_.rank, .peer = peer});
+        throw Error(code, "rendezvous of rank " + std::to_string(job_.rank) + ": " + what,
+                    {.operation = "rendezvous", .rank = job_.rank, .peer = peer});
     }
 
     // ------------------------------------------------------------------------------------------------ the meeting, rank 0
@@ -115,7 +119,8 @@ private:
 
     net::Socket listen() const {
         std::string where = options_.bind;
-        if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0)) where = job_.address;
+        if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0))
+            where = job_.address;
         std::string problem;
         const net::Addresses addresses(where, job_.port, true, problem);
         for (const bool ipv6 : {true, false})  // an IPv6 address that means any serves both
@@ -126,10 +131,12 @@ private:
                 if (socket) return socket;
                 problem = net::describe_error(errno);
                 if (errno == EADDRINUSE)
-                    refuse(Errc::invalid_argument, "port " + std::to_string(job_.port) + " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
+                    refuse(Errc::invalid_argument,
+                           "port " + std::to_string(job_.port) +
+                               " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
             }
-        refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") + ", port " +
-                                           std::to_string(job_.port) + ": " + problem);
+        refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") +
+                                           ", port " + std::to_string(job_.port) + ": " + problem);
     }
 
     void await_callers() {
@@ -176,23 +183,28 @@ private:
         if (std::memcmp(caller.words, &expected.magic, known) != 0) return Verdict::gone;
         if (caller.got < sizeof hello) return Verdict::undecided;
         std::memcpy(&hello, caller.words, sizeof hello);
-        if (hello.version != expected.version) return turn_away(caller, "rank 0 runs another version of gradsync; give all ranks the same");
+        if (hello.version != expected.version)
+            return turn_away(caller, "rank 0 runs another version of gradsync; give all ranks the same");
         if (hello.token_bytes > longest_token || caller.got > sizeof hello + hello.token_bytes) return Verdict::gone;
         if (caller.got < sizeof hello + hello.token_bytes) return Verdict::undecided;
         if (!token_is(caller.words + sizeof hello, hello.token_bytes))
-            return turn_away(caller, "another job listens at " + place() + " (the tokens differ); give all ranks of a job the same GRADSYNC_JOB_TOKEN, "
-                                     "and two jobs different ports");
+            return turn_away(caller, "another job listens at " + place() +
+                                         " (the tokens differ); give all ranks of a job the same GRADSYNC_JOB_TOKEN, "
+                                         "and two jobs different ports");
         const auto caller_rank = static_cast<int>(hello.rank);
         if (hello.size != static_cast<std::uint32_t>(job_.size)) {
-            const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " + std::to_string(hello.size) + " ranks, rank 0 that there are " +
-                                     std::to_string(job_.size) + "; give all the same WORLD_SIZE";
+            const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " +
+                                     std::to_string(hello.size) + " ranks, rank 0 that there are " + std::to_string(job_.size) +
+                                     "; give all the same WORLD_SIZE";
             turn_away(caller, what);
             tell_all(what);
             refuse(Errc::parameter_mismatch, what, caller_rank);
         }
-        if (hello.rank == 0 || hello.rank >= hello.size) return turn_away(caller, "there is no room for another rank " + std::to_string(hello.rank));
+        if (hello.rank == 0 || hello.rank >= hello.size)
+            return turn_away(caller, "there is no room for another rank " + std::to_string(hello.rank));
         if (peers_[at(caller_rank)])
-            return turn_away(caller, "rank " + std::to_string(hello.rank) + " has arrived already; give every process another RANK");
+            return turn_away(caller,
+                             "rank " + std::to_string(hello.rank) + " has arrived already; give every process another RANK");
         caller.socket.send_without_delay();
         peers_[at(caller_rank)] = std::move(caller.socket);
         --missing_;
@@ -226,7 +238,8 @@ private:
         std::vector<int> missing;
         for (int r = 1; r < job_.size; ++r)
             if (!peers_[at(r)]) missing.push_back(r);
-        std::string what = bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::in_seconds(options_.timeout);
+        std::string what = bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " +
+                           bootstrap::in_seconds(options_.timeout);
         if (turned_away_ != 0) what += " (" + std::to_string(turned_away_) + " callers were turned away)";
         what += "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT";
         tell_all(what);
@@ -250,8 +263,10 @@ private:
                 problem = net::describe_error(errno);
             }
             if (Clock::now() >= deadline)
-                refuse(Errc::timeout, "rank 0 was not to be reached at " + place() + " within " + bootstrap::in_seconds(options_.timeout) + " (" + problem +
-                                          "); look at its output, and at MASTER_ADDR and MASTER_PORT", 0);
+                refuse(Errc::timeout,
+                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::in_seconds(options_.timeout) +
+                           " (" + problem + "); look at its output, and at MASTER_ADDR and MASTER_PORT",
+                       0);
             std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it may not have begun yet
         }
     }
@@ -266,7 +281,9 @@ private:
         peers_[0].send_without_delay();
         // Rank 0 knows who is missing: it gets a moment more than this rank to say so.
         const auto later = deadline + std::chrono::seconds(2);
-        if (!peers_[0].send_all(&hello, sizeof hello, deadline) || !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline)) report_lost(0);
+        if (!peers_[0].send_all(&hello, sizeof hello, deadline) ||
+            !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline))
+            report_lost(0);
         (void)receive(0, Kind::welcome, later);
     }
 
@@ -276,7 +293,8 @@ private:
 
     void send(int to, Kind kind, std::span<const std::byte> bytes, Clock::time_point deadline) {
         const Header header{.kind = kind, .bytes = bytes.size()};
-        if (!peer(to).send_all(&header, sizeof header, deadline) || !peer(to).send_all(bytes.data(), bytes.size(), deadline)) report_lost(to);
+        if (!peer(to).send_all(&header, sizeof header, deadline) || !peer(to).send_all(bytes.data(), bytes.size(), deadline))
+            report_lost(to);
     }
 
     Blob receive(int from, Kind kind, Clock::time_point deadline) {
@@ -284,16 +302,22 @@ private:
         Header header;
         if (!peer(from).receive_all(&header, sizeof header, deadline)) report_lost(from);
         if (header.magic != expected.magic || header.bytes > largest_blob)
-            fail(Errc::peer_failed, from == 0 ? "what listens at " + place() + " is no rank 0 of gradsync; choose another MASTER_PORT"
-                                              : "rank " + std::to_string(from) + " sent nonsense; all ranks must run the same program", from);
+            fail(Errc::peer_failed,
+                 from == 0 ? "what listens at " + place() + " is no rank 0 of gradsync; choose another MASTER_PORT"
+                           : "rank " + std::to_string(from) + " sent nonsense; all ranks must run the same program",
+                 from);
         Blob blob(header.bytes);
         if (!peer(from).receive_all(blob.data(), blob.size(), deadline)) report_lost(from);
         if (header.kind == Kind::refusal) {
-            const std::string why(reinterpret_cast<const char*>(blob.data()), blob.size() < longest_text ? blob.size() : longest_text);
+            const std::string why(reinterpret_cast<const char*>(blob.data()),
+                                  blob.size() < longest_text ? blob.size() : longest_text);
             refuse(kind == Kind::welcome ? Errc::invalid_argument : Errc::peer_failed, why, from);
         }
         if (header.kind != kind)
-            fail(Errc::collective_mismatch, "this rank and rank " + std::to_string(from) + " exchange different things; all ranks must make the same calls in the same order", from);
+            fail(Errc::collective_mismatch,
+                 "this rank and rank " + std::to_string(from) +
+                     " exchange different things; all ranks must make the same calls in the same order",
+                 from);
         return blob;
     }
 
@@ -301,8 +325,14 @@ private:
         if (!peer(other)) refuse(Errc::peer_failed, "it failed earlier and cannot go on", other);
         const std::string name = "rank " + std::to_string(other);
         if (errno == ETIMEDOUT)
-            fail(Errc::timeout, name + " did not answer within " + bootstrap::in_seconds(options_.timeout) + "; look at its output, or allow more time", other);
-        fail(Errc::peer_failed, name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);
+            fail(Errc::timeout,
+                 name + " did not answer within " + bootstrap::in_seconds(options_.timeout) +
+                     "; look at its output, or allow more time",
+                 other);
+        fail(Errc::peer_failed,
+             name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") +
+                 "; look at its output for the cause",
+             other);
     }
 
     /// The others hear of it through rank 0.

@@ -90,7 +90,9 @@ template <class To>
 struct Convert : Plain {
     __device__ Convert prepared() const { return *this; }
     template <class From>
-    __device__ To operator()(From x, To) const { return narrow<To>(widen<Accumulator<From>>(x)); }
+    __device__ To operator()(From x, To) const {
+        return narrow<To>(widen<Accumulator<From>>(x));
+    }
 };
 
 template <class To>
@@ -99,7 +101,9 @@ struct Add : Plain {
     using A = Accumulator<To>;
     __device__ Add prepared() const { return *this; }
     template <class From>
-    __device__ To operator()(From x, To y) const { return narrow<To>(widen<A>(y) + widen<A>(x)); }
+    __device__ To operator()(From x, To y) const {
+        return narrow<To>(widen<A>(y) + widen<A>(x));
+    }
 };
 
 template <class T>
@@ -149,7 +153,8 @@ __device__ double thread_sum(const void* data, std::size_t count) {
     const T* const elements = static_cast<const T*>(data);
     constexpr int n = pack_size<T, T>;
     // Single elements up to the first pack, packs, single elements.
-    const std::size_t ragged = (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 / sizeof(T), before = ragged < count ? ragged : count;
+    const std::size_t ragged = (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 / sizeof(T),
+                      before = ragged < count ? ragged : count;
     const std::size_t packs = (count - before) / n, after = before + packs * n;
     const auto square = [](T x) {
         const double value = widen<double>(x);

@@ -1,4 +1,5 @@
-// The passes of passes.hpp: the one file of the library that nvcc compiles. Link the target gradsync::cuda, or compile it into a program:
+// The passes of passes.hpp: the one file of the library that nvcc compiles. Link the target gradsync::cuda, or compile it into a
+// program:
 //     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
 
 #ifdef __CUDACC__
@@ -22,7 +23,9 @@ void with_type(DType dtype, const char* pass, Use&& use) {
         case DType::f32: return use(static_cast<float*>(nullptr));
         case DType::f64: return use(static_cast<double*>(nullptr));
         default:
-            throw Error(Errc::invalid_argument, std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)), {.operation = pass});
+            throw Error(Errc::invalid_argument,
+                        std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)),
+                        {.operation = pass});
     }
 }
 
@@ -37,11 +40,14 @@ template <class To, class From, class F>
 void transform(To* to, const From* from, std::size_t count, F f, const char* pass, cudaStream_t stream) {
     if (count == 0) return;
     constexpr std::size_t n = kernels::pack_size<To, From>;
-    const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
+    const auto is_aligned = [](const void* data, std::size_t bytes) {
+        return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+    };
     const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
     if (packs != 0) kernels::transform_packs<<<blocks_for(packs), kernels::threads, 0, stream>>>(to, from, packs, f);
     if (const std::size_t done = packs * n; done != count)
-        kernels::transform_elements<<<blocks_for(count - done), kernels::threads, 0, stream>>>(to + done, from + done, count - done, f);
+        kernels::transform_elements<<<blocks_for(count - done), kernels::threads, 0, stream>>>(to + done, from + done,
+                                                                                               count - done, f);
     check(cudaGetLastError(), pass);
 }
 
@@ -49,12 +55,14 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
 
 void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
     if (from.dtype == to.dtype) {
-        if (to.bytes() != 0 && to.data != from.data) check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
+        if (to.bytes() != 0 && to.data != from.data)
+            check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
         return;
     }
     with_type(from.dtype, "convert", [&]<class From>(From*) {
         with_type(to.dtype, "convert", [&]<class To>(To*) {
-            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert", stream);
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert",
+                      stream);
         });
     });
 }
@@ -62,7 +70,8 @@ void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
 void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
     with_type(from.dtype, "add", [&]<class From>(From*) {
         with_type(to.dtype, "add", [&]<class To>(To*) {
-            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add", stream);
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add",
+                      stream);
         });
     });
 }
@@ -76,7 +85,8 @@ void scale(BufferView buffer, double factor, cudaStream_t stream) {
 
 void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
     with_type(to.dtype, "scale_by", [&]<class T>(T*) {
-        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}}, "scale_by", stream);
+        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}},
+                  "scale_by", stream);
     });
 }
 

@@ -32,7 +32,8 @@ inline Stream make_stream(bool urgent = false) {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least), "cudaStreamCreateWithPriority");
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least),
+          "cudaStreamCreateWithPriority");
     return Stream(stream);
 }
 
@@ -74,17 +75,18 @@ struct PinnedMemoryTraits {
     static void close(Handle memory) noexcept { cudaFreeHost(memory); }
 };
 
-/// Memory of `bytes` bytes; zeroed. Freeing waits for the device.
+/// Memory of `bytes` bytes, zeroed if not told otherwise (which waits for the default stream). Freeing waits for the device.
 template <class Traits>
 class Memory {
 public:
     Memory() = default;
-    explicit Memory(std::size_t bytes) : bytes_(bytes) {
+    explicit Memory(std::size_t bytes, bool zeroed = true) : bytes_(bytes) {
         if (bytes == 0) return;
         void* data = nullptr;
         if constexpr (is_device) check(cudaMalloc(&data, bytes), "cudaMalloc");
         else check(cudaMallocHost(&data, bytes), "cudaMallocHost");
         data_ = UniqueHandle<Traits>(data);
+        if (!zeroed) return;
         if constexpr (is_device) {
             check(cudaMemset(data, 0, bytes), "cudaMemset");
             check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");

@@ -17,8 +17,8 @@
 
 namespace gradsync::inline v0::message_passing {
 
-/// Messages over connections of TCP, one to each other rank. A message that comes before its receive has begun is kept; a rank whose
-/// connection has ended is `lost`, and what is sent to it counts as over.
+/// Messages over connections of TCP, one to each other rank. A message that comes before its receive has begun is kept; a rank
+/// whose connection has ended is `lost`, and what is sent to it counts as over.
 class TcpTransport final : public Transport {
 public:
     static constexpr std::size_t largest_message = std::size_t{64} << 20;
@@ -42,7 +42,9 @@ public:
             entries_[ticket].done = true;
             return ticket;
         }
-        Outgoing outgoing{.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)}, .data = static_cast<const std::byte*>(data), .ticket = ticket};
+        Outgoing outgoing{.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
+                          .data = static_cast<const std::byte*>(data),
+                          .ticket = ticket};
         peer.outgoing.push_back(std::move(outgoing));
         if (peer.outgoing.size() == 1) push(peer);
         return ticket;
@@ -108,7 +110,8 @@ public:
                 peer.incoming.ticket = no_ticket;
                 peer.incoming.keep = false;
             }
-            for (Inbox& inbox : peer.inboxes) std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
+            for (Inbox& inbox : peer.inboxes)
+                std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
         }
         std::erase_if(control_.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
         return finish(ticket);
@@ -183,7 +186,8 @@ private:
 
     static void check_room(std::size_t bytes, const Posted& posted) {
         if (bytes > posted.bytes)
-            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) + " were due at most");
+            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " +
+                                     std::to_string(posted.bytes) + " were due at most");
     }
 
     void lose(Peer& peer) noexcept {
@@ -228,7 +232,8 @@ private:
         constexpr std::size_t header = sizeof(Header);
         while (!peer.lost) {
             const bool in_header = incoming.got < header;
-            std::byte* const to = in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got : incoming.data + (incoming.got - header);
+            std::byte* const to = in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got
+                                            : incoming.data + (incoming.got - header);
             const std::size_t bytes = in_header ? header - incoming.got : header + incoming.header.bytes - incoming.got;
             const ssize_t got = ::recv(peer.socket.descriptor(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;

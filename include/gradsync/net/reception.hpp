@@ -53,7 +53,9 @@ inline void add_hosts(Contact& contact) {
     if (::getifaddrs(&first) == 0) {
         for (const int family : {AF_INET, AF_INET6})
             for (const ifaddrs* it = first; it != nullptr; it = it->ifa_next) {
-                if (it->ifa_addr == nullptr || it->ifa_addr->sa_family != family || !(it->ifa_flags & IFF_UP) || (it->ifa_flags & IFF_LOOPBACK)) continue;
+                if (it->ifa_addr == nullptr || it->ifa_addr->sa_family != family || !(it->ifa_flags & IFF_UP) ||
+                    (it->ifa_flags & IFF_LOOPBACK))
+                    continue;
                 if (family == AF_INET) {
                     add(mapped(reinterpret_cast<const sockaddr_in*>(it->ifa_addr)->sin_addr));
                 } else {
@@ -107,8 +109,8 @@ public:
             if (!caller) break;
             detail::Greeting greeting{};
             // Who calls says so at once; a stranger may not keep the others waiting.
-            if (caller.receive_all(&greeting, sizeof greeting, Clock::now() + std::chrono::milliseconds(500)) && greeting.token == contact_.token &&
-                expects(greeting.number) && caller.send_all(&detail::welcome, 1, deadline)) {
+            if (caller.receive_all(&greeting, sizeof greeting, Clock::now() + std::chrono::milliseconds(500)) &&
+                greeting.token == contact_.token && expects(greeting.number) && caller.send_all(&detail::welcome, 1, deadline)) {
                 caller.send_without_delay();
                 return {std::move(caller), greeting.number};
             }
@@ -144,9 +146,11 @@ inline Socket call(const Contact& contact, std::int64_t number, std::chrono::mil
         Socket socket = Socket::of_family(ipv4 ? AF_INET : AF_INET6);
         const detail::Greeting greeting{contact.token, number};
         char answer = 0;
-        if (socket && socket.connect(ipv4 ? reinterpret_cast<const sockaddr*>(&name) : reinterpret_cast<const sockaddr*>(&name6),
-                                     ipv4 ? socklen_t{sizeof name} : socklen_t{sizeof name6}, deadline) &&
-            socket.send_all(&greeting, sizeof greeting, deadline) && socket.receive_all(&answer, 1, deadline) && answer == detail::welcome) {
+        if (socket &&
+            socket.connect(ipv4 ? reinterpret_cast<const sockaddr*>(&name) : reinterpret_cast<const sockaddr*>(&name6),
+                           ipv4 ? socklen_t{sizeof name} : socklen_t{sizeof name6}, deadline) &&
+            socket.send_all(&greeting, sizeof greeting, deadline) && socket.receive_all(&answer, 1, deadline) &&
+            answer == detail::welcome) {
             socket.send_without_delay();
             return socket;
         }

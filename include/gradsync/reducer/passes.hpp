@@ -21,13 +21,21 @@ namespace gradsync::inline v0::detail {
 
 struct HostPasses {
     template <class = void>  // what they need is made where they are called, see isa.hpp
-    static void copy(ConstBufferView from, BufferView to) { kernel::copy(from, to); }
+    static void copy(ConstBufferView from, BufferView to) {
+        kernel::copy(from, to);
+    }
     template <class = void>
-    static void add(BufferView to, ConstBufferView from) { kernel::add(to, from); }
+    static void add(BufferView to, ConstBufferView from) {
+        kernel::add(to, from);
+    }
     template <class = void>
-    static void scale(BufferView buffer, double factor) { kernel::scale(buffer, factor); }
+    static void scale(BufferView buffer, double factor) {
+        kernel::scale(buffer, factor);
+    }
     template <class = void>
-    static void clamp(BufferView buffer, double limit) { kernel::clamp(buffer, limit); }
+    static void clamp(BufferView buffer, double limit) {
+        kernel::clamp(buffer, limit);
+    }
 
     static void clear(BufferView buffer) noexcept {
         if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
@@ -43,7 +51,9 @@ struct HostPasses {
     /// Sums of squares of several buffers. `sum` is there after `finish()`.
     struct SquareSums {
         template <class = void>
-        static void add(ConstBufferView elements, double& sum) { sum = kernel::sum_of_squares(elements); }
+        static void add(ConstBufferView elements, double& sum) {
+            sum = kernel::sum_of_squares(elements);
+        }
         static void finish() noexcept {}
     };
     static SquareSums square_sums() noexcept { return {}; }
@@ -55,7 +65,8 @@ auto passes_of(B& backend) {
         return backend.passes();
     } else {
         static_assert(B::memory_space == MemorySpace::host,
-                      "gradsync: a backend of device memory needs passes(), stream() and host() to be used by a Reducer; see gradsync/reducer/passes.hpp");
+                      "gradsync: a backend of device memory needs passes(), stream() and host() to be used by a Reducer; see "
+                      "gradsync/reducer/passes.hpp");
         return HostPasses();
     }
 }
