@@ -1,4 +1,4 @@
-// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240
+// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240 COMPILE_OPTIONS -O1
 // Over a CUDA runtime of our own (support/fake).
 #include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>

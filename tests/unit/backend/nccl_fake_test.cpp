@@ -1,4 +1,4 @@
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 60
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 60 COMPILE_OPTIONS -O1
 // What NcclBackend does beside what every backend does: streams, events, time limits of the device's time, NCCL's own failures,
 // adopted communicators, and that nothing is left behind. Over the fakes of support/fake.
 #include <gradsync/backend/nccl.hpp>
