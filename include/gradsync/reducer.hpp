@@ -31,6 +31,7 @@
 #include "reducer/exposure.hpp"
 #include "reducer/failure_latch.hpp"
 #include "reducer/flight.hpp"
+#include "reducer/gather_progress.hpp"
 #include "reducer/gradient_buckets.hpp"
 #include "reducer/gradient_norm.hpp"
 #include "reducer/options.hpp"
@@ -93,6 +94,7 @@ public:
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
+        if constexpr (decoupled) gathers_.attach(backend_);
         overlap_.attach(background_);
     }
     Reducer(const Reducer&) = delete;
@@ -405,6 +407,7 @@ private:
         void launch_full_buckets() { reducer.launch_full_buckets(in_hook); }
         bool in_flight() const noexcept { return reducer.flight_.in_flight(); }
         void poll() { reducer.poll(in_hook); }
+        bool wants_thread() const noexcept { return detail::wants_progress_thread(reducer.backend_); }
     };
 
     // ---------------------------------------------------------------------------------------------------- a step
@@ -474,10 +477,9 @@ private:
 
     void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
         if constexpr (decoupled) {
-            if (!gathers_.pending(b)) return;
-            check_usable(operation);
             const auto begin = Clock::now();
-            failure_.guard([&] { gathers_.wait(b); });
+            if (!failure_.guard([&] { return gathers_.wait(b); })) return;
+            check_usable(operation);
             gradients_.hand_out(b, [](std::size_t) { return true; });
             exposure_.add(begin, Clock::now());
         }

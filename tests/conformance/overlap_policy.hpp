@@ -37,6 +37,7 @@ namespace gradsync_test {
 struct CountingEngine {
     std::atomic<int> launches{0}, polls{0}, questions{0};
     std::atomic<bool> flying{false}, broken{false};
+    bool threaded = false;
 
     void launch_full_buckets() { ++launches; }
     bool in_flight() {
@@ -47,6 +48,7 @@ struct CountingEngine {
         ++polls;
         if (broken) throw std::runtime_error("the communicator failed");
     }
+    bool wants_thread() const { return threaded; }
     int calls() const { return launches + polls + questions; }
 };
 static_assert(gradsync::BucketEngine<CountingEngine>);
@@ -130,22 +132,26 @@ void check_overlap_policy(Make&& make) {
         });
         for (const Outcome& outcome : result) CHECK(!outcome.text.empty());
     }
-    SUBCASE("nothing is asked of the engine before the first mark, or after detach") {
-        CountingEngine engine;
-        Policy policy = make();
-        policy.attach(engine);
-        CHECK(engine.launches + engine.polls == 0);
-        engine.flying = true;
-        for (int k = 0; k < 100; ++k) {
-            if (k % 10 == 0) policy.bucket_full(engine);
-            policy.gradients_ready(engine);
+    for (const bool threaded : {false, true}) {
+        SUBCASE(threaded ? "nothing is asked of an engine that wants a thread before the first mark, or after detach"
+                         : "nothing is asked of the engine before the first mark, or after detach") {
+            CountingEngine engine;
+            engine.threaded = threaded;
+            Policy policy = make();
+            policy.attach(engine);
+            CHECK(engine.launches + engine.polls == 0);
+            engine.flying = true;
+            for (int k = 0; k < 100; ++k) {
+                if (k % 10 == 0) policy.bucket_full(engine);
+                policy.gradients_ready(engine);
+            }
+            policy.detach();
+            const int calls = engine.calls();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            CHECK(engine.calls() == calls);
+            CHECK(engine.launches <= 100);
+            policy.detach();  // a second time is no harm
         }
-        policy.detach();
-        const int calls = engine.calls();
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        CHECK(engine.calls() == calls);
-        CHECK(engine.launches <= 100);
-        policy.detach();  // a second time is no harm
     }
     SUBCASE("an engine that throws reaches the caller, or nobody; later marks do no harm") {
         CountingEngine engine;

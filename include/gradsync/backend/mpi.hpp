@@ -77,11 +77,17 @@ public:
             engine_ = detail::HierarchicalEngine::combine(send_messages(ranks, options, sharing), sharing.engine, ranks.machines);
             description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
         }
+        int level = MPI_THREAD_SINGLE;
+        MPI_Query_thread(&level);
+        wants_progress_thread_ = several && level == MPI_THREAD_MULTIPLE;
         gradsync::detail::check_mpi(MPI_Barrier(comm), "MPI_Barrier");  // what ends a rank from now on ends no other rank's construction
     }
 
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
+
+    /// Between machines messages move only inside MPI's calls: those of a thread, if MPI_THREAD_MULTIPLE allows it.
+    bool wants_progress_thread() const noexcept { return wants_progress_thread_; }
 
     /// How the ranks reach one another, and why not by the faster way.
     const std::string& describe() const noexcept { return description_; }
@@ -95,12 +101,12 @@ private:
     using ProcessEngine = shared_memory::ProcessEngine;
     using Segment = shared_memory::Segment;
 
-    MpiBackend(std::shared_ptr<collective::Engine> engine, std::string description) noexcept
-        : engine_(std::move(engine)), description_(std::move(description)) {}
+    MpiBackend(std::shared_ptr<collective::Engine> engine, std::string description, bool wants_progress_thread) noexcept
+        : engine_(std::move(engine)), description_(std::move(description)), wants_progress_thread_(wants_progress_thread) {}
 
     int world_rank() const noexcept { return engine_->world_rank(rank()); }
     const std::shared_ptr<collective::Engine>& shared_engine() const noexcept { return engine_; }
-    MpiBackend join(const collective::Group& group) { return MpiBackend(engine_->split(group), description_); }
+    MpiBackend join(const collective::Group& group) { return MpiBackend(engine_->split(group), description_, wants_progress_thread_); }
 
     static void check_mpi() {
         int initialised = 0, finalised = 0;
@@ -229,6 +235,7 @@ private:
 
     std::shared_ptr<collective::Engine> engine_;
     std::string description_;
+    bool wants_progress_thread_ = false;
 };
 
 static_assert(Backend<MpiBackend>);

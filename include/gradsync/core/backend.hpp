@@ -47,6 +47,8 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// `describe()` says in words how the ranks reach one another, and where that is not the fastest way, why.
 /// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own; a rank makes one at
 /// a time, of all that have one origin.
+/// Optional: `wants_progress_thread()` says that collectives advance only inside calls although nobody's core is needed for them, and that
+/// any thread may call; a policy that overlaps polls from a thread then.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
 template <class B>

@@ -12,11 +12,13 @@ namespace gradsync::inline v0 {
 ///   behind one that is not full wait for it: this is what keeps the ranks in one order.
 /// - `in_flight()` says whether a started collective is not known to be complete.
 /// - `poll()` advances started collectives; never blocks.
+/// - `wants_thread()` says whether a thread that polls all the time is what the backend needs, rather than polls now and then.
 template <class E>
 concept BucketEngine = requires(E& engine) {
     { engine.launch_full_buckets() } -> std::same_as<void>;
     { engine.in_flight() } -> std::same_as<bool>;
     { engine.poll() } -> std::same_as<void>;
+    { engine.wants_thread() } -> std::same_as<bool>;
 };
 
 namespace detail {
@@ -26,6 +28,7 @@ struct EngineArchetype {
     void launch_full_buckets() {}
     bool in_flight() { return false; }
     void poll() {}
+    bool wants_thread() { return false; }
 };
 static_assert(BucketEngine<EngineArchetype>);
 

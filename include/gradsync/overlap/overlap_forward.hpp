@@ -3,6 +3,7 @@
 #include <string>
 
 #include "../core/overlap_policy.hpp"
+#include "overlap_backward.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -10,15 +11,10 @@ namespace gradsync::inline v0 {
 /// the all-reduce, the all-gathers, and they travel under the next forward. Before a parameter is used there,
 /// `wait_gradient(i)` (Reducer, and then this parameter's step) or `wait_parameter(i)` (ShardedOptimizer); `flush()` waits for all.
 /// The choice where the network is slow and the backward alone does not hide it (DeAR, arXiv 2302.12445).
-struct OverlapForward {
+struct OverlapForward : OverlapBackward {
+    using OverlapBackward::OverlapBackward;
     static constexpr bool gathers_in_forward = true;
 
-    void attach(BucketEngine auto&) {}
-    void bucket_full(BucketEngine auto& engine) { engine.launch_full_buckets(); }
-    void gradients_ready(BucketEngine auto& engine) {
-        if (engine.in_flight()) engine.poll();
-    }
-    void detach() noexcept {}
     std::string describe() const { return "OverlapForward"; }
 };
 

@@ -7,6 +7,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/shard_range.hpp"
+#include "gather_progress.hpp"
 #include "passes.hpp"
 
 namespace gradsync::inline v0::detail {
@@ -29,6 +30,8 @@ public:
         }
     }
 
+    /// Once, before anything else.
+    void attach(const B& backend) { progress_.attach(backend); }
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
     /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
@@ -38,6 +41,7 @@ public:
         if (backend.size() > 1) works_[b].work = backend.all_gather(bucket.subview(own.first, own.size()), bucket);
         works_[b].pending = true;
         ++pending_;
+        progress_.started();
     }
 
     /// Gathers that nobody has waited for.
@@ -46,10 +50,14 @@ public:
 
     /// Returns when bucket b is there; true if it was not known to be.
     bool wait(std::size_t b) {
-        if (!works_[b].pending) return false;
+        if (!works_[b].pending) {
+            progress_.poll();
+            return false;
+        }
         await(*backend_, works_[b].work);
         works_[b].pending = false;
         --pending_;
+        progress_.complete();
         return true;
     }
 
@@ -62,6 +70,7 @@ private:
     B* backend_ = nullptr;  ///< once one was started
     std::vector<Entry> works_;
     std::size_t pending_ = 0;
+    GatherProgress<B> progress_;
     int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -65,6 +65,7 @@ public:
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse("ShardedOptimizer", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
         this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, buckets_, overlap_, exchange_);
+        gathers_.attach(this->backend_);
         make_state();
     }
 
@@ -179,10 +180,9 @@ private:
     }
 
     void land(std::size_t b) {
-        if (!gathers_.pending(b)) return;
-        this->check_usable("wait_parameter");
         const auto begin = detail::Exposure::Clock::now();
-        this->guard([&] { gathers_.wait(b); });
+        this->check_usable("wait_parameter");
+        if (!this->guard([&] { return gathers_.wait(b); })) return;
         if (!in_buckets())
             for (std::size_t i : this->plan().bucket(b)) kernel::copy(values_.value(i), this->parameters_[i].value);
         this->exposure_.add(begin, detail::Exposure::Clock::now());

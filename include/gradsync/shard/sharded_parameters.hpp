@@ -11,6 +11,7 @@
 #include "../overlap/overlap_backward.hpp"
 #include "../reducer.hpp"
 #include "../reducer/exchange.hpp"
+#include "../reducer/gather_progress.hpp"
 #include "flat_optimizer.hpp"
 #include "gather_order.hpp"
 #include "options.hpp"
@@ -75,6 +76,7 @@ public:
         for (ParameterView& p : this->parameters_)
             if (p.value.count != p.gradient.count) p.value = {nullptr, p.gradient.count, p.value.data ? p.value.dtype : p.gradient.dtype, B::memory_space};
         this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, units_, std::move(overlap), exchange_);
+        progress_.attach(gathering_);
         make_state();
     }
     /// Waits for what was gathered ahead, unless an exception is on its way.
@@ -240,6 +242,7 @@ private:
     /// From every rank's master weights to all ranks.
     void fill(Unit& unit) {
         unit.gathering = true;
+        progress_.started();
         for (auto& part : unit.parts) {
             const BufferView own = part_of_rank(part.values);
             kernel::copy(this->state_.array(part.bucket, 0), own);
@@ -249,9 +252,10 @@ private:
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return;
+        if (!unit.gathering) return progress_.poll();
         for (auto& part : unit.parts) part.work.wait();
         unit.gathering = false;
+        progress_.complete();
     }
 
     /// The master weights have changed: what was gathered of the old ones goes, or is gathered anew where it is in use.
@@ -287,6 +291,7 @@ private:
     detail::UnitValues<B> unit_values_;
     std::vector<Place> places_;  ///< by parameter
     detail::GatherOrder order_;
+    detail::GatherProgress<B> progress_;
     int exceptions_ = std::uncaught_exceptions();
 };
 

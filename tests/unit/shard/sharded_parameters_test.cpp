@@ -156,7 +156,7 @@ TEST_CASE("a rank that leaves in the middle of a gather is named, and nobody han
         const auto second = sharded.gather(1);
     }, patient);
     for (const std::size_t r : {0u, 1u}) {
-        CHECK(seen[r].is(Errc::peer_failed));
+        CHECK((seen[r].is(Errc::peer_failed) || seen[r].is(Errc::peer_left)));  // its handles go before its exception arrives
         CHECK(seen[r].says("rank 2"));
     }
 }

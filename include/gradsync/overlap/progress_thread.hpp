@@ -1,0 +1,78 @@
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "../core/clock.hpp"
+#include "../core/overlap_policy.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// A thread that advances an engine's collectives while some are in flight, and sleeps otherwise.
+class ProgressThread {
+public:
+    ProgressThread() = default;
+    /// Only before `start`, and so there is nothing to copy.
+    ProgressThread(const ProgressThread&) noexcept {}
+    ~ProgressThread() { stop(); }
+
+    bool running() const noexcept { return thread_.joinable(); }
+
+    /// `engine` outlives `stop()`.
+    template <BucketEngine Engine>
+    void start(Engine& engine) {
+        thread_ = std::thread([this, &engine] {
+            std::unique_lock lock(mutex_);
+            for (;;) {
+                wake_.wait(lock, [&] { return stop_ || work_; });
+                if (stop_) return;
+                work_ = false;
+                lock.unlock();
+                try {
+                    // Among ranks that share memory collectives are over in microseconds. One that takes longer crosses a
+                    // network, which does not mind a pause; the compute, on the same core perhaps, does mind polls.
+                    for (int polls = 0; engine.in_flight() && !stopping(); ++polls) {
+                        engine.poll();
+                        if (polls < 100) std::this_thread::yield();
+                        else std::this_thread::sleep_for(std::chrono::microseconds(50));
+                    }
+                } catch (...) {
+                    // The engine has failed for good, and finish() reports it where somebody listens; or this thread may not
+                    // communicate, and finish() does all the work.
+                }
+                lock.lock();
+            }
+        });
+    }
+
+    /// Collectives were started.
+    void wake() { set(work_); }
+
+    void stop() noexcept {
+        if (!running()) return;
+        set(stop_);
+        thread_.join();
+    }
+
+private:
+    void set(bool& flag) {
+        {
+            std::lock_guard lock(mutex_);
+            flag = true;
+        }
+        wake_.notify_one();
+    }
+    bool stopping() {
+        std::lock_guard lock(mutex_);
+        return stop_;
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    bool work_ = false;  ///< collectives may be in flight
+    bool stop_ = false;
+    std::thread thread_;
+};
+
+}  // namespace gradsync::inline v0::detail
