@@ -19,7 +19,8 @@ enum class Progress : std::uint8_t {
 /// A bucket leaves as soon as it is full and its turn has come.
 class OverlapBackward {
 public:
-    explicit OverlapBackward(Progress progress = Progress::automatic) noexcept : progress_(progress) {}
+    OverlapBackward() = default;
+    explicit OverlapBackward(Progress progress) noexcept : progress_(progress) {}
 
     template <BucketEngine Engine>
     void attach(Engine& engine) {
@@ -36,7 +37,7 @@ public:
     std::string describe() const { return "OverlapBackward"; }
 
 private:
-    Progress progress_;
+    Progress progress_ = Progress::automatic;
     detail::ProgressThread thread_;
 };
 
