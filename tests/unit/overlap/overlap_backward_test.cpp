@@ -1,0 +1,54 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include <gradsync/overlap/overlap_backward.hpp>
+
+using gradsync::OverlapBackward;
+using gradsync::Progress;
+
+namespace {
+
+/// Has something in flight, always.
+struct Engine {
+    bool threaded = false;
+    std::thread::id caller = std::this_thread::get_id();
+    std::atomic<int> own_polls{0}, foreign_polls{0};
+
+    void launch_full_buckets() {}
+    bool in_flight() { return true; }
+    void poll() { ++(std::this_thread::get_id() == caller ? own_polls : foreign_polls); }
+    bool wants_thread() const { return threaded; }
+};
+
+/// Does a thread poll, once a bucket was full?
+bool thread_polls(Engine& engine, OverlapBackward policy) {
+    policy.attach(engine);
+    policy.bucket_full(engine);
+    for (int k = 0; k < 10; ++k) policy.gradients_ready(engine);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const bool expected = engine.own_polls == 0;
+    while (expected && engine.foreign_polls == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    policy.detach();
+    return engine.foreign_polls > 0;
+}
+
+}  // namespace
+
+TEST_CASE("marks poll, unless the backend wants a thread") {
+    Engine polled, threaded{.threaded = true};
+    CHECK(!thread_polls(polled, OverlapBackward()));
+    CHECK(polled.own_polls == 10);
+    CHECK(thread_polls(threaded, OverlapBackward()));
+    CHECK(threaded.own_polls == 0);
+}
+
+TEST_CASE("who polls may be said") {
+    Engine polled{.threaded = true}, threaded;
+    CHECK(!thread_polls(polled, OverlapBackward(Progress::polls)));
+    CHECK(polled.own_polls == 10);
+    CHECK(thread_polls(threaded, OverlapBackward(Progress::thread)));
+    CHECK(threaded.own_polls == 0);
+}
