@@ -64,6 +64,10 @@ template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBac
 class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>());
 
+    static_assert(ExchangePolicy<Exchange, B>,
+                  "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
+                  "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>");
+
     using Clock = std::chrono::steady_clock;
     using WorkType = typename Exchange::template WorkType<B>;
     using Flight = detail::Flight<WorkType>;
@@ -193,8 +197,8 @@ public:
             if (gathers_.pending(readiness_.bucket_of(i)))
                 fail(Errc::invalid_argument, "mark_ready", "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()",
                      name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
-        if (gradients_.pooled() && !gradients_.has_memory(readiness_.bucket_of(i)))
-            fail(Errc::invalid_argument, "mark_ready", "'" + name(i) + "' has no memory in this backward; ask for gradient_view(i) before its gradient is written",
+        if (gradients_.pooled() && !gradients_.was_asked_for(i))
+            fail(Errc::invalid_argument, "mark_ready", "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
                  name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
         readiness_.used()[i] = 1;
         if (no_sync_depth_.load(std::memory_order_relaxed) != 0) {
@@ -275,7 +279,10 @@ public:
     /// `rebuild_buckets` returns true.
     BufferView gradient_view(std::size_t i) {
         check_index(i, "gradient_view");
-        if (gradients_.pooled() && gradients_.parameter(i).requires_grad) obtain(readiness_.bucket_of(i), "gradient_view");
+        if (gradients_.pooled() && gradients_.parameter(i).requires_grad) {
+            obtain(readiness_.bucket_of(i), "gradient_view");
+            gradients_.ask_for(i);
+        }
         return gradients_.gradient(i);
     }
 
@@ -295,7 +302,8 @@ public:
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
     /// Pooled gradients: do shards of steps that come add to those that are there, as those of further micro-batches?
     void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
-    /// Did any rank use parameter i in the last step? (UnusedParameters::agree; otherwise all are used.)
+    /// Did any rank use parameter i in the last step, or the micro-batches that were added up? (UnusedParameters::agree; otherwise all are
+    /// used.)
     bool was_used(std::size_t i) const noexcept { return used_.empty() || used_[i] != 0; }
     /// Where parameter i lies in its bucket, and how long buckets are, in elements.
     const detail::BucketLayout& layout() const noexcept { return gradients_.layout(); }
@@ -307,8 +315,12 @@ public:
     double gradient_norm() {
         check_usable("gradient_norm");
         return failure_.guard([&] {
-            return norm_.compute(backend_, [&](std::size_t i, std::size_t b, std::size_t offset, std::size_t count) {
-                return (scatters ? gradients_.shard(b) : gradients_.gradient(i)).subview(offset, count);
+            return norm_.compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
+                                               [[maybe_unused]] std::size_t offset) {
+                if constexpr (Exchange::scatters) return gradients_.shard(b).subview(offset, count);
+                if constexpr (decoupled)
+                    if (gathers_.pending(b)) return gradients_.shard(b).subview(offset, count);
+                return gradients_.gradient(i).subview(first, count);
             });
         });
     }
@@ -321,7 +333,9 @@ public:
     }
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. Collective.
-    double clip_gradients_by_norm(double max_norm) {
+    double clip_gradients_by_norm(double max_norm)
+        requires(!Exchange::scatters)
+    {
         check_limit(max_norm, "clip_gradients_by_norm");
         const double norm = gradient_norm();
         if (const double factor = clip_factor(norm, max_norm); factor != 1)
@@ -330,7 +344,9 @@ public:
     }
 
     /// Clamps every element to [-limit, limit]. Local.
-    void clip_gradients_by_value(double limit) {
+    void clip_gradients_by_value(double limit)
+        requires(!Exchange::scatters)
+    {
         check_usable("clip_gradients_by_value");
         check_limit(limit, "clip_gradients_by_value");
         for_gradients([&](BufferView gradient) { detail::passes_of(backend_).clamp(gradient, limit); });
@@ -378,6 +394,8 @@ public:
         gradients_.rebind(i, readiness_.bucket_of(i), gradient);
     }
 
+    /// Is no gradient marked since the last `finish()`, but under `no_sync()`?
+    bool between_steps() const noexcept { return readiness_.untouched(); }
     const Statistics& statistics() const noexcept { return statistics_; }
     const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
@@ -606,7 +624,9 @@ private:
         if (agree) {
             used_map_work_.wait();
             if (Exchange::scatters) {
-                used_.assign(readiness_.used().begin(), readiness_.used().end());
+                if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
+                used_.resize(size());
+                for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];
             } else {
                 if constexpr (decoupled)  // what is put back must come after what is gathered
                     for (std::size_t b = flight_.size(); b-- > 0;) gathers_.wait(b);
@@ -720,7 +740,7 @@ private:
     std::vector<double> ready_seconds_;
 
     detail::SpinLock launching_;
-    detail::SpinLock polling_;
+    std::mutex polling_;  ///< not a spin lock: who waits for memory waits for a collective
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
     detail::Exposure exposure_;
     detail::FailureLatch failure_;

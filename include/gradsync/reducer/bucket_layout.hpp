@@ -5,10 +5,20 @@
 #include <vector>
 
 #include "../core/bucket_plan.hpp"
+#include "../core/buffer_view.hpp"
 #include "../core/math.hpp"
 #include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0::detail {
+
+/// In whole cache lines, which is how far apart things lie that are allocated together.
+constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
+
+/// `rank`'s part of a buffer that is split over `size` ranks.
+inline BufferView shard_of(BufferView whole, int size, int rank) noexcept {
+    const ElementRange own = shard_range(whole.count, size, rank);
+    return whole.subview(own.first, own.size());
+}
 
 /// Where each parameter lies in its bucket, counted in elements: at a multiple of 64 bytes of the bucket's dtype. The gaps
 /// between parameters belong to none. A bucket ends with its last parameter.

@@ -98,8 +98,6 @@ private:
         }
     }
 
-    static constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
-
     void allocate(B& backend, std::size_t bytes) {
         memory_ = backend.allocate(bytes);
         bytes_ = bytes;

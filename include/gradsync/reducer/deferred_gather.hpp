@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/shard_range.hpp"
+#include "bucket_layout.hpp"
 #include "gather_progress.hpp"
 #include "passes.hpp"
 
@@ -36,9 +36,8 @@ public:
 
     /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
     void start(B& backend, std::size_t b, BufferView bucket) {
-        const ElementRange own = shard_range(bucket.count, backend.size(), backend.rank());
         backend_ = &backend;
-        if (backend.size() > 1) works_[b].work = backend.all_gather(bucket.subview(own.first, own.size()), bucket);
+        if (backend.size() > 1) works_[b].work = backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
         works_[b].pending = true;
         ++pending_;
         progress_.started();

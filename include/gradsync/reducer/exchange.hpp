@@ -1,15 +1,27 @@
 #pragma once
 
+#include <concepts>
 #include <string>
 
 #include "../core/backend.hpp"
-#include "../core/shard_range.hpp"
+#include "bucket_layout.hpp"
 
 namespace gradsync::inline v0 {
 
-/// How a Reducer's buckets are exchanged. `WorkType<B>` is what `start` returns; `scatters` says whether each rank gets only its
-/// own shard (`shard_range`) of the result, in place; `alone(backend)` whether there is nothing to exchange; `describe()` is compared
-/// over the ranks.
+/// How a Reducer's buckets are exchanged over backend B.
+///
+/// - `start(backend, bucket, op, contribution)` starts it and returns a `WorkType<B>`.
+/// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
+/// - `alone(backend)`: is there nothing to exchange?
+/// - `describe()` is compared over the ranks.
+template <class X, class B>
+concept ExchangePolicy = std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
+                         requires(X& exchange, const X& constant, B& backend, BufferView bucket, ReduceOp op, Contribution contribution) {
+                             { X::scatters } -> std::convertible_to<bool>;
+                             { exchange.start(backend, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
+                             { constant.alone(backend) } -> std::same_as<bool>;
+                             { constant.describe() } -> std::convertible_to<std::string>;
+                         };
 
 /// Every rank gets the whole result.
 struct AllReduce {
@@ -39,21 +51,15 @@ struct ReduceScatter {
 
     template <Backend B>
     WorkType<B> start(B& backend, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
-        const ElementRange own = shard_range(bucket.count, backend.size(), backend.rank());
-        return backend.reduce_scatter(bucket, bucket.subview(own.first, own.size()), op, contribution);
+        return backend.reduce_scatter(bucket, detail::shard_of(bucket, backend.size(), backend.rank()), op, contribution);
     }
     template <Backend B>
     bool alone(const B& backend) const noexcept {
         return backend.size() == 1;
     }
-    /// Gives every rank that takes part the root's buffer.
-    template <Backend B>
-    void broadcast(B& backend, BufferView buffer, int root) {
-        backend.broadcast(buffer, root).wait();
-    }
-    /// Gives those that hold the same shards as this rank the state of the first of them: there are none.
-    template <class State>
-    void share(const State&) {}
+    /// Calls `use(backend)` with the communicator of those that hold the same shards as this rank: there are none.
+    template <class Use>
+    void with_replicas(Use&&) const {}
     std::string describe() const { return "ReduceScatter"; }
 };
 

@@ -32,6 +32,9 @@ public:
         } catch (const std::exception& e) {
             remember(e.what());
             throw;
+        } catch (...) {
+            remember("an exception that is no std::exception");
+            throw;
         }
     }
 

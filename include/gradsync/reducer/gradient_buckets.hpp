@@ -31,12 +31,15 @@ public:
     GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered)
         : options_(options),
           scattered_(scattered),
+          size_(backend.size()),
+          rank_(backend.rank()),
           policy_(std::move(policy)),
           parameters_(std::move(parameters)),
           infos_(bucket_infos(parameters_, options_, B::memory_space, backend.rank())),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
           passes_(passes_of(backend)),
+          asked_for_(parameters_.size()),
           deposited_(parameters_.size()) {}
 
     /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
@@ -72,9 +75,15 @@ public:
     /// Have buckets memory only while they need it? Then `obtain` comes before a gradient is written, and `land` after the
     /// bucket's collective.
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
-    bool has_memory(std::size_t b) noexcept {
+    /// The trainer asks for gradient i, which has memory.
+    void ask_for(std::size_t i) noexcept {
         std::lock_guard lock(slots_);
-        return storage_.has_slot(b);
+        asked_for_[i] = 1;
+    }
+    /// Did it, in this backward?
+    bool was_asked_for(std::size_t i) noexcept {
+        std::lock_guard lock(slots_);
+        return asked_for_[i] != 0;
     }
     /// False where all slots are taken. With `more` another is made, where the backend reads any memory. For any thread.
     bool obtain(std::size_t b, bool more = false) {
@@ -90,13 +99,15 @@ public:
     /// Keeps this rank's shard of bucket b, or adds it to those of the micro-batches before, and lets the memory go.
     void land(std::size_t b) {
         if (!pooled()) return;
-        if (sharded_before_) passes_.add(shards_[b], own_part(b));
+        if (adds_to_shards_) passes_.add(shards_[b], own_part(b));
         else passes_.copy(own_part(b), shards_[b]);
         std::lock_guard lock(slots_);
+        for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
     /// Do shards that come are added to those that are there?
-    void add_to_shards(bool adds) noexcept { sharded_before_ = adds; }
+    void add_to_shards(bool adds) noexcept { adds_to_shards_ = adds; }
+    bool adds_to_shards() const noexcept { return adds_to_shards_; }
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept {
@@ -179,11 +190,7 @@ public:
 private:
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    BufferView own_part(std::size_t b) const noexcept {
-        const BufferView whole = storage_.bucket(b);
-        const ElementRange own = shard_range(whole.count, size_, rank_);
-        return whole.subview(own.first, own.size());
-    }
+    BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
     BucketPlan make_plan(const B& backend) const {
         BucketPlan plan;
@@ -233,14 +240,12 @@ private:
 
     /// The memory of this rank's shards, in the type in which micro-batches are added up; as much on every rank.
     void allocate_shards(B& backend) {
-        shards_.resize(plan_.size());
-        size_ = backend.size();
-        rank_ = backend.rank();
         if (!pooled()) return;
+        shards_.resize(plan_.size());
         shard_bytes_ = 0;
         const auto bytes_of = [&](std::size_t b) {
             const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype)};
-            return (largest.bytes() + 63) / 64 * 64;
+            return in_lines(largest.bytes());
         };
         for (std::size_t b = 0; b < plan_.size(); ++b) shard_bytes_ += bytes_of(b);
         shard_memory_ = backend.allocate(shard_bytes_);
@@ -254,6 +259,7 @@ private:
 
     ReducerOptions options_;
     bool scattered_;  ///< only shards are of use once a bucket's collective is complete
+    int size_, rank_;
     Buckets policy_;
     std::vector<ParameterView> parameters_;
     std::vector<ParameterInfo> infos_;
@@ -264,9 +270,9 @@ private:
     decltype(std::declval<B&>().allocate(std::size_t{})) shard_memory_{};
     std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
     std::size_t shard_bytes_ = 0;
-    bool sharded_before_ = false;
-    int size_ = 1, rank_ = 0;
+    bool adds_to_shards_ = false;
     [[no_unique_address]] PassesOf<B> passes_;
+    std::vector<std::uint8_t> asked_for_;  ///< by parameter, in this backward; where gradients are pooled
     std::vector<std::uint8_t> deposited_;   ///< by parameter: the next deposit adds
     std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
     std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other

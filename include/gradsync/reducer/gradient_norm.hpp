@@ -33,7 +33,7 @@ public:
             const ElementRange blocks{larger(first_block_[i], own.first), smaller(end_block(i), own.last)};
             if (blocks.first >= blocks.last) continue;
             const std::size_t first = (blocks.first - first_block_[i]) * block;
-            add_piece(i, first, smaller(counts[i], (blocks.last - first_block_[i]) * block) - first, first);
+            pieces_.push_back({i, first, smaller(counts[i], (blocks.last - first_block_[i]) * block) - first, 0, 0});
         }
     }
 
@@ -48,12 +48,12 @@ public:
                         if (edge % block != 0 && edge != counts[s.parameter])
                             if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole) place = splits_++;
         for (const ShardSlice& s : slices[static_cast<std::size_t>(rank)])
-            if (counts[s.parameter] != 0) add_piece(s.parameter, s.first, s.count, s.offset, s.bucket);
+            if (counts[s.parameter] != 0) pieces_.push_back({s.parameter, s.first, s.count, s.offset, s.bucket});
         values_.resize(blocks_ + splits_ * block);
     }
 
-    /// Collective. `part(i, bucket, offset, count)` is the view of so many elements: of gradient i from its element `offset`, where
-    /// gradients are whole; of the shard of `bucket`, where they are sharded.
+    /// Collective. `part(i, first, count, bucket, offset)` is the view of `count` elements of gradient i from its element `first`,
+    /// which lie in this rank's shard of `bucket` from `offset` on, where gradients are sharded.
     template <Backend B, class Part>
     double compute(B& backend, Part&& part) {
         if (!values_.empty()) std::memset(values_.data(), 0, values_.size() * sizeof(double));
@@ -63,7 +63,7 @@ public:
             for (std::size_t done = 0; done < piece.count;) {
                 const std::size_t first = piece.first + done, in_block = first % block;
                 const std::size_t n = smaller(block - in_block, piece.count - done), k = first_block_[piece.parameter] + first / block;
-                const ConstBufferView elements = part(piece.parameter, piece.bucket, piece.offset + done, n);
+                const ConstBufferView elements = part(piece.parameter, first, n, piece.bucket, piece.offset + done);
                 if (splits_ == 0 || split_[k] == whole) sums.add(elements, values_[k]);
                 else read_part(passes, elements, values_.data() + blocks_ + split_[k] * block + in_block);
                 done += n;
@@ -77,7 +77,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t block = 1024;  ///< elements: few to put together, and a thousandth of the gradients to send
+    static constexpr std::size_t block = 1024;  ///< elements: few to put together where shards cut, and their sums are few against the gradients
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 
     struct Piece {
@@ -104,9 +104,6 @@ private:
         values_.resize(blocks_);
     }
     std::size_t end_block(std::size_t i) const noexcept { return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_; }
-    void add_piece(std::size_t i, std::size_t first, std::size_t count, std::size_t offset, std::size_t bucket = 0) {
-        pieces_.push_back({i, first, count, offset, bucket});
-    }
 
     std::vector<std::size_t> first_block_;  ///< by parameter
     std::size_t blocks_ = 0;

@@ -9,9 +9,11 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "../core/backend.hpp"
@@ -33,6 +35,7 @@ namespace gradsync::inline v0 {
 
 namespace detail {
 
+inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; longer ones are not of ours
 inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
 
 [[noreturn]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
@@ -121,8 +124,6 @@ public:
     [[noreturn]] void torn() const { refuse_file(path_, "is torn or damaged; use another checkpoint"); }
 
 private:
-    static constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;
-
     std::filesystem::path path_;
     std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
@@ -194,15 +195,23 @@ void agree_on_success(B& backend, F&& f) {
 }  // namespace detail
 
 /// Writes the state of all ranks' shards to `directory`, which all of them reach; `note` is the trainer's own (scalars of the optimizer,
-/// the position in the data), from rank 0. Between steps. Frozen parameters are not in it. Collective. Throws Error(storage), on every rank,
+/// the position in the data), from rank 0; 16 MiB at most. Between steps. Names tell parameters apart. Frozen parameters are not in it. Collective. Throws Error(storage), on every rank,
 /// where one could not write: the checkpoint that was there stands, and training can go on.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto comm = sharded.backend();
+    if (sharded.replica() != 0)
+        throw Error(Errc::invalid_argument, "save_shards: this is group " + std::to_string(sharded.replica()) + "; with hybrid sharding group 0 alone saves",
+                    {.operation = "save_shards", .rank = comm.rank()});
     std::uint64_t generation = 0;
     std::vector<std::filesystem::path> old;
     detail::agree_on_success(comm, [&] {
         if (comm.rank() != 0) return;
+        if (note.size() > detail::longest_text) throw std::length_error("the note is longer than 16 MiB");
+        std::unordered_set<std::string> names;
+        for (std::size_t i = 0; i < sharded.size(); ++i)
+            if (!names.insert(sharded.parameter(i).name).second)
+                throw std::invalid_argument("two parameters are named '" + sharded.parameter(i).name + "'; a checkpoint tells them by their names");
         std::filesystem::create_directories(directory);
         if (!std::filesystem::exists(detail::ShardManifest::path(directory))) return;
         const auto before = detail::ShardManifest::read(directory);
@@ -246,6 +255,7 @@ template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     auto comm = sharded.backend();
     std::string note;
+    sharded.flush();  // what is gathered is not to be overwritten
     detail::agree_on_success(comm, [&] {
         const auto manifest = detail::ShardManifest::read(directory);
         note = manifest.note;
@@ -259,9 +269,8 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
             std::size_t found = 0;
         };
         std::unordered_map<std::string, Wanted> wanted;  // a parameter meets this rank's shards once
-        sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
+        sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t, BufferView view) {
             Wanted& w = wanted[sharded.parameter(i).name];
-            if (a == 0 && !w.arrays.empty()) detail::refuse_file(directory, "cannot be read: two parameters are named '" + sharded.parameter(i).name + "'");
             w.parameter = i;
             w.first = first;
             w.arrays.push_back(view);

@@ -11,7 +11,7 @@ class GatherOrder {
 public:
     /// Unit u is asked for; returns those that followed here in the step before, the next one first.
     std::span<const std::size_t> next(std::size_t u) {
-        now_.push_back(u);
+        if (now_.size() < most) now_.push_back(u);
         // A forward without a backward, such as a validation's, is followed by another beginning.
         if (at_ >= before_.size() || before_[at_] != u) at_ = !before_.empty() && before_[0] == u ? 0 : before_.size();
         if (at_ >= before_.size()) return {};
@@ -27,6 +27,8 @@ public:
     }
 
 private:
+    static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step: nobody trains here
+
     std::vector<std::size_t> before_, now_;
     std::size_t at_ = 0;  ///< in `before_`
 };

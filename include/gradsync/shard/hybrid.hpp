@@ -6,7 +6,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
-#include "../core/shard_range.hpp"
+#include "../reducer/bucket_layout.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -19,7 +19,8 @@ namespace gradsync::inline v0 {
 ///         sharded(group, parameters, MyAdam{}, units, {}, {}, gs::HybridReduceScatter<B>(replicas));
 ///
 /// For Averaging::mean, every rank with a batch. Sums are in the order of the group first, then over groups: not the bits of one
-/// group. What is collected and loaded is so in each group by itself, with its own root.
+/// group. State is collected and distributed in each group by itself, with its own root; checkpoints are saved by the first group
+/// only, and loaded by all.
 template <Backend B>
 class HybridReduceScatter {
 public:
@@ -33,6 +34,18 @@ public:
     class Work {
     public:
         Work() = default;
+        Work(Work&& other) noexcept
+            : scatter_(std::move(other.scatter_)), replicate_(std::move(other.replicate_)), shard_(other.shard_), op_(other.op_),
+              replicas_(std::exchange(other.replicas_, nullptr)) {}
+        Work& operator=(Work&& other) noexcept {
+            Work(std::move(other)).swap(*this);
+            return *this;
+        }
+        /// Dropped before its second half: the others are not to wait for it.
+        ~Work() {
+            if (replicas_ != nullptr) replicas_->fail("the exchange of a bucket was dropped before it was complete");
+        }
+
         Work(typename B::WorkType scatter, BufferView shard, ReduceOp op, B& replicas)
             : scatter_(std::move(scatter)), shard_(shard), op_(op), replicas_(&replicas) {}
 
@@ -53,7 +66,17 @@ public:
 
     private:
         // Buckets are tested and waited for in their order, so that all replicas start these in one order too.
-        void replicate() { replicate_ = std::exchange(replicas_, nullptr)->all_reduce(shard_, op_); }
+        void replicate() {
+            replicate_ = replicas_->all_reduce(shard_, op_);
+            replicas_ = nullptr;
+        }
+        void swap(Work& other) noexcept {
+            std::swap(scatter_, other.scatter_);
+            std::swap(replicate_, other.replicate_);
+            std::swap(shard_, other.shard_);
+            std::swap(op_, other.op_);
+            std::swap(replicas_, other.replicas_);
+        }
 
         typename B::WorkType scatter_, replicate_;
         BufferView shard_;
@@ -68,20 +91,14 @@ public:
         if (contribution != Contribution{})
             throw Error(Errc::invalid_argument, "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
                         {.operation = "HybridReduceScatter", .rank = group.rank()});
-        const ElementRange own = shard_range(bucket.count, group.size(), group.rank());
-        const BufferView shard = bucket.subview(own.first, own.size());
+        const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         return Work(group.reduce_scatter(bucket, shard, op), shard, op, replicas_);
     }
 
     bool alone(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }
-    void broadcast(B& group, BufferView buffer, int root) {
-        group.broadcast(buffer, root).wait();
-        replicas_.broadcast(buffer, 0).wait();
-    }
-    template <class State>
-    void share(const State& state) {
-        for (std::size_t b = 0; b < state.bucket_count(); ++b)
-            for (std::size_t a = 0; a < state.array_count(); ++a) replicas_.broadcast(state.array(b, a), 0).wait();
+    template <class Use>
+    void with_replicas(Use&& use) {
+        use(replicas_);
     }
     std::string describe() const { return "HybridReduceScatter{" + std::to_string(replicas_.size()) + "}"; }
 

@@ -32,7 +32,7 @@ public:
         const auto own_master = [&](std::size_t b) { return values[b].data != nullptr && !is_low_precision(values[b].dtype); };
         const auto array_bytes = [&](std::size_t b) {
             const std::size_t largest = shard_range(layout.counts[b], backend.size(), 0).size();
-            return (largest * size_of(accumulator_of(values[b].dtype)) + 63) / 64 * 64;
+            return in_lines(largest * size_of(accumulator_of(values[b].dtype)));
         };
         for (std::size_t b = 0; b < plan.size(); ++b) {
             state_bytes_ += array_bytes(b) * state_count;

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
-#include <exception>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 #include "../reducer.hpp"
 #include "../reducer/exposure.hpp"
 #include "../reducer/failure_latch.hpp"
+#include "../reducer/verification.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
@@ -25,10 +27,13 @@ namespace gradsync::inline v0::detail {
 /// What ShardedOptimizer and ShardedParameters have in common: gradients that are reduced to shards, the optimizer that steps
 /// them, and the state that moves between ranks only to be saved and loaded.
 ///
-/// Derived has `check_before_finish()`, `before_state_moves()`, and `after_state_moves()`, which makes new master weights known.
+/// Derived has `name`, `check_before_finish()`, `before_state_moves()`, and `after_state_moves()`, which makes new master weights known.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
 class ShardedBase {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
+    static_assert(B::memory_space == MemorySpace::host,
+                  "gradsync: sharding works on host memory; stage device tensors through the host (StagingBackend), or use a Reducer");
+    static_assert(std::copy_constructible<Overlap>, "gradsync: a sharded training keeps a copy of its overlap policy: make it copyable until it is attached");
     static_assert(FlatOptimizer<O>,
                   "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
                   "docs/sharding.md");
@@ -51,10 +56,11 @@ public:
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         return reducer_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight.
+    /// See Reducer::set_weight. Where micro-batches are reduced one by one, it counts among the ranks, not among micro-batches.
     void set_weight(double weight) {
         check_usable("set_weight");
         reducer_->set_weight(weight);
+        weight_ = weight;
     }
     /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until this backward's `finish()`, and
     /// that holds anything at first: ask in each backward, in the order in which gradients become ready.
@@ -67,7 +73,8 @@ public:
     void mark_ready(std::size_t i) { reducer_->mark_ready(i); }
 
     /// Returns when this rank's shards hold the averages of this backward, or throws, as Reducer::finish does. Called again before
-    /// `step()`, it adds those of another micro-batch (not in stage 1). Collective.
+    /// `step()`, it adds those of another micro-batch (not in stage 1): the step is by the mean of all, or by the sum with
+    /// Averaging::sum. Collective.
     void finish() {
         check_usable("finish");
         guard([&] {
@@ -79,12 +86,12 @@ public:
         });
     }
 
-    /// The L2 norm of all gradients (of their mean over the micro-batches), in double; the same bits as Reducer::gradient_norm has
-    /// with whole gradients. Between `finish()` and `step()`. Collective.
+    /// The L2 norm of what `step()` goes by, in double; the same bits as Reducer::gradient_norm has with whole gradients (unless those
+    /// travel in a wider type than their own, and are rounded at the end). Between `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_usable("gradient_norm");
         if (micro_batches_ == 0) refuse("gradient_norm", "there are no averaged gradients; call finish() first");
-        return guard([&] { return reducer_->gradient_norm() / static_cast<double>(micro_batches_); });
+        return guard([&] { return reducer_->gradient_norm() / divisor(); });
     }
     /// What to give to `step` so that the norm is at most `max_norm`. See Reducer::clip_factor.
     static double clip_factor(double norm, double max_norm) noexcept { return Engine::clip_factor(norm, max_norm); }
@@ -107,6 +114,12 @@ public:
             for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, slice.first, a, state_.array(slice, a));
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
+    /// With hybrid sharding, which of the groups this rank is in, from 0.
+    int replica() const {
+        int number = 0;
+        exchange_.with_replicas([&](const B& replicas) { number = replicas.rank(); });
+        return number;
+    }
 
     /// Gives the root all state, piece by piece: `sink(parameter, array, first element, view)`, in the same order on every run;
     /// pieces of an array come in order. No rank holds more of it than its shards and one piece. Collective.
@@ -141,23 +154,50 @@ public:
     }
 
 protected:
-    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options)
-        : backend_(std::move(backend)), parameters_(std::move(parameters)), optimizer_(std::move(optimizer)) {
+    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets, Overlap overlap,
+                Exchange exchange)
+        : backend_(std::move(backend)),
+          parameters_(std::move(parameters)),
+          options_of_reducer_(options),
+          buckets_(std::move(buckets)),
+          overlap_(std::move(overlap)),
+          exchange_(std::move(exchange)),
+          optimizer_(std::move(optimizer)) {
         if constexpr (requires { Exchange::means_only; })
-            if (options.averaging != Averaging::mean) refuse("ShardedOptimizer", "hybrid sharding goes with Averaging::mean only");
+            if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
+                refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
         if (optimizer_->state_count() > ShardState<B>::max_states)
-            refuse("ShardedOptimizer", "an optimizer may keep " + std::to_string(ShardState<B>::max_states) + " arrays of state, not " +
-                                           std::to_string(optimizer_->state_count()));
+            refuse(Derived::name, "an optimizer may keep " + std::to_string(ShardState<B>::max_states) + " arrays of state, not " +
+                                      std::to_string(optimizer_->state_count()));
+    }
+
+    /// Compares what the Reducer knows nothing of, `settings` and the types of values, and makes it. Collective.
+    void make_reducer(const std::string& settings) {
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_->step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
-                    refuse("ShardedOptimizer", "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)");
+                    refuse(Derived::name, "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)", p.name);
+        Digest types;
+        for (const ParameterView& p : parameters_) types.add(std::uint64_t{p.requires_grad ? static_cast<std::uint64_t>(p.value.dtype) : dtype_count});
+        const std::string all = settings + " states=" + std::to_string(optimizer_->state_count()) + " value_types=" + std::to_string(types.value());
+        verify<B>(backend_, {}, {}, all);
+        reducer_.emplace(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
+        if (weight_) reducer_->set_weight(*weight_);
+        exchange_.with_replicas([&](B& replicas) { verify<B>(replicas, parameters_, reducer_->plan(), all + " " + describe(options_of_reducer_)); });
     }
 
-    /// The optimizer steps this rank's shard of bucket b; its values, where they are there, follow.
+    /// Gives every rank the root's buffer, with hybrid sharding that of the first group's.
+    void broadcast(BufferView view, int root) {
+        backend_.broadcast(view, root).wait();
+        exchange_.with_replicas([&](B& replicas) { replicas.broadcast(view, 0).wait(); });
+    }
+
+    /// What the shards hold is so many times what the step goes by.
+    double divisor() const noexcept { return options_of_reducer_.averaging == Averaging::sum ? 1 : static_cast<double>(micro_batches_); }
+
+    /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
-        state_.step(b, reducer_->gradient_shard(b), gradient_scale / static_cast<double>(micro_batches_), *optimizer_,
-                    [&](std::size_t i) { return reducer_->was_used(i); });
+        state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), *optimizer_, [&](std::size_t i) { return reducer_->was_used(i); });
     }
 
     /// Around a step: `gather` does what makes the new weights known.
@@ -195,8 +235,8 @@ protected:
     decltype(auto) guard(F&& f) {
         try {
             return failure_.guard(f);
-        } catch (const std::exception& e) {
-            backend_.fail(e.what());
+        } catch (...) {
+            backend_.fail(failure_.what());
             throw;
         }
     }
@@ -214,9 +254,14 @@ protected:
 
     B backend_;
     std::vector<ParameterView> parameters_;
+    ReducerOptions options_of_reducer_;
+    Buckets buckets_;
+    Overlap overlap_;
+    Exchange exchange_;
     std::optional<O> optimizer_;
     std::optional<Engine> reducer_;
     ShardState<B> state_;
+    std::optional<double> weight_;  ///< as set
     std::size_t micro_batches_ = 0;  ///< reduced since the last step
     StepStatistics step_;
     Statistics statistics_;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,7 @@ class ShardedOptimizer
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
+    static constexpr const char* name = "ShardedOptimizer";
     static constexpr bool stage_pools = Stage::shards_gradients;
 
     /// `parameters`: as for Reducer, with values. Where they live in the buckets, a `value` without memory, but with a count and a
@@ -55,16 +57,16 @@ public:
     template <class Range>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
                      Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer),
-          options_(options),
-          buckets_(std::move(buckets)),
-          overlap_(std::move(overlap)),
-          exchange_(std::move(exchange)) {
-        if (Stage::shards_gradients) options_.reducer.gradients = GradientStorage::pooled;
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, std::move(buckets),
+               std::move(overlap), std::move(exchange)),
+          storage_(options.parameters) {
+        GradientStorage& gradients = this->options_of_reducer_.gradients;
+        if (Stage::shards_gradients) gradients = GradientStorage::pooled;
+        else if (gradients == GradientStorage::pooled) this->refuse(name, "pooled gradients are for stage 2: write Zero2");
         for (const ParameterView& p : this->parameters_)
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
-                this->refuse("ShardedOptimizer", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
-        this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, buckets_, overlap_, exchange_);
+                this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
+        make_reducer();
         gathers_.attach(this->backend_);
         make_state();
     }
@@ -74,8 +76,7 @@ public:
         this->check_usable("broadcast_parameters");
         this->guard([&] {
             flush();
-            for (std::size_t i = 0; i < this->size(); ++i)
-                exchange_.broadcast(this->backend_, parameter_value(i), root);
+            for (std::size_t i = 0; i < this->size(); ++i) this->broadcast(parameter_value(i), root);
             adopt_values();
         });
     }
@@ -89,6 +90,7 @@ public:
 
     /// After the trainer has changed weights itself (all ranks alike): the master weights follow. Local.
     void adopt_values() {
+        flush();
         for (std::size_t b = 0; b < this->plan().size(); ++b) {
             if (!in_buckets())
                 for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->parameters_[i].value, values_.value(i));
@@ -129,6 +131,7 @@ public:
     /// move to their new owners. Views are to be asked for again if it returns true. Collective, between steps.
     bool rebuild_buckets() {
         this->check_usable("rebuild_buckets");
+        check_no_gradients("rebuild_buckets");
         return this->guard([&] {
             flush();
             const BucketPlan before = this->plan();
@@ -147,12 +150,12 @@ public:
             const ParameterView& p = this->parameters_[i];
             if (p.value.data == nullptr && p.gradient.count != 0) this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
         }
-        if (this->micro_batches_ != 0) this->refuse("unfreeze", "gradients of this step are averaged already; call step() first");
+        check_no_gradients("unfreeze");
         this->guard([&] {
             flush();
             const BucketPlan before = this->plan();
             for (std::size_t i : which) this->parameters_[i].requires_grad = true;
-            this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, buckets_, overlap_, exchange_);
+            make_reducer();
             move_state(before);
         });
     }
@@ -165,12 +168,19 @@ public:
     }
 
 private:
-    bool in_buckets() const noexcept { return options_.parameters == ParameterStorage::in_buckets; }
+    bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
+
+    void make_reducer() {
+        Base::make_reducer(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") + (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
+    }
+
+    void check_no_gradients(const char* operation) const {
+        if (this->micro_batches_ != 0) this->refuse(operation, "gradients of this step are averaged already; call step() first");
+        if (!this->reducer_->between_steps()) this->refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
+    }
 
     BufferView values_of_shard(std::size_t b) const noexcept {
-        const BufferView whole = values_.bucket(b);
-        const ElementRange own = shard_range(whole.count, this->backend_.size(), this->backend_.rank());
-        return whole.subview(own.first, own.size());
+        return detail::shard_of(values_.bucket(b), this->backend_.size(), this->backend_.rank());
     }
 
     void gather(std::size_t b) {
@@ -204,7 +214,7 @@ private:
     /// For the Reducer's plan. Collective.
     void make_state() {
         const BucketPlan& plan = this->plan();
-        values_ = detail::ValueBuckets<B>(this->backend_, plan, this->reducer_->layout(), this->parameters_);
+        values_ = detail::ValueBuckets<B>(this->backend_, plan, this->reducer_->layout(), this->parameters_, name);
         std::vector<BufferView> own;
         for (std::size_t b = 0; b < plan.size(); ++b) own.push_back(values_of_shard(b));
         this->state_ = detail::ShardState<B>(this->backend_, plan, this->reducer_->layout(), this->reducer_->infos(), own,
@@ -231,10 +241,7 @@ private:
             .collect_everywhere([&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
     }
 
-    ShardingOptions options_;
-    Buckets buckets_;
-    Overlap overlap_;
-    Exchange exchange_;
+    ParameterStorage storage_;
     detail::ValueBuckets<B> values_;
     detail::DeferredGather<B> gathers_;
     std::vector<std::size_t> bucket_of_;  ///< by parameter

@@ -59,23 +59,26 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
     friend Base;
 
 public:
+    static constexpr const char* name = "ShardedParameters";
+
     /// `parameters`: as for Reducer; gradients need no memory. Values that are given are kept, each rank its shards of them: they
-    /// need not outlive `broadcast_parameters()`. A `value` without memory, but with a dtype, is a weight of zeros. Collective.
+    /// need not outlive `broadcast_parameters()`. A `value` without memory is a weight of zeros, of its dtype. Collective.
     template <class Range>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
                       Overlap overlap = {}, Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer),
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, units, std::move(overlap),
+               std::move(exchange)),
           options_(options),
-          exchange_(std::move(exchange)),
           unit_count_(units.count()),
           given_units_(units),
-          units_(replicating(units)),
-          gathering_(this->backend_.duplicate()),
-          unit_values_(units_.count()) {
-        options_.reducer.gradients = GradientStorage::pooled;
-        for (ParameterView& p : this->parameters_)
-            if (p.value.count != p.gradient.count) p.value = {nullptr, p.gradient.count, p.value.data ? p.value.dtype : p.gradient.dtype, B::memory_space};
-        this->reducer_.emplace(this->backend_, this->parameters_, options_.reducer, units_, std::move(overlap), exchange_);
+          gathering_(this->backend_.duplicate()) {
+        this->options_of_reducer_.gradients = GradientStorage::pooled;
+        replicate_small_ones();
+        unit_values_ = detail::UnitValues<B>(this->buckets_.count());
+        for (ParameterView& p : this->parameters_)  // a value that was not given has the gradient's type
+            if (p.value.data == nullptr) p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
+        this->make_reducer("stage=3 prefetch=" + std::to_string(options_.prefetch) + (options_.reshard_after_forward ? " reshard" : " no_reshard") +
+                           " replicate_below=" + std::to_string(options_.replicate_below));
         progress_.attach(gathering_);
         make_state();
     }
@@ -88,20 +91,25 @@ public:
         }
     }
 
+    /// See Reducer::begin_step; but a rank without a batch takes part in the gathers: it acquires and releases what the others do.
+    bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
+
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
     /// construction. Collective.
     void broadcast_parameters(int root = 0) {
         this->check_usable("broadcast_parameters");
         this->guard([&] {
             for (const ParameterView& p : this->parameters_)
-                if (!p.requires_grad && p.value.data != nullptr) exchange_.broadcast(this->backend_, p.value, root);
+                if (!p.requires_grad && p.value.data != nullptr) this->broadcast(p.value, root);
             detail::StateTransfer<B>(this->backend_, this->plan(), this->state_, this->parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
                     const ParameterView& p = this->parameters_[i];
                     if (p.value.data == nullptr) this->refuse("broadcast_parameters", "parameter '" + p.name + "' has no value on the root", p.name);
                     kernel::copy(p.value.subview(first, piece.count), piece);
                 });
-            exchange_.share(this->state_);
+            this->exchange_.with_replicas([&](B& replicas) {
+                for (std::size_t b = 0; b < this->state_.bucket_count(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
+            });
             after_state_moves();
         });
     }
@@ -151,9 +159,9 @@ public:
         if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
         const Place& place = places_[i];
         const BufferView whole =
-            unit_values_[units_.unit_of(i)].parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
+            unit_values_[this->buckets_.unit_of(i)].parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
         if (whole.data == nullptr && whole.count != 0)
-            this->refuse("parameter_value", "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(units_.unit_of(i)) + ") first",
+            this->refuse("parameter_value", "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(unit_of(i)) + ") first",
                          this->parameters_[i].name);
         return whole;
     }
@@ -163,6 +171,13 @@ public:
         if (view.dtype != dtype_of<T>)
             this->refuse("value", "'" + this->parameters_[i].name + "' holds " + std::string(name_of(view.dtype)) + ", not " + std::string(name_of(dtype_of<T>)));
         return {static_cast<T*>(view.data), view.count};
+    }
+    /// Returns when nothing that was gathered ahead is under way.
+    void flush() {
+        this->check_usable("flush");
+        this->guard([&] {
+            for (std::size_t u = 0; u < unit_values_.size(); ++u) wait(unit_values_[u]);
+        });
     }
     std::size_t unit_count() const noexcept { return unit_count_; }
     /// The unit of parameter i, as it was given. A replicated one's weights are there whether that is gathered or not.
@@ -193,16 +208,16 @@ private:
         std::size_t offset = 0;
     };
 
-    /// The units, with one more for the small parameters, which is always in use.
-    Units replicating(const Units& units) const {
+    /// Small parameters have a unit of their own, behind the others, which is always in use.
+    void replicate_small_ones() {
+        if (given_units_.size() != this->size())
+            this->refuse(name, "there are " + std::to_string(this->size()) + " parameters, but units for " + std::to_string(given_units_.size()));
         std::vector<std::size_t> unit_of(this->size());
         for (std::size_t i = 0; i < this->size(); ++i) {
             const ParameterView& p = this->parameters_[i];
-            if (i < units.size()) unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? units.count() : units.unit_of(i);
+            unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count_ : given_units_.unit_of(i);
         }
-        if (units.size() != this->size())
-            this->refuse("ShardedParameters", "there are " + std::to_string(this->size()) + " parameters, but units for " + std::to_string(units.size()));
-        return Units(std::move(unit_of));
+        this->buckets_ = Units(std::move(unit_of));
     }
 
     /// For the Reducer's plan. Collective.
@@ -212,30 +227,27 @@ private:
         std::vector<BufferView> own;
         places_.resize(this->size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, this->backend_.rank()), B::memory_space};
-            const std::size_t u = units_.unit_of(plan.bucket(b).front());
+            const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, name, this->backend_.rank()), B::memory_space};
+            const std::size_t u = this->buckets_.unit_of(plan.bucket(b).front());
             unit_values_.add(u, b, values, u == unit_count_);
             for (std::size_t i : plan.bucket(b)) places_[i] = {unit_values_[u].parts.size() - 1, layout.offsets[i]};
-            own.push_back(part_of_rank(values));
+            own.push_back(own_part(values));
         }
         this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->reducer_->infos(), own, this->optimizer_->state_count());
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
                 kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
-        if (units_.count() > unit_count_) unit_values_[unit_count_].users = 1;
+        if (unit_values_.size() > unit_count_) unit_values_[unit_count_].users = 1;
         renew();
     }
 
-    BufferView part_of_rank(BufferView whole) const noexcept {
-        const ElementRange own = shard_range(whole.count, this->backend_.size(), this->backend_.rank());
-        return whole.subview(own.first, own.size());
-    }
+    BufferView own_part(BufferView whole) const noexcept { return detail::shard_of(whole, this->backend_.size(), this->backend_.rank()); }
 
     /// Nothing is done if the unit is there or on its way.
     void start_gather(std::size_t u) {
         Unit& unit = unit_values_[u];
-        if (unit.slot != detail::UnitValues<B>::none) return;
-        unit_values_.place(this->backend_, u, !options_.reshard_after_forward);
+        if (unit.slot != detail::UnitValues<B>::none || unit.bytes == 0) return;
+        unit_values_.place(gathering_, u, !options_.reshard_after_forward);
         fill(unit);
     }
 
@@ -244,7 +256,7 @@ private:
         unit.gathering = true;
         progress_.started();
         for (auto& part : unit.parts) {
-            const BufferView own = part_of_rank(part.values);
+            const BufferView own = own_part(part.values);
             kernel::copy(this->state_.array(part.bucket, 0), own);
             if (this->backend_.size() > 1) part.work = gathering_.all_gather(own, part.values);
             this->count_gather(part.values.bytes());
@@ -267,7 +279,7 @@ private:
                 unit_values_.displace(u);
                 continue;
             }
-            if (unit.slot == detail::UnitValues<B>::none) unit_values_.place(this->backend_, u, false);
+            if (unit.slot == detail::UnitValues<B>::none) unit_values_.place(gathering_, u, false);
             fill(unit);
             wait(unit);
         }
@@ -283,10 +295,8 @@ private:
     void after_state_moves() { renew(); }
 
     ShardedParametersOptions options_;
-    Exchange exchange_;
     std::size_t unit_count_;  ///< the user's
     Units given_units_;
-    Units units_;  ///< with the replicated parameters in one of their own
     B gathering_;  ///< an order of collectives of its own: marks may come from other threads
     detail::UnitValues<B> unit_values_;
     std::vector<Place> places_;  ///< by parameter

@@ -7,7 +7,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/buffer_view.hpp"
-#include "../core/shard_range.hpp"
+#include "../reducer/bucket_layout.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -26,6 +26,7 @@ public:
     struct Unit {
         std::vector<Part> parts;
         std::size_t bytes = 0;
+        bool stays = false;  ///< in a slot of its own
         std::size_t slot = none;
         std::size_t users = 0;
         bool gathering = false;
@@ -46,7 +47,8 @@ public:
     void add(std::size_t u, std::size_t b, BufferView values, bool stays) {
         Unit& unit = units_[u];
         unit.parts.push_back({b, unit.bytes, values, {}});
-        unit.bytes += (values.bytes() + 63) / 64 * 64;
+        unit.bytes += in_lines(values.bytes());
+        unit.stays = stays;
         if (!stays && slot_bytes_ < unit.bytes) slot_bytes_ = unit.bytes;
     }
 
@@ -67,7 +69,7 @@ public:
         }
         if (slot == none) {
             slot = slots_.size();
-            const std::size_t bytes = units_[u].bytes < slot_bytes_ ? slot_bytes_ : units_[u].bytes;
+            const std::size_t bytes = units_[u].stays ? units_[u].bytes : slot_bytes_;
             slots_.push_back({backend.allocate(bytes), bytes, none});
             bytes_ += bytes;
         }
@@ -97,8 +99,8 @@ private:
         std::size_t unit;
     };
 
+    std::vector<Slot> slots_;  ///< before the units, whose works are to be over before their memory goes
     std::vector<Unit> units_;
-    std::vector<Slot> slots_;
     std::size_t slot_bytes_ = 0;
     std::size_t bytes_ = 0;
     std::uint64_t releases_ = 0;

@@ -15,19 +15,19 @@
 namespace gradsync::inline v0::detail {
 
 /// The dtype of bucket b's values. Throws Error where they differ: a bucket is gathered as one.
-inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, int rank) {
+inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, const char* who, int rank) {
     const ParameterView& first = parameters[plan.bucket(b).front()];
     for (std::size_t i : plan.bucket(b)) {
         const ParameterView& p = parameters[i];
         const auto refuse = [&](const std::string& what) {
-            throw Error(Errc::invalid_argument, "sharding on rank " + std::to_string(rank) + ": parameter '" + p.name + "' " + what,
-                        {.operation = "ShardedOptimizer", .rank = rank, .parameter = p.name});
+            throw Error(Errc::invalid_argument, who + (" on rank " + std::to_string(rank)) + ": parameter '" + p.name + "' " + what,
+                        {.operation = who, .rank = rank, .parameter = p.name});
         };
         if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
             refuse("is not of a floating type; freeze it (requires_grad = false)");
         if (p.value.dtype != first.value.dtype)
             refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" + first.name +
-                   "' of " + std::string(name_of(first.value.dtype)) + "; let their gradients travel in different types, or use PerParameter");
+                   "' of " + std::string(name_of(first.value.dtype)) + "; put them in different buckets");
     }
     return first.value.dtype;
 }
@@ -39,10 +39,10 @@ public:
     ValueBuckets() = default;
 
     /// Collective.
-    ValueBuckets(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters)
+    ValueBuckets(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters, const char* who)
         : buckets_(plan.size()), values_(parameters.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            buckets_[b] = {nullptr, layout.counts[b], value_dtype(plan, b, parameters, backend.rank()), B::memory_space};
+            buckets_[b] = {nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, backend.rank()), B::memory_space};
             bytes_ += in_lines(buckets_[b].bytes());
         }
         memory_ = backend.allocate(bytes_);
@@ -59,8 +59,6 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    static constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
-
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
     std::size_t bytes_ = 0;
     std::vector<BufferView> buckets_;

@@ -86,6 +86,7 @@ TEST_CASE("clipping waits for the gradients") {
               ForwardReducer<PerParameter> halves(comm, b);
               clipped(whole, a);
               clipped(halves, b);
+              finding.check(whole.gradient_norm() == halves.gradient_norm(), "the norm after clipping is not that of what is there");
               for (std::size_t i = 0; i < 2; ++i) finding.check(a[i].gradient == b[i].gradient, a[i].name + " differs");
           }) == "");
 }

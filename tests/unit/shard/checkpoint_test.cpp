@@ -195,4 +195,12 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
     };
     CHECK(says(load({10, 21}), "has 'p1' with 20 elements of f32 and 3 arrays; this training has 21 of f32 and 3"));
     CHECK(says(load({10, 20, 5}), "it does not have all of 'p2'"));
+
+    const auto same_names = outcomes(2, [&](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        model[1].name = model[0].name;
+        One sharded = make_one(comm, model, 0);
+        save_shards(directory.path(), sharded);
+    });
+    for (const Outcome& outcome : same_names) CHECK(outcome.says("two parameters are named 'p0'"));
 }

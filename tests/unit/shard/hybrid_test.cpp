@@ -100,5 +100,5 @@ TEST_CASE("what hybrid sharding does not do is told") {
         auto [group, replicas] = hybrid_groups(world, 2);
         ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, {}, {}, Hybrid(replicas));
     });
-    CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean only"));
+    CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean and UnusedParameters::error only"));
 }

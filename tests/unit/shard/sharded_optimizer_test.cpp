@@ -11,6 +11,7 @@
 
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/overlap/overlap_backward_thread.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 
@@ -223,9 +224,10 @@ TEST_CASE("state that p ranks collect goes on, on q ranks, to the same bits") {
 TEST_CASE("buckets are planned anew from the order of readiness, and state moves to its new owners") {
     const Training t{.steps = 6};
     const auto expected = weights_of_whole(3, t, AdamW{});
-    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+    const auto check = [&](auto stage) {
+        CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors(t.counts, t.dtype);
-              ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{}, {}, SizeCappedBuckets(4096));
+              ShardedOptimizer<ThreadBackend, AdamW, decltype(stage)> sharded(comm, model, AdamW{}, {.parameters = ParameterStorage::in_buckets}, SizeCappedBuckets(4096));
               for (int s = 0; s < t.steps; ++s) {
                   for (const std::size_t i : shuffled(model.size(), 3)) {
                       write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
@@ -238,6 +240,9 @@ TEST_CASE("buckets are planned anew from the order of readiness, and state moves
               }
               finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
           }) == "");
+    };
+    check(Zero1{});
+    check(Zero2{});
 }
 
 TEST_CASE("parameters that are unfrozen take part from then on, with fresh state") {
@@ -331,6 +336,71 @@ TEST_CASE("stage 2: gradients that several threads compute, in an order of their
           }) == "");
 }
 
+TEST_CASE("a parameter that only an early micro-batch used is stepped all the same") {
+    for (const bool late : {false, true})
+        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors({100, 200}, DType::f32);
+                  const Bytes before = model[1].value;
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{}, {.reducer = {.unused = UnusedParameters::agree}});
+                  for (int s = 0; s < 2; ++s) {
+                      for (int m = 0; m < 2; ++m) {
+                          for (std::size_t i = 2; i-- > 0;) {
+                              if (i == 1 && (s == 1 || (m == 1) != late)) continue;  // nobody uses it in the second step
+                              write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), m, i);
+                              sharded.mark_ready(i);
+                          }
+                          sharded.finish();
+                      }
+                      const Bytes last = model[1].value;
+                      sharded.step();
+                      finding.check((model[1].value != last) == (s == 0), s == 0 ? "p1 was not stepped" : "p1 was stepped");
+                  }
+              }) == "");
+}
+
+TEST_CASE("weights, and ranks that have run out of data, in every stage") {
+    const auto check = [](auto stage, Averaging averaging) {
+        using Stage = decltype(stage);
+        return findings(3, [&](ThreadBackend comm, Finding& finding) {
+            // Rank r has r + 1 batches of gradients of r, each of r + 1 samples; the mean is over the samples of those that have one.
+            auto model = tensors({50, 3}, DType::f32);
+            ShardedOptimizer<ThreadBackend, Sgd, Stage> sharded(comm, model, Sgd{1.0f}, {.reducer = {.averaging = averaging}});
+            float expected = 0, momentum = 0;
+            for (int s = 0; sharded.begin_step(s <= comm.rank()); ++s) {
+                float sum = 0, count = 0;
+                for (int r = s; r < 3; ++r) {
+                    const float weight = averaging == Averaging::mean ? 1 : static_cast<float>(r + 1);
+                    sum += weight * static_cast<float>(r);
+                    count += weight;
+                }
+                momentum = 0.9f * momentum + sum / count;
+                expected -= momentum;
+                if (averaging != Averaging::mean) sharded.set_weight(comm.rank() + 1);
+                if (s <= comm.rank())
+                    for (std::size_t i = 2; i-- > 0;) {
+                        write(sharded.gradient_view(i), constant_bytes(DType::f32, model[i].count(), comm.rank()));
+                        sharded.mark_ready(i);
+                    }
+                sharded.finish();
+                sharded.step();
+            }
+            for (const double w : numbers(sharded.parameter_value(0))) finding.check(std::abs(w - static_cast<double>(expected)) < 1e-5, "the weights are " + std::to_string(w));
+        });
+    };
+    CHECK(check(Zero1{}, Averaging::mean) == "");
+    CHECK(check(Zero2{}, Averaging::mean) == "");
+    CHECK(check(Zero1{}, Averaging::weighted_mean) == "");
+    CHECK(check(Zero2{}, Averaging::weighted_mean) == "");
+}
+
+TEST_CASE("stage 2 with a thread that makes progress, and sums instead of means") {
+    using enum ParameterStorage;
+    for (int size = 1; size <= 3; ++size) {
+        CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackwardThread>(size, {}, in_buckets, SizeCappedBuckets(3000)) == "");
+        CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, {.reducer = {.averaging = Averaging::sum}}, borrowed) == "");
+    }
+}
+
 TEST_CASE("a rank that fails in its optimizer is named on the others") {
     struct Failing : Sgd {
         int rank = 0;
@@ -373,7 +443,7 @@ TEST_CASE("misuse is told") {
               auto model = model_of();
               ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{});
               sharded.mark_ready(1);
-          }).find("ask for gradient_view(i) before its gradient is written") != std::string::npos);
+          }).find("call gradient_view(i) before its gradient is written") != std::string::npos);
     CHECK(says([&](ThreadBackend comm) {
               auto model = model_of();
               ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapForward> sharded(comm, model, Sgd{});
@@ -387,6 +457,24 @@ TEST_CASE("misuse is told") {
               auto model = initial_tensors({10}, DType::f64);
               ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
           }) == "ShardedOptimizer on rank 0: parameter 'p0' is f64, and the optimizer has no step(OptimizerSlice<double>)");
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = model_of();
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+              for (std::size_t i = 0; i < 2; ++i) sharded.mark_ready(i);
+              sharded.finish();
+              sharded.rebuild_buckets();
+          }) == "rebuild_buckets on rank 0: gradients of this step are averaged already; call step() first");
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = initial_tensors({10, 20}, DType::f64);
+              model[0].requires_grad = model[1].requires_grad = false;
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+              const std::size_t which[] = {1};
+              sharded.unfreeze(which);
+          }) == "ShardedOptimizer on rank 0: parameter 'p1' is f64, and the optimizer has no step(OptimizerSlice<double>)");
+    CHECK(says([&](ThreadBackend comm) {
+              auto model = model_of();
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.reducer = {.gradients = GradientStorage::pooled}});
+          }) == "ShardedOptimizer on rank 0: pooled gradients are for stage 2: write Zero2");
     CHECK(says([&](ThreadBackend comm) {
               std::vector<float> gradient(5);
               std::vector<ParameterView> views = {{.name = "w", .gradient = buffer(gradient)}};
@@ -418,6 +506,25 @@ TEST_CASE("weights that live in the buckets need no memory of the trainer's, not
               train(sharded, model, t, 0, t.steps);
               finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
           }) == "");
+}
+
+TEST_CASE("ranks whose sharding differs are told, all the same") {
+    const auto seen = outcomes(2, [](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.parameters = comm.rank() == 0 ? ParameterStorage::borrowed : ParameterStorage::in_buckets});
+    });
+    for (const Outcome& outcome : seen) {
+        CHECK(outcome.is(Errc::parameter_mismatch));
+        CHECK(outcome.text == seen[0].text);
+        CHECK(outcome.says("parameters=in_buckets"));
+    }
+    const auto types = outcomes(2, [](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, comm.rank() == 0 ? DType::f32 : DType::bf16);
+        std::vector<float> gradient(20);
+        std::vector<ParameterView> views = {{.name = "w", .value = model[1].value_view(), .gradient = buffer(gradient)}};
+        ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
+    });
+    for (const Outcome& outcome : types) CHECK(outcome.is(Errc::parameter_mismatch));
 }
 
 TEST_CASE("weights come from the root") {

@@ -161,6 +161,50 @@ TEST_CASE("a rank that leaves in the middle of a gather is named, and nobody han
     }
 }
 
+TEST_CASE("an exception of the trainer's, while units are gathered ahead: nobody reads memory that is gone") {
+    const auto seen = outcomes(3, [](ThreadBackend comm) {
+        auto given = initial_tensors(std::vector<std::size_t>(8, 200000), DType::f32);
+        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, Units({0, 1, 2, 3, 4, 5, 6, 7}), {.prefetch = 4});
+        for (int s = 0; s < 2; ++s) {
+            Finding finding;
+            forward_backward(sharded, comm.rank(), s, finding);
+            sharded.finish();
+            sharded.step();
+        }
+        if (comm.rank() == 1) throw std::runtime_error("something else");
+        Finding finding;
+        forward_backward(sharded, comm.rank(), 2, finding);
+        sharded.finish();
+    }, patient);
+    CHECK(seen[1].says("something else"));
+    for (const std::size_t r : {0u, 2u}) CHECK(seen[r].says("rank 1"));
+}
+
+TEST_CASE("small parameters that stay whole cost no more than their size") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto given = initial_tensors({100000, 10, 100000, 10, 100000, 10}, DType::f32);
+              ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, Units({0, 0, 1, 1, 2, 2}), {.prefetch = 0, .replicate_below = 100});
+              {
+                  const auto use = sharded.gather(1);
+                  finding.check(sharded.parameter_value(5).data != nullptr, "p5 is not there");
+              }
+              const std::size_t needed = (100000 + 3 * 16) * sizeof(float);
+              finding.check(sharded.memory().parameters == needed, "the weights take " + std::to_string(sharded.memory().parameters) + ", not " + std::to_string(needed));
+          }) == "");
+}
+
+TEST_CASE("ranks whose options differ are told, all the same") {
+    const auto seen = outcomes(2, [](ThreadBackend comm) {
+        auto given = initial_tensors(awkward_sizes, DType::f32);
+        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units, {.prefetch = comm.rank() == 0 ? 1u : 2u});
+    });
+    for (const Outcome& outcome : seen) {
+        CHECK(outcome.is(Errc::parameter_mismatch));
+        CHECK(outcome.says("prefetch=1"));
+        CHECK(outcome.says("prefetch=2"));
+    }
+}
+
 TEST_CASE("misuse is told") {
     const auto says = [](auto&& f) {
         return outcomes(1, [&](ThreadBackend comm) {
@@ -175,6 +219,11 @@ TEST_CASE("misuse is told") {
     CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, units).acquire(4); }) == "gather on rank 0: there is no unit 4 among 4");
     CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, Units({0, 1})); }) ==
           "ShardedParameters on rank 0: there are 8 parameters, but units for 2");
+    CHECK(says([](auto comm, auto& given) {
+              auto views = std::vector<ParameterView>{parameter_view(given[0])};
+              views[0].gradient.count /= 2;
+              Sharded(comm, views, Sgd{}, Units({0}));
+          }) == "Reducer on rank 0: parameter 'p0' has a shape of 700 elements, but a gradient of 350");
     CHECK(says([](auto comm, auto& given) {
               Sharded sharded(comm, given, Sgd{}, units);
               sharded.step();
