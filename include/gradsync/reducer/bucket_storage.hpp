@@ -43,13 +43,22 @@ public:
         return storage;
     }
 
-    /// With `slots` slots, each of which can hold any bucket. Collective.
+    /// With so many slots, as large as the largest buckets. Collective.
     static BucketStorage with_slots(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::size_t slots) {
         BucketStorage storage(plan, infos);
-        std::size_t& bytes = storage.slot_bytes_;
-        for (const BufferView& bucket : storage.buckets_) bytes = larger(bytes, in_lines(bucket.bytes()));
-        storage.allocate(backend, bytes * slots);
-        for (std::size_t s = slots; s-- > 0;) storage.free_slots_.push_back(static_cast<std::byte*>(storage.memory_.data()) + s * bytes);
+        storage.slot_of_.resize(plan.size());
+        std::vector<Slot>& sizes = storage.slots_;  // from the smallest to the largest
+        for (const BufferView& bucket : storage.buckets_) {
+            auto place = sizes.begin();
+            while (place != sizes.end() && place->bytes < in_lines(bucket.bytes())) ++place;
+            sizes.insert(place, {nullptr, in_lines(bucket.bytes())});
+            if (sizes.size() > slots) sizes.erase(sizes.begin());
+        }
+        std::size_t total = 0;
+        for (const Slot& slot : sizes) total += slot.bytes;
+        storage.allocate(backend, total);
+        auto* next = static_cast<std::byte*>(storage.memory_.data());
+        for (Slot& slot : sizes) next = (slot.data = next) + slot.bytes;
         return storage;
     }
 
@@ -64,31 +73,39 @@ public:
 
     // For slots; from one thread at a time. `parameters` are those of bucket b.
 
-    /// One more slot, in memory that is not the backend's: a little slower over processes, where it has to be copied.
-    void add_slot()
-        requires(B::memory_space == MemorySpace::host)
-    {
-        more_slots_.emplace_back(slot_bytes_);
-        bytes_ += slot_bytes_;
-        free_slots_.push_back(static_cast<std::byte*>(more_slots_.back().data()));
-        free_slots_.reserve(buckets_.size());  // for return_slot
-    }
-
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
-    /// False if none is free. What the slot holds is what its last bucket left there.
+    /// The smallest that is free and large enough; false if there is none. What it holds is what its last bucket left there.
     bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
-        if (free_slots_.empty()) return false;
-        place(b, parameters, free_slots_.back());
-        free_slots_.pop_back();
+        std::size_t best = slots_.size();
+        for (std::size_t s = 0; s < slots_.size(); ++s)
+            if (!slots_[s].taken && slots_[s].bytes >= buckets_[b].bytes() && (best == slots_.size() || slots_[s].bytes < slots_[best].bytes)) best = s;
+        if (best == slots_.size()) return false;
+        slots_[best].taken = true;
+        slot_of_[b] = best;
+        place(b, parameters, slots_[best].data);
         return true;
     }
     void return_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
-        free_slots_.push_back(static_cast<std::byte*>(buckets_[b].data));  // within the capacity that it had at first
+        slots_[slot_of_[b]].taken = false;
         place(b, parameters, nullptr);
+    }
+    /// One more slot, for bucket b, in memory that is not the backend's: a little slower over processes, where it has to be copied.
+    void add_slot(std::size_t b)
+        requires(B::memory_space == MemorySpace::host)
+    {
+        more_memory_.emplace_back(in_lines(buckets_[b].bytes()));
+        slots_.push_back({static_cast<std::byte*>(more_memory_.back().data()), more_memory_.back().bytes()});
+        bytes_ += more_memory_.back().bytes();
     }
 
 private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
+    struct Slot {
+        std::byte* data = nullptr;
+        std::size_t bytes = 0;
+        bool taken = false;
+    };
 
     BucketStorage(const BucketPlan& plan, std::span<const ParameterInfo> infos)
         : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
@@ -114,9 +131,9 @@ private:
     std::size_t bytes_ = 0;
     std::vector<BufferView> buckets_;
     std::vector<BufferView> parameters_;
-    std::size_t slot_bytes_ = 0;
-    std::vector<std::byte*> free_slots_;
-    std::vector<kernel::HostBuffer> more_slots_;
+    std::vector<Slot> slots_;
+    std::vector<std::size_t> slot_of_;  ///< by bucket, while it has one
+    std::vector<kernel::HostBuffer> more_memory_;
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -91,7 +91,7 @@ public:
         if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
         if constexpr (B::memory_space == MemorySpace::host) {
             if (!more) return false;
-            storage_.add_slot();
+            storage_.add_slot(b);
             return storage_.take_slot(b, plan_.bucket(b));
         }
         return false;
