@@ -50,14 +50,14 @@ struct World {
     const int size;
     std::mutex mutex;
     std::condition_variable changed;
-    int joined = 0;
+    int joined = 0, closed = 0;
     std::map<std::uint64_t, std::shared_ptr<Meeting>> meetings;
     std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
     std::vector<ncclComm*> comms;
 };
 
 std::mutex registry_mutex;
-std::map<std::uint64_t, std::shared_ptr<World>> registry;
+auto& registry = *new std::map<std::uint64_t, std::shared_ptr<World>>;  // for as long as there are threads
 std::uint64_t next_id = 1;
 std::atomic<int> misuse_count{0}, slowness{0};
 
@@ -75,9 +75,17 @@ struct ncclComm {
 
 namespace {
 
-/// Communicators that were handed out, so that calls on others are noticed; their memory stays for that.
+/// Communicators that were handed out, so that calls on others are noticed. Their memory stays: work on streams may refer to it.
 std::mutex living_mutex;
 std::set<ncclComm*> living_comms;
+auto& all_comms = *new std::vector<std::unique_ptr<ncclComm>>;  // for as long as there are threads
+
+/// With the last rank goes what nobody took.
+void close(World& world) {
+    if (++world.closed < world.size) return;
+    world.meetings.clear();
+    world.mail.clear();
+}
 
 ncclComm* used(ncclComm_t comm) {
     const std::lock_guard lock(living_mutex);
@@ -204,7 +212,11 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
     if (comm->aborted) return;
     world.meetings.erase(number);
     lock.unlock();
-    if (!result.empty()) std::memmove(part.out, result.data(), result.size());
+    // As in the real one, what is gathered or broadcast in place is not written by its own rank.
+    auto* const out = static_cast<std::byte*>(part.out);
+    const bool brings = part.kind == Kind::all_gather || (part.kind == Kind::broadcast && comm->rank == part.root);
+    for (std::size_t done = 0; done < result.size(); done += bytes)
+        if (!brings || out + done != part.in) std::memcpy(out + done, result.data() + done, bytes);
 }
 
 ncclResult_t collective(ncclComm_t handle, cudaStream_t stream, Part part) {
@@ -269,6 +281,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int size, ncclUniqueId i
     {
         const std::lock_guard living_lock(living_mutex);
         living_comms.insert(comm);
+        all_comms.emplace_back(comm);
     }
     ++census().communicators;
     *handle = comm;
@@ -303,8 +316,10 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
         const std::lock_guard lock(living_mutex);
         living_comms.erase(comm);
     }
+    const std::lock_guard lock(comm->world->mutex);
+    close(*comm->world);
     --census().communicators;
-    return ncclSuccess;  // the memory stays, see living_comms
+    return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     {
@@ -314,6 +329,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     const std::lock_guard lock(comm->world->mutex);
     comm->aborted = true;
     comm->world->changed.notify_all();
+    close(*comm->world);
     --census().communicators;
     return ncclSuccess;
 }

@@ -4,11 +4,9 @@
 #include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/bucket/flat.hpp>
-#include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 
 #include <doctest/doctest.h>
 
@@ -77,8 +75,7 @@ TEST_CASE("Reducer on devices: the same bits for every policy") {
     for (const bool in_buckets : {false, true}) {
         const TrainingOptions options{.reducer = {.gradients = in_buckets ? GradientStorage::in_buckets : GradientStorage::borrowed}, .clips = true};
         const std::vector<float> expected = on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Flat, NoOverlap>(comm, options); });
-        CHECK(on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<PerParameter, OverlapBackward>(comm, options); }) == expected);
-        CHECK(on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Caps, OverlapBackwardThread>(comm, options, Caps(60'000, 2'000)); }) == expected);
+        CHECK(on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Caps, OverlapBackward>(comm, options, Caps(60'000, 2'000)); }) == expected);
         CHECK(on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Caps, OverlapForward>(comm, options, Caps(60'000, 2'000)); }) == expected);
     }
 }
