@@ -17,7 +17,7 @@ if(NOT NCCL_INCLUDE_DIR OR NOT NCCL_LIBRARY)
   find_program(_nccl_python NAMES python3 NO_CACHE)
   if(_nccl_python)
     execute_process(
-      COMMAND ${_nccl_python} -c "import nvidia.nccl as n; print(list(n.__path__)[0])"
+      COMMAND ${_nccl_python} -c "import nvidia; print(*(p + d for p in nvidia.__path__ for d in ('/nccl', '/cu13', '/cu12')), sep=';')"
       OUTPUT_VARIABLE _nccl_package OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     list(APPEND _nccl_paths ${_nccl_package})
   endif()
