@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <memory>
 
+#include <gradsync/bucket/flat.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
+#include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/plan/partition.hpp>
 
 #include "command.hpp"
@@ -10,21 +13,21 @@ namespace gradsync_plan {
 
 namespace {
 
-using Ends = std::vector<std::size_t>;
-
-Ends capped(const std::vector<plan::ReadyGradient>& gradients, double first_cap, double cap) {
-    Ends ends;
-    double bytes = 0;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-        const auto more = static_cast<double>(gradients[i].bytes);
-        if (i > 0 && bytes + more > (ends.empty() ? first_cap : cap)) {
-            ends.push_back(i);
-            bytes = 0;
-        }
-        bytes += more;
+/// The plan of a bucket policy, for gradients that stand in the order of readiness.
+template <gradsync::BucketPolicy Policy>
+gradsync::BucketPlan plan_of(const Policy& policy, const std::vector<plan::ReadyGradient>& gradients) {
+    std::vector<gradsync::ParameterInfo> infos;
+    std::vector<std::size_t> order;
+    for (const plan::ReadyGradient& g : gradients) {
+        order.push_back(infos.size());
+        infos.push_back({.count = g.bytes, .dtype = gradsync::DType::u8});
     }
-    ends.push_back(gradients.size());
-    return ends;
+    return policy.plan(infos, order);
+}
+
+std::size_t bytes_of(double mib) {
+    if (!(mib * (1 << 20) >= 1 && mib < 1e9)) throw UsageError("--caps: " + digits(mib) + " MiB is no size of a bucket");
+    return static_cast<std::size_t>(mib * (1 << 20));
 }
 
 std::string milliseconds(double seconds) {
@@ -46,8 +49,8 @@ Answer answer(const std::vector<plan::ReadyGradient>& gradients, plan::CallCost 
               {"per_byte", cost.per_byte},           {"square_root_bucket_bytes", cost.per_byte > 0 ? Json(root) : Json(nullptr)},
               {"policies", Json::array()}};
     Table table{"Buckets that leave while the backward goes on:", {"", "buckets", "largest, MiB", "finish, ms", "exposed, ms", "to optimal"}, {}};
-    const auto add = [&](const std::string& name, const Ends& ends) {
-        std::vector<plan::BucketTime> buckets = plan::buckets_of(gradients, ends);
+    const auto add = [&](const std::string& name, const auto& how) {
+        std::vector<plan::BucketTime> buckets = plan::buckets_of(gradients, how);
         const double finish = plan::schedule(buckets, cost);
         std::size_t largest = 0;
         Json sizes = Json::array();
@@ -62,17 +65,17 @@ Answer answer(const std::vector<plan::ReadyGradient>& gradients, plan::CallCost 
         table.rows.push_back({name, grouped(buckets.size()), digits(static_cast<double>(largest) / (1 << 20), 4), milliseconds(finish), milliseconds(exposed), ratio});
         return finish;
     };
-    Ends each(gradients.size());
-    for (std::size_t i = 0; i < each.size(); ++i) each[i] = i + 1;
-    add("per-parameter", each);
-    add("flat", {gradients.size()});
+    add("per-parameter", plan_of(gradsync::PerParameter{}, gradients));
+    add("flat", plan_of(gradsync::Flat{}, gradients));
     Curve curve{"capped", {}};
-    constexpr double mib = 1 << 20;
     for (const double cap : caps) {
-        const double finish = add("capped " + digits(cap) + " MiB", capped(gradients, std::min(cap, 1.0) * mib, cap * mib));
+        const double finish = add("capped " + digits(cap) + " MiB", plan_of(gradsync::SizeCappedBuckets(bytes_of(cap)), gradients));
         curve.points.emplace_back(cap, (finish - backward) * 1e3);
     }
-    if (cost.per_byte > 0) add("square root", capped(gradients, root, root));
+    if (cost.per_byte > 0) {
+        const std::size_t size = root < 1 ? 1 : static_cast<std::size_t>(root);
+        add("square root", plan_of(gradsync::SizeCappedBuckets(size, size), gradients));
+    }
     const double merged = add("merged greedily", plan::merged_ends(gradients, cost));
     add("optimal", plan::optimal_ends(gradients, cost));
     a.tables.push_back({grouped(gradients.size()) + " gradients of " + binary_bytes(static_cast<std::uint64_t>(total)) + ", ready within " + milliseconds(backward) +

@@ -55,11 +55,11 @@ public:
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 
-    /// "4096 simulated ranks on 512 nodes (hierarchical)"
+    /// "4096 simulated ranks of a cluster of 512 nodes (hierarchical)"
     std::string describe() const {
         const simulation::Network& network = engine_->world().network;
-        return std::to_string(size()) + " simulated ranks of " + std::to_string(network.cluster().ranks) + " on " + std::to_string(network.cluster().nodes()) +
-               " nodes (" + std::string(name_of(network.algorithm())) + ")";
+        return std::to_string(size()) + " simulated ranks of a cluster of " + std::to_string(network.cluster().nodes()) + " nodes (" +
+               std::string(name_of(network.algorithm())) + ")";
     }
 
     /// Memory that takes none until it is written; see the concept.

@@ -54,7 +54,7 @@ struct BatchPlan {
 
 namespace detail {
 
-/// As `b` in the target, with the batch that this makes.
+/// A choice, with the batch that it makes.
 inline BatchChoice batch_choice(const BatchTarget& target, BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
                                 std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
     BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};

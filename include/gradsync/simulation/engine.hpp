@@ -144,7 +144,8 @@ private:
 
     [[noreturn]] void throw_failure(collective::Operation operation) const {
         collective::Failure failure = world().failure();
-        failure.message = std::string(name_of(operation)) + ": " + failure.message;  // it may have failed over something else
+        const std::string name(name_of(operation));
+        if (failure.message.find(name) == std::string::npos) failure.message = name + ": " + failure.message;
         throw collective::as_error(failure, operation, own());
     }
 

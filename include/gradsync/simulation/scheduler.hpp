@@ -83,7 +83,8 @@ public:
         pass_on();
         take_turn(lock, rank);
     }
-    /// Whose turn it is, -1: nobody's; and the how manieth.
+
+    /// Whose turn it is, -1: nobody's; and how many turns there have been.
     int running() const { return running_; }
     std::uint64_t turn() const { return turn_; }
     bool is_blocked(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state == State::blocked; }
