@@ -101,7 +101,7 @@ Question add_buckets(CLI::App& app) {
         std::vector<double> caps{1, 2, 5, 10, 25, 50, 100};
     };
     const auto f = std::make_shared<Flags>();
-    f->gradients.add(app, true);
+    f->gradients.add(app);
     CLI::Option* const bandwidth = f->cluster.add(app, true);
     app.add_option("--caps", f->caps, "caps to compare with, MiB")->check(amount(true))->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->capture_default_str();
     return [f, bandwidth] {

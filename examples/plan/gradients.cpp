@@ -42,9 +42,9 @@ std::vector<std::uint64_t> transformer_elements(std::uint64_t d, std::uint64_t b
 
 }  // namespace
 
-void GradientFlags::add(CLI::App& app, bool profiles) {
+void GradientFlags::add(CLI::App& app) {
     const char* const group = "Gradients";
-    if (profiles) app.add_option("--profile", profile, "of a run: the file of gradsync_train --buckets optimal --json FILE")->group(group);
+    app.add_option("--profile", profile, "of a run: the file of gradsync_train --buckets optimal --json FILE")->group(group);
     app.add_option("--d-model", d_model, "of a transformer: width,")->check(whole_number())->group(group);
     app.add_option("--blocks", blocks, "blocks,")->check(whole_number())->group(group);
     app.add_option("--vocabulary", vocabulary, "and tokens; in f32")->check(whole_number())->group(group);

@@ -22,12 +22,12 @@ struct GradientFlags {
     std::uint64_t d_model = 0, blocks = 0, vocabulary = 0;
     double backward_ms = 0;
 
-    void add(CLI::App& app, bool profiles);
+    void add(CLI::App& app);
 
     /// In order of readiness. Throws UsageError where the flags do not say enough, or the file cannot be read.
     std::vector<plan::ReadyGradient> gradients() const;
-    /// Of a profile, if it has one: what a call costs.
     bool has_profile() const { return !profile.empty(); }
+    /// What a call costs, of a profile.
     plan::CallCost profiled_cost() const;
 };
 

@@ -166,7 +166,7 @@ Answer answer(const Flags& f) {
 
 Question add_scale(CLI::App& app) {
     const auto f = std::make_shared<Flags>();
-    f->gradients.add(app, true);
+    f->gradients.add(app);
     f->cluster.add(app, false)->required();
     const char* const group = "Step";
     app.add_option("--forward-ms", f->forward_ms, "what the forward takes")->check(amount())->capture_default_str()->group(group);
