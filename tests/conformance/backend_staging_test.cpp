@@ -1,5 +1,7 @@
 // ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240 COMPILE_OPTIONS -O1
 // Over a CUDA runtime of our own (support/fake).
+#include <exception>
+
 #include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
 
@@ -21,7 +23,20 @@ struct StagedThreads {
     template <class F>
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         gradsync::run_threads(
-            size, [&](gradsync::ThreadBackend host) { f(Backend(host, {.piece_bytes = piece_bytes})); }, gradsync::ThreadOptions{.timeout = limit});
+            size,
+            [&](gradsync::ThreadBackend host) {
+                Backend backend(host, {.piece_bytes = piece_bytes});
+                try {
+                    f(Backend(backend));
+                } catch (const std::exception& error) {  // before its own communicators go, which would only say that it has left
+                    backend.fail(error.what());
+                    throw;
+                } catch (...) {
+                    backend.fail("an exception that is no std::exception");
+                    throw;
+                }
+            },
+            gradsync::ThreadOptions{.timeout = limit});
     }
 };
 static_assert(gradsync::Backend<StagedThreads<64>::Backend>);
