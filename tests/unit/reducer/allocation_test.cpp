@@ -5,13 +5,18 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
 
+#include "support/optimizers.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 
@@ -45,9 +50,9 @@ using namespace gradsync_test;
 
 namespace {
 
-/// Allocations in ten steps of all ranks, after ten others. `step(sync, model, number)` is one of them.
-template <class Buckets, class Overlap, class Step>
-int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) {
+/// Allocations in ten steps of all ranks, after ten others. `make(comm, model)` makes what `step(*made, model, number)` takes them with.
+template <class Make, class Step>
+int allocations_of(int ranks, DType dtype, Make&& make, Step&& step) {
     // Ranks meet at a spin barrier of the test's own, so that nothing but steps runs while it counts.
     std::atomic<int> arrived{0};
     const auto meet = [&](int target) {
@@ -59,15 +64,15 @@ int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) 
         ranks,
         [&](ThreadBackend comm) {
             auto model = tensors({1000, 20, 3000, 5, 0, 700}, dtype);
-            Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options);
-            for (int k = 0; k < 10; ++k) step(sync, model, k);
+            const auto made = make(comm, model);
+            for (int k = 0; k < 10; ++k) step(*made, model, k);
             meet(1);
             if (comm.rank() == 0) {
                 allocations = 0;
                 counting = true;
             }
             meet(2);
-            for (int k = 10; k < 20; ++k) step(sync, model, k);
+            for (int k = 10; k < 20; ++k) step(*made, model, k);
             meet(3);
             if (comm.rank() == 0) {
                 counting = false;
@@ -77,6 +82,12 @@ int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) 
         },
         patient);
     return counted_here;
+}
+
+template <class Buckets, class Overlap, class Step>
+int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) {
+    return allocations_of(
+        ranks, dtype, [&](ThreadBackend comm, auto& model) { return std::make_unique<Reducer<ThreadBackend, Buckets, Overlap>>(comm, model, options); }, step);
 }
 
 template <class Buckets, class Overlap>
@@ -152,5 +163,33 @@ TEST_CASE("a steady step allocates nothing: unused parameters whose gradients li
         };
         CAPTURE(ranks);
         CHECK(allocations_of<Flat, OverlapBackward>(ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, DType::f32, some) == 0);
+    }
+}
+
+TEST_CASE("a steady step allocates nothing: sharded") {
+    const auto step = [](auto& sharded, auto& model, auto&& before, auto&& in_use) {
+        before();
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+            for (std::size_t i = model.size(); i-- > 0;) {
+                [[maybe_unused]] const auto use = in_use(i);
+                sharded.gradient_view(i);
+                sharded.mark_ready(i);
+            }
+            sharded.finish();
+        }
+        sharded.step(sharded.clip_factor(sharded.gradient_norm(), 1.0));
+    };
+    for (const int ranks : {1, 2, 3}) {
+        CAPTURE(ranks);
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+            using Two = ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets, OverlapForward>;
+            CHECK(allocations_of(
+                      ranks, dtype, [](ThreadBackend comm, auto& model) { return std::make_unique<Two>(comm, model, AdamW{}, ShardingOptions{}, SizeCappedBuckets(4000)); },
+                      [&](auto& two, auto& model, int) { step(two, model, [&] { two.flush(); }, [](std::size_t) { return 0; }); }) == 0);
+            using Three = ShardedParameters<ThreadBackend, AdamW>;
+            CHECK(allocations_of(
+                      ranks, dtype, [](ThreadBackend comm, auto& model) { return std::make_unique<Three>(comm, model, AdamW{}, Units({0, 0, 1, 1, 2, 2})); },
+                      [&](auto& three, auto& model, int) { step(three, model, [] {}, [&](std::size_t i) { return three.gather(three.unit_of(i)); }); }) == 0);
+        }
     }
 }
