@@ -22,6 +22,9 @@ struct DeviceBackend : ThreadBackend {
     static constexpr auto memory_space = gradsync::MemorySpace::device;
     DeviceBackend split(int color, int key);
     DeviceBackend duplicate();
+    gradsync::detail::HostPasses passes();
+    int stream();
+    ThreadBackend& host();
 };
 static_assert(gradsync::require_backend<DeviceBackend>());
 
