@@ -24,7 +24,8 @@
 namespace gradsync::inline v0 {
 
 struct ShardedParametersOptions {
-    ReducerOptions reducer = {};        ///< `gradients` is of no effect: they are pooled
+    ReducerOptions reducer = {};        ///< `gradients` is of no effect: see `shard_gradients`
+    bool shard_gradients = true;        ///< false: whole gradients stay on every rank, so that micro-batches add up under `no_sync()`
     std::size_t prefetch = 1;           ///< units that are gathered ahead of the one in use
     bool reshard_after_forward = true;  ///< false: a unit that was gathered stays until the step's end, and its backward need not gather
     std::size_t replicate_below = 0;    ///< parameters of fewer elements are never released: norms, biases
@@ -72,7 +73,7 @@ public:
           unit_count_(units.count()),
           given_units_(units),
           gathering_(this->backend_.duplicate()) {
-        this->options_of_reducer_.gradients = GradientStorage::pooled;
+        this->options_of_reducer_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
         unit_values_ = detail::UnitValues<B>(this->buckets_.count());
         for (ParameterView& p : this->parameters_)  // a value that was not given has the gradient's type
@@ -94,8 +95,14 @@ public:
     /// See Reducer::begin_step; but a rank without a batch takes part in the gathers: it acquires and releases what the others do.
     bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
 
+    /// While it lives, marks only add up gradients, without communication: see Reducer::no_sync. Not where gradients are sharded.
+    auto no_sync() {
+        this->check_usable("no_sync");
+        return this->reducer_->no_sync();
+    }
+
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
-    /// construction. Collective.
+    /// construction, and so only once. Collective.
     void broadcast_parameters(int root = 0) {
         this->check_usable("broadcast_parameters");
         this->guard([&] {
@@ -110,6 +117,8 @@ public:
             this->exchange_.with_replicas([&](B& replicas) {
                 for (std::size_t b = 0; b < this->state_.bucket_count(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
             });
+            for (ParameterView& p : this->parameters_)  // they may go now
+                if (p.requires_grad) p.value.data = nullptr;
             after_state_moves();
         });
     }
@@ -290,7 +299,10 @@ private:
         }
     }
 
-    void check_before_finish() {}
+    void check_before_finish() const {
+        if (!options_.shard_gradients && this->micro_batches_ != 0)
+            this->refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+    }
     void before_state_moves() {}
     void after_state_moves() { renew(); }
 

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,32 @@ TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
                   for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])), "p" + std::to_string(i) + "[" + std::to_string(k) + "] " + std::to_string(a[k]) + " is not " + std::to_string(b[k]));
               }
           }) == "");
+}
+
+TEST_CASE("micro-batches that are added up without communication: the bits of a whole trainer") {
+    const Training t{.micro_batches = 3};
+    for (int size = 1; size <= 3; ++size) {
+        const auto expected = weights_of_whole(size, t);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors(t.counts, t.dtype);
+                  ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, units, {.shard_gradients = false});
+                  for (int s = 0; s < t.steps; ++s) {
+                      for (int m = 0; m < t.micro_batches; ++m) {
+                          std::optional<decltype(sharded.no_sync())> guard;
+                          if (m + 1 < t.micro_batches) guard.emplace(sharded.no_sync());
+                          for (std::size_t i = sharded.size(); i-- > 0;) {
+                              const auto use = sharded.gather(sharded.unit_of(i));
+                              write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), t.batch(s, m), i, m > 0);
+                              sharded.mark_ready(i);
+                          }
+                      }
+                      sharded.finish();
+                      const double norm = sharded.gradient_norm() / t.micro_batches;
+                      sharded.step(sharded.clip_factor(norm, t.max_norm) / t.micro_batches);
+                  }
+                  finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+              }) == "");
+    }
 }
 
 TEST_CASE("what a rank keeps shrinks with the number of ranks, and weights exist for few units at a time") {
