@@ -1,122 +1,16 @@
 #pragma once
-// From run-time flags to the types that the library is built of. In a program of your own you would write down the few
-// that you use. This one offers all, and is not to be compiled for every combination of them: so it has a bucket policy
-// and an overlap policy that hold whichever the flags name, and are policies like any other.
-// The backend is the template parameter: each has a translation unit of its own.
+// What every rank does, whichever backend the ranks use.
 
-#include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
-
-#include <gradsync/bucket/optimal.hpp>
-#include <gradsync/gradsync.hpp>
-#include <gradsync/overlap/overlap_forward.hpp>
-#include <gradsync/plan/calibrate.hpp>
 
 #include "job.hpp"
-#include "ops_cpu.hpp"
-#include "plain_synchroniser.hpp"
-#include "sharded_synchroniser.hpp"
+#include "make_synchroniser.hpp"
 #include "train.hpp"
 
 namespace gradsync_train {
 
-/// The bucket policy that the flags name.
-class ChosenBuckets {
-public:
-    /// `cost`: of a collective, for --buckets optimal.
-    ChosenBuckets(const Options& o, gs::plan::CallCost cost) : policy_{choose(o, cost)}, cost_{cost} {}
-
-    gs::BucketPlan plan(std::span<const gs::ParameterInfo> parameters, std::span<const std::size_t> order) const {
-        return std::visit([&](const auto& policy) { return policy.plan(parameters, order); }, policy_);
-    }
-    std::string describe() const {
-        return std::visit([](const auto& policy) { return policy.describe(); }, policy_);
-    }
-
-    /// For --buckets optimal, which goes by them.
-    void set_ready_seconds(std::vector<double> times) {
-        if (auto* optimal = std::get_if<gs::OptimalBuckets>(&policy_)) optimal->set_ready_seconds(std::move(times));
-    }
-    gs::plan::CallCost cost() const { return cost_; }
-
-private:
-    using Any = std::variant<gs::PerParameter, gs::Flat, gs::SizeCappedBuckets, gs::OptimalBuckets>;
-
-    static Any choose(const Options& o, gs::plan::CallCost cost) {
-        if (o.buckets == "optimal") return gs::OptimalBuckets{cost};
-        if (o.buckets == "per-parameter") return gs::PerParameter{};
-        if (o.buckets == "flat") return gs::Flat{};
-        const auto bytes = [](double mib) { return static_cast<std::size_t>(mib * 1024 * 1024); };
-        return gs::SizeCappedBuckets{bytes(o.bucket_mib), bytes(std::min(o.bucket_mib, o.first_bucket_mib))};
-    }
-
-    Any policy_;
-    gs::plan::CallCost cost_;
-};
-static_assert(gs::TimedBucketPolicy<ChosenBuckets>);
-
-/// The overlap policy that the flags name, of those within the backward pass. (OverlapForward makes other collectives
-/// of the buckets: that is a property of the type.)
-class ChosenOverlap {
-public:
-    explicit ChosenOverlap(const Options& o) {
-        if (o.overlap == "backward") policy_.emplace<gs::OverlapBackward>();
-        if (o.overlap == "backward-thread") policy_.emplace<gs::OverlapBackwardThread>();
-    }
-
-    void attach(gs::BucketEngine auto& engine) {
-        std::visit([&](auto& policy) { policy.attach(engine); }, policy_);
-    }
-    void bucket_full(gs::BucketEngine auto& engine) {
-        std::visit([&](auto& policy) { policy.bucket_full(engine); }, policy_);
-    }
-    void gradients_ready(gs::BucketEngine auto& engine) {
-        std::visit([&](auto& policy) { policy.gradients_ready(engine); }, policy_);
-    }
-    void detach() noexcept {
-        std::visit([](auto& policy) { policy.detach(); }, policy_);
-    }
-    std::string describe() const {
-        return std::visit([](const auto& policy) { return policy.describe(); }, policy_);
-    }
-
-private:
-    std::variant<gs::NoOverlap, gs::OverlapBackward, gs::OverlapBackwardThread> policy_;
-};
-static_assert(gs::OverlapPolicy<ChosenOverlap>);
-
 inline std::chrono::nanoseconds time_limit(const Options& o) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(o.timeout));
-}
-
-/// What a collective costs here, where buckets are to be planned by it. Collective.
-template <class Backend>
-gs::plan::CallCost cost_of_calls(Backend comm, const Options& o) {
-    if (o.buckets != "optimal" || comm.size() == 1) return {};
-    return gs::plan::calibrate(comm).cost;
-}
-
-/// The way of training together that the flags name. Collective.
-template <class Backend, class Overlap>
-std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
-                                                const Units& units) {
-    using Ops = CpuOps;
-    const auto make = [&]<class S>(std::type_identity<S>) -> std::unique_ptr<Synchroniser> {
-        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o, cost_of_calls(comm, o)}, std::move(overlap));
-    };
-    if (o.shard == "optimizer")
-        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});
-    if (o.shard == "gradients")
-        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, ChosenBuckets, Overlap>>{});
-    return make(std::type_identity<PlainSynchroniser<Ops, Backend, ChosenBuckets, Overlap>>{});
 }
 
 /// The whole training of one rank, which all ranks of `comm` call together.
@@ -127,13 +21,7 @@ Results run_rank(Backend comm, const Job& job) {
     Backend together = o.independent ? comm.split(comm.rank(), 0) : comm;
     Results results = train(
         job, {comm.rank(), comm.size()},
-        [&](Parameters& parameters, const Units& units) -> std::unique_ptr<Synchroniser> {
-            if (o.shard == "parameters")
-                return std::make_unique<ParameterSharding<CpuOps, Backend, ChosenOverlap>>(
-                    together, parameters, units, o, ChosenOverlap{o});
-            if (o.overlap == "forward") return make_synchroniser(together, o, gs::OverlapForward{}, parameters, units);
-            return make_synchroniser(together, o, ChosenOverlap{o}, parameters, units);
-        });
+        [&](Parameters& parameters, const Units& units) { return make_synchroniser(together, o, parameters, units); });
     if (o.independent) {
         comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
         results.ranks = gather(comm, results.ranks[0]);

@@ -1,0 +1,17 @@
+#pragma once
+// The way of training together that the flags name. It is made of many types, so it is compiled once for each backend,
+// in a translation unit of its own: threads_synchroniser.cpp, mpi_synchroniser.cpp.
+
+#include <memory>
+
+#include "options.hpp"
+#include "parameters.hpp"
+#include "synchroniser.hpp"
+
+namespace gradsync_train {
+
+/// For a model with these parameters, which it binds, and units. Collective.
+template <class Backend>
+std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units);
+
+}  // namespace gradsync_train

@@ -1,0 +1,9 @@
+#include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
+
+#include "chosen_synchroniser.hpp"
+
+namespace gradsync_train {
+
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::MpiBackend, const Options&, Parameters&, const Units&);
+
+}  // namespace gradsync_train

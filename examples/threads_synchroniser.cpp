@@ -1,0 +1,9 @@
+#include <gradsync/gradsync.hpp>
+
+#include "chosen_synchroniser.hpp"
+
+namespace gradsync_train {
+
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::ThreadBackend, const Options&, Parameters&, const Units&);
+
+}  // namespace gradsync_train
