@@ -20,7 +20,6 @@
 #include <gradsync/plan/calibrate.hpp>
 
 #include "make_synchroniser.hpp"
-#include "ops_cpu.hpp"
 #include "plain_synchroniser.hpp"
 #include "sharded_synchroniser.hpp"
 
@@ -99,26 +98,32 @@ gs::plan::CallCost cost_of_calls(Backend comm, const Options& o) {
 }
 
 /// All that differs in their overlap policy only.
-template <class Backend, class Overlap>
-std::unique_ptr<Synchroniser> make_overlapping(Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
+template <class Ops, class Backend, class Overlap>
+std::unique_ptr<Synchroniser> make_overlapping(Ops ops, Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
                                                const Units& units) {
-    using Ops = CpuOps;
-    const auto make = [&]<class S>(std::type_identity<S>) -> std::unique_ptr<Synchroniser> {
-        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o, cost_of_calls(comm, o)}, std::move(overlap));
+    const auto make = [&]<class S>(std::type_identity<S>, auto... more) -> std::unique_ptr<Synchroniser> {
+        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o, cost_of_calls(comm, o)}, std::move(overlap),
+                                   more...);
     };
-    if (o.shard == "optimizer")
-        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});
-    if (o.shard == "gradients")
-        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, ChosenBuckets, Overlap>>{});
-    return make(std::type_identity<PlainSynchroniser<Ops, Backend, ChosenBuckets, Overlap>>{});
+    if constexpr (!Ops::on_device) {  // state is sharded in the host's memory
+        if (o.shard == "optimizer")
+            return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});
+        if (o.shard == "gradients")
+            return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, ChosenBuckets, Overlap>>{});
+    }
+    return make(std::type_identity<PlainSynchroniser<Ops, Backend, ChosenBuckets, Overlap>>{}, ops);
 }
 
-template <class Backend>
-std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units) {
-    if (o.shard == "parameters")
-        return std::make_unique<ParameterSharding<CpuOps, Backend, ChosenOverlap>>(comm, parameters, units, o, ChosenOverlap{o});
-    if (o.overlap == "forward") return make_overlapping(comm, o, gs::OverlapForward{}, parameters, units);
-    return make_overlapping(comm, o, ChosenOverlap{o}, parameters, units);
+template <class Backend, class Ops>
+std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units,
+                                                Ops ops) {
+    if constexpr (!Ops::on_device) {
+        if (o.shard == "parameters")
+            return std::make_unique<ParameterSharding<Ops, Backend, ChosenOverlap>>(comm, parameters, units, o,
+                                                                                    ChosenOverlap{o});
+    }
+    if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units);
+    return make_overlapping(ops, comm, o, ChosenOverlap{o}, parameters, units);
 }
 
 }  // namespace gradsync_train

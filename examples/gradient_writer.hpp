@@ -28,8 +28,8 @@ protected:
 template <class Ops>
 class GradientWriter {
 public:
-    GradientWriter(const Parameters& parameters, GradientStore& store)
-        : parameters_{parameters}, store_{store}, seen_(parameters.size()) {}
+    GradientWriter(const Parameters& parameters, GradientStore& store, Ops ops = {})
+        : ops_{ops}, parameters_{parameters}, store_{store}, seen_(parameters.size()) {}
 
     /// Starts a backward pass; `adds`: to the gradients of those before.
     void begin(bool adds) {
@@ -43,7 +43,7 @@ public:
 
     /// One use's contribution to gradient i has been written.
     void done(std::size_t i) {
-        if (++seen_[i] == parameters_[i].uses && adds_) Ops::add(parameters_[i].count, scratch(i), store_.gradient(i));
+        if (++seen_[i] == parameters_[i].uses && adds_) ops_.add(parameters_[i].count, scratch(i), store_.gradient(i));
         store_.ready(i);
     }
 
@@ -62,12 +62,13 @@ private:
             // pairs, and a tied matrix must survive the others between its uses.
             const bool shares = p.shape.size() > 1 && p.uses == 1;
             if (shares) largest = std::max(largest, p.count);
-            own_scratch_.emplace_back(shares ? 0 : p.count);
+            own_scratch_.push_back(ops_.floats(shares ? 0 : p.count));
         }
-        shared_scratch_.resize(largest);
+        shared_scratch_ = ops_.floats(largest);
     }
     float* scratch(std::size_t i) { return own_scratch_[i].empty() ? shared_scratch_.data() : own_scratch_[i].data(); }
 
+    Ops ops_;
     const Parameters& parameters_;
     GradientStore& store_;
     std::vector<std::uint32_t> seen_;

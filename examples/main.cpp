@@ -5,6 +5,7 @@
 #include <gradsync/gradsync.hpp>
 
 #include "job.hpp"
+#include "ops_cpu.hpp"
 #include "run_rank.hpp"
 
 namespace {
@@ -24,7 +25,7 @@ using namespace gradsync_train;
 
 void train_over_threads(const Job& job) {
     const auto by_rank = gs::run_threads(
-        job.options.ranks, [&](gs::ThreadBackend comm) { return run_rank(comm, job); },
+        job.options.ranks, [&](gs::ThreadBackend comm) { return run_rank(CpuOps{}, comm, job); },
         gs::ThreadOptions{.timeout = time_limit(job.options)});
     present(job, by_rank[0]);
 }

@@ -13,6 +13,7 @@
 #include <gradsync/gradsync.hpp>
 
 #include "job.hpp"
+#include "ops_cpu.hpp"
 #include "run_rank.hpp"
 
 namespace gradsync_train {
@@ -68,7 +69,7 @@ int run(Place place, int argc, char** argv) {
     if (code) return *code;
 
     try {
-        const Results results = run_rank(*comm, *job);
+        const Results results = run_rank(CpuOps{}, *comm, *job);
         // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
         comm->set_timeout(std::chrono::hours(24));
         const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;

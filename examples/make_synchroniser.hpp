@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "ops_cpu.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
 #include "synchroniser.hpp"
@@ -11,7 +12,8 @@
 namespace gradsync_train {
 
 /// For a model with these parameters, which it binds, and units. Collective.
-template <class Backend>
-std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units);
+template <class Backend, class Ops = CpuOps>
+std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units,
+                                                Ops ops = {});
 
 }  // namespace gradsync_train

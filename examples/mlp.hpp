@@ -3,6 +3,8 @@
 // the next byte.
 
 #include <cmath>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +42,13 @@ public:
     using Config = MlpConfig;
     static constexpr std::size_t classes = 256;
 
-    explicit Mlp(const Config& config) : config_{config}, parameters_{config.seed} {
+    explicit Mlp(const Config& config, Ops ops = {})
+        : ops_{ops},
+          config_{config},
+          parameters_{config.seed},
+          workspace_{ops},
+          inputs_{ops.bytes(config.sequences * config.context)},
+          targets_{ops.bytes(config.sequences)} {
         widths_ = {config.context * config.embedding};
         widths_.insert(widths_.end(), config.hidden.begin(), config.hidden.end());
         widths_.push_back(classes);
@@ -63,6 +71,7 @@ public:
     }
 
     const Config& config() const { return config_; }
+    Ops operations() const { return ops_; }
     Parameters& parameters() { return parameters_; }
     std::size_t activation_bytes() const { return workspace_.bytes(); }
 
@@ -76,26 +85,26 @@ public:
     void set_access(UnitAccess* access) { access_ = access; }
 
     /// Mean loss in nats a byte; leaves what `backward` needs.
-    double forward(const Batch& batch) {
-        float* scores = logits(batch.sequences, config_.context, batch.inputs.data());
-        return Ops::cross_entropy(batch.sequences, classes, batch.targets.data(), scores);
+    typename Ops::Loss forward(const Batch& batch) {
+        float* scores = logits(batch.sequences, config_.context, batch.inputs);
+        return ops_.cross_entropy(batch.sequences, classes, ops_.load(batch.targets, targets_), scores);
     }
 
     /// The scores of the byte after each sequence: [sequences, 256].
-    float* logits(std::size_t sequences, std::size_t, const std::uint8_t* bytes) {
+    float* logits(std::size_t sequences, std::size_t, std::span<const std::uint8_t> bytes) {
         {
             const UnitUse use{access_, 0};
-            Ops::embed(sequences * config_.context, config_.context, config_.embedding, bytes,
+            ops_.embed(sequences * config_.context, config_.context, config_.embedding, ops_.load(bytes, inputs_),
                        parameters_.value(embedding_), nullptr, after_[0].data());
         }
         for (std::size_t i = 0; i < weights_.size(); ++i) {
             const UnitUse use{access_, 1 + i};
             float* y = before_[i + 1].data();
-            Ops::linear(sequences, widths_[i], widths_[i + 1], after_[i].data(), parameters_.value(weights_[i]), y);
+            ops_.linear(sequences, widths_[i], widths_[i + 1], after_[i].data(), parameters_.value(weights_[i]), y);
             if (i + 1 < weights_.size()) {
-                Ops::bias_gelu(sequences, widths_[i + 1], parameters_.value(biases_[i]), y, after_[i + 1].data());
+                ops_.bias_gelu(sequences, widths_[i + 1], parameters_.value(biases_[i]), y, after_[i + 1].data());
             } else {
-                Ops::add_bias(sequences, widths_[i + 1], parameters_.value(biases_[i]), y);
+                ops_.add_bias(sequences, widths_[i + 1], parameters_.value(biases_[i]), y);
             }
         }
         return before_.back().data();
@@ -108,19 +117,19 @@ public:
             const UnitUse use{access_, 1 + i};
             const std::size_t in = widths_[i], out = widths_[i + 1];
             if (i + 1 == weights_.size()) {
-                Ops::column_sum(n, out, dy, gradients.target(biases_[i]));
+                ops_.column_sum(n, out, dy, gradients.target(biases_[i]));
             } else {
-                Ops::bias_gelu_backward(n, out, before_[i + 1].data(), dy, gradients.target(biases_[i]));
+                ops_.bias_gelu_backward(n, out, before_[i + 1].data(), dy, gradients.target(biases_[i]));
             }
             gradients.done(biases_[i]);
-            Ops::linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.target(weights_[i]));
+            ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.target(weights_[i]));
             gradients.done(weights_[i]);
-            Ops::linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
+            ops_.linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
             dy = gradient_[i].data();
         }
         // The embedding's gradient does not depend on its weights.
-        Ops::fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
-        Ops::embed_backward_add(n * config_.context, config_.embedding, batch.inputs.data(), dy,
+        ops_.fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
+        ops_.embed_backward_add(n * config_.context, config_.embedding, ops_.loaded(batch.inputs, inputs_), dy,
                                 gradients.target(embedding_));
         gradients.done(embedding_);
     }
@@ -128,10 +137,12 @@ public:
 private:
     using Floats = typename Ops::Floats;
 
+    Ops ops_;
     Config config_;
     Parameters parameters_;
     UnitAccess* access_ = nullptr;
     Workspace<Ops> workspace_;
+    typename Ops::Bytes inputs_, targets_;
     std::vector<std::size_t> widths_;  // of the layers' inputs, and of the scores
     std::size_t embedding_;
     std::vector<std::size_t> weights_, biases_;

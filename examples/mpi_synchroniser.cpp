@@ -4,6 +4,6 @@
 
 namespace gradsync_train {
 
-template std::unique_ptr<Synchroniser> make_synchroniser(gs::MpiBackend, const Options&, Parameters&, const Units&);
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::MpiBackend, const Options&, Parameters&, const Units&, CpuOps);
 
 }  // namespace gradsync_train

@@ -1,7 +1,16 @@
 #pragma once
-// What the models are written in: a set of static functions in one struct, which the models take as a template
-// parameter. A device is added by writing them once more (see ops_cpu.hpp for the list). All arrays are row-major; no
-// function allocates; every function overwrites its output unless its name says `add`.
+// What the models are written in: the functions of an object, `Ops`, that the models take as a template parameter and
+// hold by value: a handle, cheap to copy. CpuOps (ops_cpu.hpp) is one, with the list and what each computes; CudaOps
+// (cuda/ops_cuda.hpp) another. All arrays are row-major; every function overwrites its output unless its name says
+// `add`.
+//
+// Where arrays are, is theirs:
+//   Floats, floats(n)           numbers, zeros at first; everything else takes and gives plain pointers to them
+//   Bytes, bytes(n)             room for the bytes of a batch
+//   load(batch, room)           where functions find these bytes; loaded(batch, room): the same, once more
+//   read(n, from, own)          numbers for the host: where they are, or copied to `own`. Waits for what computes them
+//   write(n, to, fill)          fill(span) writes them on the host
+//   Loss, value(loss)           a loss, which may still be under way, and the number, which is waited for
 
 #include <cstddef>
 
@@ -25,6 +34,7 @@ struct AdamWFactors {
     float second_correction;  // 1 / (1 - beta2^t)
     float epsilon;
     float shrink;  // 1 - learning rate * weight decay
+    const float* device_scale = nullptr;  // clipping, too, where only the device knows it
 };
 
 }  // namespace gradsync_train

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <span>
 #include <vector>
 
 #include "ops.hpp"
@@ -34,9 +35,25 @@ struct CpuOps {
     using Floats = std::vector<float, AlignedAllocator<float>>;
     using Byte = std::uint8_t;
     using Size = std::size_t;
+    struct Bytes {};  // a batch can be read where it is
+    using Loss = double;
+    static constexpr bool on_device = false;
 
     /// Several ranks share this process, one thread each: a BLAS that starts threads of its own would fight with them.
     static void initialise() { openblas_set_num_threads(1); }
+
+    // ---- memory
+
+    static Floats floats(Size n) { return Floats(n); }
+    static Bytes bytes(Size) { return {}; }
+    static const Byte* load(std::span<const Byte> batch, Bytes&) { return batch.data(); }
+    static const Byte* loaded(std::span<const Byte> batch, const Bytes&) { return batch.data(); }
+    static std::span<const float> read(Size n, const float* from, std::vector<float>&) { return {from, n}; }
+    template <class Fill>
+    static void write(Size n, float* to, Fill&& fill) {
+        fill(std::span<float>(to, n));
+    }
+    static double value(Loss loss) { return loss; }
 
     // ---- elementwise
 
@@ -259,7 +276,7 @@ struct CpuOps {
     }
 
     /// The mean of -log softmax(logits)[target] over the rows, in nats; the logits become its gradient.
-    static double cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) {
+    static Loss cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) {
         double loss = 0;
         const auto share = 1.0f / static_cast<float>(rows);
         for (Size row = 0; row < rows; ++row, logits += classes) {

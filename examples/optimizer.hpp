@@ -31,7 +31,7 @@ struct Schedule {
 template <class Ops>
 class AdamW {
 public:
-    AdamW(const Parameters& parameters, double weight_decay) : weight_decay_{weight_decay} {
+    AdamW(const Parameters& parameters, double weight_decay, Ops ops = {}) : ops_{ops}, weight_decay_{weight_decay} {
         for (const auto& p : parameters) decays_.push_back(p.decays());
     }
 
@@ -55,12 +55,15 @@ public:
         };
     }
 
+    /// In this step, by a factor that is on the device.
+    void scale_gradients_by(const float* factor) { factors_.device_scale = factor; }
+
     /// The slice's scale multiplies gradients on the fly: clipping costs no pass of its own.
     void step(const gradsync::OptimizerSlice<float>& s) const {
         AdamWFactors factors = factors_;
         factors.gradient_scale = static_cast<float>(s.gradient_scale);
         if (decays_[s.parameter]) factors.shrink = static_cast<float>(1.0 - rate_ * weight_decay_);
-        Ops::adamw(s.value.size(), factors, s.gradient.data(), s.value.data(), s.state[0], s.state[1]);
+        ops_.adamw(s.value.size(), factors, s.gradient.data(), s.value.data(), s.state[0], s.state[1]);
     }
 
     /// All of its own state that a checkpoint needs.
@@ -70,6 +73,7 @@ public:
     static constexpr double beta1 = 0.9, beta2 = 0.99;
 
 private:
+    Ops ops_;
     double weight_decay_;
     std::vector<bool> decays_;  // by parameter
     double rate_ = 0;

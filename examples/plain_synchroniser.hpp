@@ -27,27 +27,30 @@ class PlainSynchroniser final : public BackendSynchroniser<Backend> {
 
 public:
     PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, BucketPolicy buckets,
-                      OverlapPolicy overlap)
+                      OverlapPolicy overlap, Ops ops = {})
         : Base{comm, parameters, std::move(units)},
+          ops_{ops},
           micro_batches_{o.accumulate},
           clip_{o.clip},
           replans_{o.buckets == "optimal"},
           profile_{.fixed = buckets.cost().fixed, .per_byte = buckets.cost().per_byte},
-          optimizer_{parameters, o.weight_decay},
+          optimizer_{parameters, o.weight_decay, ops},
           due_(parameters.size()) {
         const bool borrowed = o.gradients == "borrowed";
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const std::size_t n = parameters[i].count;
-            parameters.initialise(i, 0, weights_.emplace_back(n));
-            parameters.bind(i, weights_[i].data());
-            if (borrowed) own_gradients_.emplace_back(n);
-            means_.push_back({typename Ops::Floats(n), typename Ops::Floats(n)});
+            float* const weights = weights_.emplace_back(ops_.floats(n)).data();
+            ops_.write(n, weights, [&](std::span<float> out) { parameters.initialise(i, 0, out); });
+            parameters.bind(i, weights);
+            if (borrowed) own_gradients_.push_back(ops_.floats(n));
+            means_.push_back({ops_.floats(n), ops_.floats(n)});
         }
 
         // (1) Tell the reducer what there is to synchronise, and start from rank 0's parameters.
         std::vector<gs::ParameterView> views;
         for (std::size_t i = 0; i < parameters.size(); ++i)
-            views.push_back(view_of(parameters[i], weights_[i].data(), borrowed ? own_gradients_[i].data() : nullptr));
+            views.push_back(view_of(parameters[i], weights_[i].data(), borrowed ? own_gradients_[i].data() : nullptr,
+                                    Backend::memory_space));
         reducer_.emplace(
             comm, std::move(views),
             gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
@@ -82,9 +85,9 @@ public:
     }
 
     void step(double learning_rate) override {
-        scale_ = clip_ > 0 ? Reducer::clip_factor(reducer_->gradient_norm(), clip_) : 1.0;
         optimizer_.set_learning_rate(learning_rate);
         optimizer_.begin_step();
+        if (clip_ > 0) clip();
         due_.assign(due_.size(), true);
         due_count_ = due_.size();
         if (!gathers_in_forward) flush();
@@ -95,21 +98,21 @@ public:
 
     void collect(const Synchroniser::StateSink& sink) override {
         flush();
+        // A device goes on computing with what a lost rank has left: it is known here, before anything is kept.
+        if constexpr (Ops::on_device) comm_.barrier().wait();
         if (comm_.rank() == 0) for_whole_state(sink);
     }
     void restore(std::uint64_t steps, const Synchroniser::StateSource& source) override {
-        for (std::size_t i = 0; i < weights_.size(); ++i) {
-            source({i, 0, 0}, weights_[i]);
-            for (std::size_t k = 0; k < 2; ++k) source({i, 1 + k, 0}, means_[i][k]);
-        }
+        for_each_array([&](StatePlace place, std::size_t n, float* data) {
+            ops_.write(n, data, [&](std::span<float> out) { source(place, out); });
+        });
         optimizer_.set_steps(steps);
     }
-    bool has_whole_state() const override { return due_count_ == 0; }
+    /// A device may have taken steps that the host does not know to have failed.
+    bool has_whole_state() const override { return !Ops::on_device && due_count_ == 0; }
     void for_whole_state(const Synchroniser::StateSink& sink) const override {
-        for (std::size_t i = 0; i < weights_.size(); ++i) {
-            sink({i, 0, 0}, weights_[i]);
-            for (std::size_t k = 0; k < 2; ++k) sink({i, 1 + k, 0}, means_[i][k]);
-        }
+        std::vector<float> own;
+        for_each_array([&](StatePlace place, std::size_t n, const float* data) { sink(place, ops_.read(n, data, own)); });
     }
 
     const gs::Statistics& statistics() const override { return reducer_->statistics(); }
@@ -138,13 +141,34 @@ private:
         ++steps_;
     }
 
+    void clip() {
+        if constexpr (Ops::on_device && !gathers_in_forward) {
+            // Every rank has all averages: the device reads them once more, and no host waits for their norm.
+            std::vector<std::span<const float>> all;
+            for (std::size_t i = 0; i < due_.size(); ++i) all.push_back(reducer_->template gradient<float>(i));
+            optimizer_.scale_gradients_by(ops_.clip_factor(all, clip_));
+        } else {
+            scale_ = Reducer::clip_factor(reducer_->gradient_norm(), clip_);
+        }
+    }
+
+    /// use(place, count, data) for weights and means.
+    template <class Use>
+    void for_each_array(Use&& use) const {
+        for (std::size_t i = 0; i < weights_.size(); ++i) {
+            const std::size_t n = parameters_[i].count;
+            use(StatePlace{i, 0, 0}, n, const_cast<float*>(weights_[i].data()));
+            for (std::size_t k = 0; k < 2; ++k) use(StatePlace{i, 1 + k, 0}, n, const_cast<float*>(means_[i][k].data()));
+        }
+    }
+
     /// Takes the step of parameter i, if that is still to be done.
     void settle(std::size_t i) {
         if (!due_[i]) return;
         reducer_->wait_gradient(i);
         float* const state[] = {means_[i][0].data(), means_[i][1].data()};
         optimizer_.step({.parameter = i,
-                         .value = weights_[i],
+                         .value = {weights_[i].data(), parameters_[i].count},
                          .gradient = reducer_->template gradient<float>(i),
                          .gradient_scale = scale_,
                          .state = state});
@@ -154,6 +178,7 @@ private:
 
     using Floats = typename Ops::Floats;
 
+    Ops ops_;
     std::size_t micro_batches_;
     double clip_;
     bool replans_;

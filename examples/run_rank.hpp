@@ -14,14 +14,14 @@ inline std::chrono::nanoseconds time_limit(const Options& o) {
 }
 
 /// The whole training of one rank, which all ranks of `comm` call together.
-template <class Backend>
-Results run_rank(Backend comm, const Job& job) {
+template <class Ops, class Backend>
+Results run_rank(Ops ops, Backend comm, const Job& job) {
     const Options& o = job.options;
     // Or every rank in a world of its own.
     Backend together = o.independent ? comm.split(comm.rank(), 0) : comm;
     Results results = train(
-        job, {comm.rank(), comm.size()},
-        [&](Parameters& parameters, const Units& units) { return make_synchroniser(together, o, parameters, units); });
+        ops, job, {comm.rank(), comm.size()},
+        [&](Parameters& parameters, const Units& units) { return make_synchroniser(together, o, parameters, units, ops); });
     if (o.independent) {
         comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
         results.ranks = gather(comm, results.ranks[0]);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,13 @@ std::string generate(Model& model, const std::string& prompt, std::size_t count,
     std::vector<std::uint8_t> text(context - std::min(context, prompt.size()),
                                    '\n');  // a full context: every position was trained
     const std::size_t padding = text.size();
+    std::vector<float> own;
     text.insert(text.end(), prompt.begin(), prompt.end());
     for (std::size_t i = 0; i < count; ++i) {
-        const float* scores = model.logits(1, context, text.data() + text.size() - context);
+        const float* scores = model.logits(1, context, std::span(text).last(context));
         // A transformer scores every prefix, an n-gram model the whole: either way the last row is the one wanted.
-        text.push_back(draw(scores + (reading.targets - 1) * 256, 0.8, random));
+        const std::span last = model.operations().read(256, scores + (reading.targets - 1) * 256, own);
+        text.push_back(draw(last.data(), 0.8, random));
     }
     return std::string(text.begin() + static_cast<std::ptrdiff_t>(padding), text.end());
 }

@@ -79,6 +79,13 @@ protected:
 /// For a model with these parameters, which it is to bind, and units. Collective.
 using MakeSynchroniser = std::function<std::unique_ptr<Synchroniser>(Parameters&, const Units&)>;
 
+/// The ranks of a backend, for what they tell one another in the host's memory.
+template <class Backend>
+auto& host_of(Backend& comm) {
+    if constexpr (requires { comm.host(); }) return comm.host();
+    else return comm;
+}
+
 /// Every rank's summary, on every rank.
 template <class Backend>
 std::vector<RankSummary> gather(Backend& comm, const RankSummary& own) {
@@ -87,7 +94,7 @@ std::vector<RankSummary> gather(Backend& comm, const RankSummary& own) {
         return std::span(reinterpret_cast<std::uint8_t*>(data), n * sizeof *data);
     };
     RankSummary copy = own;
-    comm.all_gather(gs::const_buffer(bytes(&copy, 1)), gs::buffer(bytes(all.data(), all.size()))).wait();
+    host_of(comm).all_gather(gs::const_buffer(bytes(&copy, 1)), gs::buffer(bytes(all.data(), all.size()))).wait();
     return all;
 }
 
@@ -95,7 +102,9 @@ std::vector<RankSummary> gather(Backend& comm, const RankSummary& own) {
 template <class Backend>
 class BackendSynchroniser : public Synchroniser {
 public:
-    void add_up(std::span<double> values) override { comm_.all_reduce(gs::buffer(values), gs::ReduceOp::sum).wait(); }
+    void add_up(std::span<double> values) override {
+        host_of(comm_).all_reduce(gs::buffer(values), gs::ReduceOp::sum).wait();
+    }
     std::vector<RankSummary> gather(const RankSummary& own) override { return gradsync_train::gather(comm_, own); }
 
 protected:
@@ -108,9 +117,10 @@ protected:
 };
 
 /// A parameter as the library sees it.
-inline gs::ParameterView view_of(const Parameter& p, float* value, float* gradient = nullptr) {
+inline gs::ParameterView view_of(const Parameter& p, float* value, float* gradient = nullptr,
+                                 gs::MemorySpace space = gs::MemorySpace::host) {
     const auto floats = [&](float* data) {
-        return gs::BufferView{data, p.count, gs::DType::f32, gs::MemorySpace::host};
+        return gs::BufferView{data, p.count, gs::DType::f32, space};
     };
     return {.name = p.name, .value = floats(value), .gradient = floats(gradient), .shape = p.shape, .uses = p.uses};
 }

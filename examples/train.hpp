@@ -2,6 +2,7 @@
 // The training of one rank.
 
 #include "job.hpp"
+#include "ops_cpu.hpp"
 #include "report.hpp"
 #include "synchroniser.hpp"
 
@@ -13,7 +14,8 @@ struct Shard {
     int size;
 };
 
-/// All that the flags ask for, but the report. All ranks call it together; `make` says how they stay together.
-Results train(const Job& job, Shard shard, const MakeSynchroniser& make);
+/// All that the flags ask for, but the report. All ranks call it together; `make` says how they stay together. (The loop
+/// is in train_loop.hpp, and compiled once for each kind of operations.)
+Results train(CpuOps ops, const Job& job, Shard shard, const MakeSynchroniser& make);
 
 }  // namespace gradsync_train

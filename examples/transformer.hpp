@@ -2,6 +2,8 @@
 // A decoder-only transformer over bytes: pre-norm blocks, causal attention, GELU, learned positions.
 
 #include <cmath>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +42,14 @@ public:
     using Config = TransformerConfig;
     static constexpr std::size_t classes = 256;
 
-    explicit Transformer(const Config& config) : config_{config}, parameters_{config.seed}, hidden_{4 * config.width} {
+    explicit Transformer(const Config& config, Ops ops = {})
+        : ops_{ops},
+          config_{config},
+          parameters_{config.seed},
+          workspace_{ops},
+          inputs_{ops.bytes(config.sequences * config.context)},
+          targets_{ops.bytes(config.sequences * config.context)},
+          hidden_{4 * config.width} {
         const std::size_t d = config.width;
         // Each block adds twice to the residual stream: smaller steps keep its variance near one at any depth.
         const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(config.blocks));
@@ -77,6 +86,7 @@ public:
     }
 
     const Config& config() const { return config_; }
+    Ops operations() const { return ops_; }
     Parameters& parameters() { return parameters_; }
     std::size_t activation_bytes() const { return workspace_.bytes(); }
 
@@ -97,27 +107,27 @@ public:
     void set_access(UnitAccess* access) { access_ = access; }
 
     /// Mean loss in nats a byte; leaves what `backward` needs.
-    double forward(const Batch& batch) {
-        float* scores = logits(batch.sequences, batch.length, batch.inputs.data());
-        return Ops::cross_entropy(batch.sequences * batch.length, classes, batch.targets.data(), scores);
+    typename Ops::Loss forward(const Batch& batch) {
+        float* scores = logits(batch.sequences, batch.length, batch.inputs);
+        return ops_.cross_entropy(batch.sequences * batch.length, classes, ops_.load(batch.targets, targets_), scores);
     }
 
     /// The scores of the byte after each prefix: [sequences, length, 256], for any length up to the context.
-    float* logits(std::size_t sequences, std::size_t length, const std::uint8_t* bytes) {
+    float* logits(std::size_t sequences, std::size_t length, std::span<const std::uint8_t> bytes) {
         const std::size_t tokens = sequences * length, d = config_.width;
         {
             const UnitUse use{access_, 0};
-            Ops::embed(tokens, length, d, bytes, parameters_.value(table_), parameters_.value(positions_),
-                       stream_[0].data());
+            ops_.embed(tokens, length, d, ops_.load(bytes, inputs_), parameters_.value(table_),
+                       parameters_.value(positions_), stream_[0].data());
         }
         for (std::size_t i = 0; i < blocks_.size(); ++i) {
             const UnitUse use{access_, unit_of_block(i)};
             block_forward(i, sequences, length);
         }
         const UnitUse use{access_, last_unit()};
-        Ops::layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(),
+        ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(),
                         inverse_.data());
-        Ops::linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), logits_.data());
+        ops_.linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), logits_.data());
         return logits_.data();
     }
 
@@ -125,11 +135,11 @@ public:
         const std::size_t tokens = batch.sequences * batch.length, d = config_.width;
         {
             const UnitUse use{access_, last_unit()};
-            Ops::linear_weight_gradient(tokens, d, classes, logits_.data(), normalised_.data(),
+            ops_.linear_weight_gradient(tokens, d, classes, logits_.data(), normalised_.data(),
                                         gradients.target(output_));
             gradients.done(output_);
-            Ops::linear_input_gradient(tokens, d, classes, logits_.data(), parameters_.value(output_), dbranch_.data());
-            Ops::fill(tokens * d, 0.0f, dstream_.data());
+            ops_.linear_input_gradient(tokens, d, classes, logits_.data(), parameters_.value(output_), dbranch_.data());
+            ops_.fill(tokens * d, 0.0f, dstream_.data());
             norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
         }
 
@@ -141,10 +151,11 @@ public:
         }
 
         // The embedding's gradients do not depend on its weights.
-        Ops::positions_backward(tokens, batch.length, d, dstream_.data(), gradients.target(positions_));
+        ops_.positions_backward(tokens, batch.length, d, dstream_.data(), gradients.target(positions_));
         gradients.done(positions_);
-        if (!config_.tied) Ops::fill(classes * d, 0.0f, gradients.target(table_));
-        Ops::embed_backward_add(tokens, d, batch.inputs.data(), dstream_.data(), gradients.target(table_));
+        if (!config_.tied) ops_.fill(classes * d, 0.0f, gradients.target(table_));
+        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), dstream_.data(),
+                                gradients.target(table_));
         gradients.done(table_);
     }
 
@@ -212,20 +223,20 @@ private:
         const float* x = stream_[i].data();
         float* y = stream_[i + 1].data();
 
-        Ops::layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(),
+        ops_.layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(),
                         a.inverse1.data());
-        Ops::linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), a.qkv.data());
-        Ops::add_bias(tokens, 3 * d, bias(b.qkv), a.qkv.data());
-        Ops::attention(shape(sequences, length), a.qkv.data(), a.weights.data(), a.attended.data());
-        Ops::linear(tokens, d, d, a.attended.data(), gain(b.projection), a.middle.data());
-        Ops::add_bias_residual(tokens, d, bias(b.projection), x, a.middle.data());
+        ops_.linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), a.qkv.data());
+        ops_.add_bias(tokens, 3 * d, bias(b.qkv), a.qkv.data());
+        ops_.attention(shape(sequences, length), a.qkv.data(), a.weights.data(), a.attended.data());
+        ops_.linear(tokens, d, d, a.attended.data(), gain(b.projection), a.middle.data());
+        ops_.add_bias_residual(tokens, d, bias(b.projection), x, a.middle.data());
 
-        Ops::layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(),
+        ops_.layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(),
                         a.inverse2.data());
-        Ops::linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), a.expanded.data());
-        Ops::bias_gelu(tokens, hidden_, bias(b.expand), a.expanded.data(), a.activated.data());
-        Ops::linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), y);
-        Ops::add_bias_residual(tokens, d, bias(b.contract), a.middle.data(), y);
+        ops_.linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), a.expanded.data());
+        ops_.bias_gelu(tokens, hidden_, bias(b.expand), a.expanded.data(), a.activated.data());
+        ops_.linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), y);
+        ops_.add_bias_residual(tokens, d, bias(b.contract), a.middle.data(), y);
     }
 
     /// dstream_ holds the gradient of the block's output, and afterwards of its input.
@@ -235,13 +246,13 @@ private:
         const std::size_t tokens = sequences * length, d = config_.width;
 
         linear_backward(b.contract, tokens, hidden_, d, dstream_.data(), a.activated.data(), dwide_.data(), gradients);
-        Ops::bias_gelu_backward(tokens, hidden_, a.expanded.data(), dwide_.data(), gradients.target(b.expand.bias));
+        ops_.bias_gelu_backward(tokens, hidden_, a.expanded.data(), dwide_.data(), gradients.target(b.expand.bias));
         gradients.done(b.expand.bias);
         weight_backward(b.expand, tokens, d, hidden_, dwide_.data(), a.normalised2.data(), dbranch_.data(), gradients);
         norm_backward(b.norm2, tokens, a.middle.data(), a.mean2.data(), a.inverse2.data(), gradients);
 
         linear_backward(b.projection, tokens, d, d, dstream_.data(), a.attended.data(), dbranch_.data(), gradients);
-        Ops::attention_backward(shape(sequences, length), a.qkv.data(), a.weights.data(), dbranch_.data(),
+        ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.weights.data(), dbranch_.data(),
                                 dwide_.data(), dscores_.data());
         linear_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
         norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);
@@ -249,31 +260,33 @@ private:
 
     void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const float* dy, const float* x,
                          float* dx, GradientWriter<Ops>& gradients) {
-        Ops::column_sum(n, out, dy, gradients.target(layer.bias));
+        ops_.column_sum(n, out, dy, gradients.target(layer.bias));
         gradients.done(layer.bias);
         weight_backward(layer, n, in, out, dy, x, dx, gradients);
     }
 
     void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const float* dy, const float* x,
                          float* dx, GradientWriter<Ops>& gradients) {
-        Ops::linear_weight_gradient(n, in, out, dy, x, gradients.target(layer.weight));
+        ops_.linear_weight_gradient(n, in, out, dy, x, gradients.target(layer.weight));
         gradients.done(layer.weight);
-        Ops::linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
+        ops_.linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
     }
 
     /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input.
     void norm_backward(Layer layer, std::size_t tokens, const float* x, const float* mean, const float* inverse,
                        GradientWriter<Ops>& gradients) {
-        Ops::layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(),
+        ops_.layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(),
                                      dstream_.data(), gradients.target(layer.weight), gradients.target(layer.bias));
         gradients.done(layer.bias);
         gradients.done(layer.weight);
     }
 
+    Ops ops_;
     Config config_;
     Parameters parameters_;
     UnitAccess* access_ = nullptr;
     Workspace<Ops> workspace_;
+    typename Ops::Bytes inputs_, targets_;
     std::size_t hidden_;
     std::size_t table_, positions_, output_;
     std::vector<Block> blocks_;

@@ -9,13 +9,16 @@ namespace gradsync_train {
 template <class Ops>
 class Workspace {
 public:
+    explicit Workspace(Ops ops) : ops_{ops} {}
+
     typename Ops::Floats floats(std::size_t n) {
         bytes_ += n * sizeof(float);
-        return typename Ops::Floats(n);
+        return ops_.floats(n);
     }
     std::size_t bytes() const { return bytes_; }
 
 private:
+    Ops ops_;
     std::size_t bytes_ = 0;
 };
 

@@ -1,8 +1,10 @@
-#include "train.hpp"
+#pragma once
+// The training loop of one rank, whatever the operations. For the files that define `train`, see train.hpp.
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -19,15 +21,15 @@
 #include "checkpoint.hpp"
 #include "data.hpp"
 #include "mlp.hpp"
-#include "ops_cpu.hpp"
 #include "optimizer.hpp"
 #include "options.hpp"
 #include "sample.hpp"
+#include "train.hpp"
 #include "transformer.hpp"
 
 namespace gradsync_train {
 
-namespace {
+namespace train_detail {
 
 /// Mean loss over the first validation samples, each rank taking its share of them. All ranks call it together.
 template <class Model>
@@ -40,9 +42,9 @@ double validate(Model& model, Synchroniser& sync, int rank, int size, const Samp
         const bool counts = own < batches;
         if (!counts && !sync.computes_together()) break;
         samples.fill((counts ? own : first) * batch.sequences, batch);
-        const double loss = model.forward(batch);
+        const auto loss = model.forward(batch);
         if (!counts) continue;  // the others needed this rank's weights
-        sum_and_count[0] += loss;
+        sum_and_count[0] += model.operations().value(loss);
         sum_and_count[1] += 1;
     }
     sync.add_up(sum_and_count);
@@ -50,14 +52,17 @@ double validate(Model& model, Synchroniser& sync, int rank, int size, const Samp
 }
 
 /// Of all weights, in order of registration, which is that of the units. All ranks call it together.
-std::uint64_t digest(const Parameters& parameters, const Units& units, Synchroniser& sync) {
+template <class Ops>
+std::uint64_t digest(Ops ops, const Parameters& parameters, const Units& units, Synchroniser& sync) {
     Digest d;
+    std::vector<float> own;
     std::size_t next = 0;
     for (std::size_t u = 0; u < units.size(); ++u) {
         const UnitUse use{&sync, u};
         for (std::size_t i : units[u]) {
             if (i != next) continue;  // tied: it had its turn
-            d.update(parameters.value(i), parameters[i].count * sizeof(float));
+            const std::span weights = ops.read(parameters[i].count, parameters.value(i), own);
+            d.update(weights.data(), weights.size_bytes());
             ++next;
         }
     }
@@ -66,7 +71,7 @@ std::uint64_t digest(const Parameters& parameters, const Units& units, Synchroni
 }
 
 /// After which step the checkpoint in this directory was written, if it is one and whole.
-std::optional<std::uint64_t> step_of_checkpoint(const std::filesystem::path& directory) {
+inline std::optional<std::uint64_t> step_of_checkpoint(const std::filesystem::path& directory) {
     try {
         return Checkpoint{directory}.progress().steps;
     } catch (const std::exception&) {
@@ -76,7 +81,7 @@ std::optional<std::uint64_t> step_of_checkpoint(const std::filesystem::path& dir
 
 /// Keeps the state of a run that has lost a rank, if this rank holds all of it. Never throws: the loss is what has to be
 /// reported.
-void keep_after_loss(const CheckpointWriter& writer, int rank, const Progress& progress,
+inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Progress& progress,
                      const std::filesystem::path& directory, const Synchroniser& sync) {
     const auto say = [&](const std::string& text) {
         std::fprintf(stderr, "gradsync_train: rank %d %s\n", rank, text.c_str());
@@ -96,9 +101,8 @@ void keep_after_loss(const CheckpointWriter& writer, int rank, const Progress& p
     }
 }
 
-template <class Model>
-Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
-    using Ops = typename Model::Operations;
+template <class Model, class Ops>
+Results train(Ops ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
     using Clock = std::chrono::steady_clock;
     const auto seconds_since = [](Clock::time_point t) {
         return std::chrono::duration<double>(Clock::now() - t).count();
@@ -107,12 +111,12 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
     const Options& o = job.options;
     typename Model::Config config;
     o.model_config(config);
-    Model model{config};
+    Model model{config, ops};
     auto& parameters = model.parameters();
     const Units units = model.units();
     const auto sync = make(parameters, units);
     model.set_access(sync.get());
-    GradientWriter<Ops> writer{parameters, *sync};
+    GradientWriter<Ops> writer{parameters, *sync, ops};
 
     const Schedule schedule{o.lr, o.warmup, o.steps};
     Progress progress{};
@@ -135,6 +139,23 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
         line.emplace(job.out, terminal, progress.steps, o.last_step(), o.samples_per_step(), config.reading().targets);
     }
 
+    std::vector<StepRecord> steps;
+    steps.reserve(o.last_step());
+    // A device is a step behind: what it computes in one is read when the next is on its way, and nobody waits.
+    std::array<std::vector<typename Ops::Loss>, 2> losses;
+    losses.fill(std::vector<typename Ops::Loss>(o.accumulate));
+    const std::uint64_t first_step = progress.steps;
+    std::size_t losses_read = 0;
+    const auto read_losses = [&](std::size_t but) {
+        for (; losses_read + but < steps.size(); ++losses_read) {
+            StepRecord& record = steps[losses_read];
+            const std::uint64_t step = first_step + losses_read;
+            for (const auto& loss : losses[step % 2]) record.loss += ops.value(loss);
+            record.loss /= static_cast<double>(o.accumulate);
+            if (speaks) line->update(step + 1, record);
+        }
+    };
+
     const auto save = [&] {
         const auto collect = [&](const Synchroniser::StateSink& sink) { sync->collect(sink); };
         if (speaks) checkpoints.save(shard.rank, progress, collect);
@@ -142,18 +163,15 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
     };
 
     RankSummary summary;
-    std::vector<StepRecord> steps;
-    steps.reserve(o.last_step());
     Results results;
     try {
         while (progress.steps < o.last_step()) {
             const auto started = Clock::now();
-            double loss = 0;
             for (std::size_t a = 0; a < o.accumulate; ++a) {
                 // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
                 const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
                 training.fill(progress.samples + micro_batch * o.micro_batch, batch);
-                loss += model.forward(batch);
+                losses[progress.steps % 2][a] = model.forward(batch);
                 writer.begin(sync->begin_backward(a));
                 model.backward(batch, writer);
                 sync->end_backward();
@@ -162,13 +180,12 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
 
             const double seconds = seconds_since(started);
             const auto& spent = sync->statistics().last;
-            steps.push_back({seconds, spent.communication_seconds, spent.exposed_seconds,
-                             loss / static_cast<double>(o.accumulate)});
+            steps.push_back({seconds, spent.communication_seconds, spent.exposed_seconds, 0});
             progress.steps += 1;
             progress.samples += o.samples_per_step();
-            if (speaks) line->update(progress.steps, steps.back());
-
             const bool last = progress.steps == o.last_step();
+            read_losses(Ops::on_device && !last ? 1 : 0);
+
             if (o.validate_every > 0 && progress.steps % o.validate_every == 0 && !last) {
                 const double mean = validate(model, *sync, rank, size, validation, o.micro_batch);
                 if (speaks)
@@ -182,7 +199,7 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
 
         summarise_steps(steps, summary);
         summary.validation_loss = validate(model, *sync, rank, size, validation, o.micro_batch);
-        summary.digest = digest(parameters, units, *sync);
+        summary.digest = digest(ops, parameters, units, *sync);
         summary.parameters = parameters.count();
         summary.memory = sync->memory();
         summary.memory.gradients += writer.bytes();
@@ -216,11 +233,13 @@ Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
     return results;
 }
 
-}  // namespace
-
-Results train(const Job& job, Shard shard, const MakeSynchroniser& make) {
-    if (job.options.model == "mlp") return train<Mlp<CpuOps>>(job, shard, make);
-    return train<Transformer<CpuOps>>(job, shard, make);
+/// With the model that the flags name.
+template <class Ops>
+Results train_chosen(Ops ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
+    if (job.options.model == "mlp") return train<Mlp<Ops>>(ops, job, shard, make);
+    return train<Transformer<Ops>>(ops, job, shard, make);
 }
+
+}  // namespace train_detail
 
 }  // namespace gradsync_train

@@ -1,0 +1,12 @@
+// The training loop over the operations on the CPU.
+
+#include "ops_cpu.hpp"
+#include "train_loop.hpp"
+
+namespace gradsync_train {
+
+Results train(CpuOps ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
+    return train_detail::train_chosen(ops, job, shard, make);
+}
+
+}  // namespace gradsync_train
