@@ -1,6 +1,6 @@
 // The library's collectives against the bandwidth limit and against its peers.
 //
-//     bench_all_reduce [--seconds=S] [--gib] [--no-pin] [Google Benchmark's flags]
+//     bench_all_reduce [--seconds=S] [--rounds=N] [--gib] [--no-pin] [Google Benchmark's flags]
 //
 // Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B. WHO is of the library
 //
@@ -13,33 +13,32 @@
 //
 //     limit                     a bare loop: see limit_loop.hpp
 //     gloo                      Gloo, where it was found at build time
-//     mpi_library               the MPI library's MPI_Allreduce, where it was found
+//     mpi_library               the MPI library's own, where it was found (MPI_Allreduce, MPI_Bcast, ...)
 //     mpi_library_nonblocking   its MPI_Iallreduce and MPI_Wait
+//     mpich_library             MPICH's MPI_Allreduce, where it was found beside another MPI
+//     mpich_library_nonblocking its MPI_Iallreduce and MPI_Wait
 //
 // Times are medians. Counters: bytes; algbw and busbw, bytes a second as nccl-tests counts them; WHO_ratio, that one's
 // time over this one's, measured in turns with it (mpi_library_best_ratio: of the library's two the faster one's);
-// time_min and time_max in seconds; handoff_ns, the state of the machine.
+// time_min and time_max in seconds; handoff_ns, the state of the machine. Turns are batches; but MPICH, whose processes
+// have a program of their own, takes turns of a fifth of its time with the limit.
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
-#include <deque>
 #include <map>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "buffers.hpp"
 #include "collectives.hpp"
+#include "flags.hpp"
 #include "limit_loop.hpp"
 #include "reporting.hpp"
+#include "shared_contests.hpp"
 #if GRADSYNC_BENCH_GLOO
 #include "gloo_all_reduce.hpp"
 #endif
-#if GRADSYNC_BENCH_MPI
-#include "mpi_contest.hpp"
-#endif
+#include "under_mpi.hpp"
 
 namespace {
 
@@ -58,7 +57,8 @@ struct Case {
         return collective + "/" + std::string(gradsync::name_of(dtype)) + "/ranks:" + std::to_string(ranks) +
                "/bytes:" + std::to_string(bytes);
     }
-    bool has_limit() const { return collective == "all_reduce" && LimitLoop::supports(ranks); }
+    bool sums() const { return collective == "all_reduce"; }
+    bool has_limit() const { return sums() && LimitLoop::supports(ranks); }
 };
 
 /// What came out of a contest.
@@ -70,7 +70,7 @@ struct Measured {
 /// Runs `contestant` in turns with the limit.
 Measured against_limit(const Case& c, Buffers& buffers, const std::string& who, Contestant& contestant) {
     LimitLoop limit(buffers.pointers(), c.bytes);
-    if (c.collective == "all_reduce") buffers.check_sum(contestant, c.dtype, "all_reduce");
+    if (c.sums()) buffers.check_sum(contestant, c.dtype, "all_reduce");
     std::vector<Contestant*> contestants{&contestant};
     if (c.has_limit()) {
         buffers.check_sum(limit, DType::f32, "limit");
@@ -97,12 +97,39 @@ Measured measure_gloo(const Case& c) {
 }
 #endif
 
-#if GRADSYNC_BENCH_MPI
+#ifdef GRADSYNC_BENCH_MPIEXEC
 Measured measure_mpi(const Case& c) {
     const double before = handoff_latency();
     ContestOptions options = contest_options;
     options.seconds *= 3;  // there are seven of them
-    const auto samples = mpi_contest(c.ranks, c.bytes, options);
+    const Printed samples = run_under_mpi(GRADSYNC_BENCH_MPIEXEC, c.ranks, "bench_mpi_collective",
+                                          c.collective + " " + std::string(gradsync::name_of(c.dtype)) + " " +
+                                              std::to_string(c.bytes) + " " + arguments_of(options));
+    Measured measured{{}, (before + handoff_latency()) / 2};
+    for (const auto& [who, seconds] : samples) measured.of[who] = summarise(seconds);
+    return measured;
+}
+#endif
+
+#ifdef GRADSYNC_BENCH_MPICH_MPIEXEC
+Measured measure_mpich(const Case& c) {
+    constexpr int turns = 5;
+    ContestOptions options = contest_options;
+    options.seconds /= turns;
+    options.least_rounds = 3;
+    const double before = handoff_latency();
+    Printed samples;
+    for (int turn = 0; turn < turns; ++turn) {
+        for (const auto& [who, seconds] :
+             run_under_mpi(GRADSYNC_BENCH_MPICH_MPIEXEC, c.ranks, "bench_mpich_all_reduce",
+                           std::to_string(c.bytes) + " " + arguments_of(options)))
+            samples[who].insert(samples[who].end(), seconds.begin(), seconds.end());
+        Buffers buffers(c.ranks, c.bytes);
+        LimitLoop limit(buffers.pointers(), c.bytes);
+        Contestant* const contestants[] = {&limit};
+        const std::vector<double> seconds = run_contest(c.ranks, contestants, options)[0];
+        samples["limit"].insert(samples["limit"].end(), seconds.begin(), seconds.end());
+    }
     Measured measured{{}, (before + handoff_latency()) / 2};
     for (const auto& [who, seconds] : samples) measured.of[who] = summarise(seconds);
     return measured;
@@ -128,44 +155,15 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
         state.counters["mpi_library_best_ratio"] = std::min(blocking->median, nonblocking->median) / own.median;
 }
 
-/// A contest is the measurement of all its contestants: whichever is asked for first runs it, and the others report the
-/// same one.
-class SharedContests {
-public:
-    template <class Measure>
-    Measured take(const Case& c, const std::vector<std::string>& contestants, const std::string& who, Measure measure) {
-        auto& own = left_[{c.name(), who}];
-        if (own.empty()) {
-            const Measured measured = measure(c);
-            for (const std::string& each : contestants) left_[{c.name(), each}].push_back(measured);
-        }
-        const Measured measured = own.front();
-        own.pop_front();
-        return measured;
-    }
-
-private:
-    std::map<std::pair<std::string, std::string>, std::deque<Measured>> left_;
-};
-SharedContests shared_contests;
+SharedContests<Measured> shared_contests;
 
 /// A benchmark for each of the contestants in what `measure` runs.
-template <class Measure>
-void add(const std::vector<std::string>& contestants, const Case& c, Measure measure) {
+void add(const std::vector<std::string>& contestants, const Case& c, Measured (*measure)(const Case&)) {
     for (const std::string& who : contestants)
-        benchmark::RegisterBenchmark((who + "/" + c.name()).c_str(),
-                                     [=](benchmark::State& state) {
-                                         try {
-                                             const Measured measured =
-                                                 shared_contests.take(c, contestants, who, measure);
-                                             report_case(state, c, who, measured);
-                                         } catch (const std::exception& e) {
-                                             state.SkipWithError(e.what());
-                                         }
-                                     })
-            ->UseManualTime()
-            ->Iterations(1)
-            ->Unit(benchmark::kMicrosecond);
+        add_benchmark(who + "/" + c.name(), benchmark::kMicrosecond, [=](benchmark::State& state) {
+            const auto run = [&] { return measure(c); };
+            report_case(state, c, who, shared_contests.take(contestants[0] + "/" + c.name(), contestants, who, run));
+        });
 }
 
 void add_threads(const Case& c) {
@@ -173,41 +171,63 @@ void add_threads(const Case& c) {
     else add({"threads"}, c, measure_threads);
 }
 
+void add_mpi([[maybe_unused]] const Case& c) {
+#ifdef GRADSYNC_BENCH_MPIEXEC
+    std::vector<std::string> contestants{"mpi", "mpi_messages"};
+    if (c.bytes != 0) contestants.push_back("mpi_borrowed");
+    if (!gradsync::is_low_precision(c.dtype)) {
+        contestants.push_back("mpi_library");
+        if (c.sums()) contestants.push_back("mpi_library_nonblocking");
+    }
+    add(contestants, c, measure_mpi);
+#endif
+}
+
+/// All-reduces of f32, which is what all peers have.
+void add_peers([[maybe_unused]] const Case& c) {
+#if GRADSYNC_BENCH_GLOO
+    add({"gloo"}, c, measure_gloo);
+#endif
+#ifdef GRADSYNC_BENCH_MPICH_MPIEXEC
+    add({"mpich_library", "mpich_library_nonblocking"}, c, measure_mpich);
+#endif
+}
+
 void add_all(bool gib) {
     constexpr std::size_t mib = std::size_t{1} << 20;
-    std::vector<std::size_t> sizes{4096, 65536, mib, 10 * mib, 25 * mib, 100 * mib};
-    if (gib) sizes.push_back(1024 * mib);
-    for (int ranks : {1, 2, 4})
+    for (int ranks : {1, 2, 4, 6}) {
+        std::vector<std::size_t> sizes{4096, 65536, mib, 10 * mib, 25 * mib, 100 * mib};
+        if (gib && ranks <= 2) sizes.push_back(1024 * mib);  // in the contest over MPI each rank has three buffers
         for (std::size_t bytes : sizes) {
             const Case c{"all_reduce", DType::f32, ranks, bytes};
             add_threads(c);
             if (!c.has_limit()) continue;
-#if GRADSYNC_BENCH_GLOO
-            add({"gloo"}, c, measure_gloo);
-#endif
-#if GRADSYNC_BENCH_MPI
-            add({"mpi", "mpi_borrowed", "mpi_messages", "mpi_library", "mpi_library_nonblocking"}, c, measure_mpi);
-#endif
+            add_mpi(c);
+            add_peers(c);
         }
-    for (DType dtype : {DType::bf16, DType::f64})
-        for (std::size_t bytes : {std::size_t{4096}, mib, 25 * mib}) add_threads({"all_reduce", dtype, 2, bytes});
+    }
+    for (DType dtype : {DType::bf16, DType::f16, DType::f64})
+        for (std::size_t bytes : {std::size_t{4096}, mib, 25 * mib}) {
+            add_threads({"all_reduce", dtype, 2, bytes});
+            add_mpi({"all_reduce", dtype, 2, bytes});
+        }
     for (const char* collective : {"reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter"})
-        for (int ranks : {2, 4}) add_threads({collective, DType::f32, ranks, 25 * mib});
-    for (int ranks : {2, 4}) add_threads({"barrier", DType::f32, ranks, 0});
+        for (int ranks : {2, 4, 6}) {
+            add_threads({collective, DType::f32, ranks, 25 * mib});
+            add_mpi({collective, DType::f32, ranks, 25 * mib});
+        }
+    for (int ranks : {2, 4, 6}) {
+        add_threads({"barrier", DType::f32, ranks, 0});
+        add_mpi({"barrier", DType::f32, ranks, 0});
+    }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    bool gib = false;
-    int kept = 1;
-    for (int i = 1; i < argc; ++i) {
-        const std::string argument = argv[i];
-        if (argument == "--gib") gib = true;
-        else if (argument == "--no-pin") contest_options.pin = false;
-        else if (argument.rfind("--seconds=", 0) == 0) contest_options.seconds = std::strtod(argv[i] + 10, nullptr);
-        else argv[kept++] = argv[i];
-    }
+    Flags flags(argc, argv);
+    const bool gib = flags.take("gib");
+    flags.take(contest_options);
     add_all(gib);
-    return run_benchmarks(kept, argv);
+    return run_benchmarks(argc, argv);
 }

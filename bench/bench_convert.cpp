@@ -1,4 +1,8 @@
-// Bulk conversion between floating types, one thread: convert/FROM/TO/elements:N. Counters: bandwidth, bytes read and
+// Bulk conversion between floating types, one thread.
+//
+//     bench_convert [--seconds=S] [--rounds=N] [--no-pin] [Google Benchmark's flags]
+//
+// Benchmarks are named convert/FROM/TO/elements:N. Counters: bandwidth, bytes read and
 // written a second; memcpy_ratio, the time of a memcpy of as many bytes (half read, half written) over this one's,
 // measured in turns with it.
 
@@ -10,12 +14,15 @@
 #include <gradsync/kernel/host_buffer.hpp>
 
 #include "contest.hpp"
+#include "flags.hpp"
 #include "reporting.hpp"
 
 namespace {
 
 using namespace bench;
 using gradsync::DType;
+
+ContestOptions contest_options{.seconds = 0.3};
 
 class Conversion final : public Contestant {
 public:
@@ -54,26 +61,23 @@ private:
 void add(DType from, DType to, std::size_t count) {
     const std::string name =
         "convert/" + std::string(name_of(from)) + "/" + std::string(name_of(to)) + "/elements:" + std::to_string(count);
-    benchmark::RegisterBenchmark(name.c_str(),
-                                 [=](benchmark::State& state) {
-                                     const std::size_t bytes = count * (size_of(from) + size_of(to));
-                                     Conversion conversion(from, to, count);
-                                     Copy copy(bytes / 2);
-                                     Contestant* contestants[] = {&conversion, &copy};
-                                     const ContestResult samples = run_contest(1, contestants, {.seconds = 0.3});
-                                     const Summary own = summarise(samples[0]);
-                                     report(state, own, 0);
-                                     state.counters["bandwidth"] = static_cast<double>(bytes) / own.median;
-                                     state.counters["memcpy_ratio"] = summarise(samples[1]).median / own.median;
-                                 })
-        ->UseManualTime()
-        ->Iterations(1)
-        ->Unit(benchmark::kMicrosecond);
+    add_benchmark(name, benchmark::kMicrosecond, [=](benchmark::State& state) {
+        const std::size_t bytes = count * (size_of(from) + size_of(to));
+        Conversion conversion(from, to, count);
+        Copy copy(bytes / 2);
+        Contestant* contestants[] = {&conversion, &copy};
+        const ContestResult samples = run_contest(1, contestants, contest_options);
+        const Summary own = summarise(samples[0]);
+        report(state, own, 0);
+        state.counters["bandwidth"] = static_cast<double>(bytes) / own.median;
+        state.counters["memcpy_ratio"] = summarise(samples[1]).median / own.median;
+    });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+    Flags(argc, argv).take(contest_options);
     constexpr DType pairs[][2] = {{DType::f32, DType::bf16}, {DType::bf16, DType::f32}, {DType::f32, DType::f16},
                                   {DType::f16, DType::f32},  {DType::f64, DType::bf16}, {DType::f16, DType::bf16}};
     for (const auto& [from, to] : pairs)

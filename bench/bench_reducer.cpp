@@ -1,6 +1,6 @@
 // What the Reducer costs.
 //
-//     bench_reducer [--seconds=S] [Google Benchmark's flags]
+//     bench_reducer [--seconds=S] [--rounds=N] [--no-pin] [Google Benchmark's flags]
 //
 // reducer/mark_ready/OVERLAP/STORAGE/ranks:N/parameters:P   one mark, on average over the marks of a step (time), with
 //                                                           buckets of 100 gradients; finish() is not counted
@@ -16,7 +16,6 @@
 // Times are medians; what a ratio compares is measured in turns.
 
 #include <cstddef>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <utility>
@@ -31,6 +30,7 @@
 
 #include "buffers.hpp"
 #include "collectives.hpp"
+#include "flags.hpp"
 #include "reducer_contestants.hpp"
 #include "reporting.hpp"
 
@@ -45,17 +45,7 @@ std::string name_of(gs::GradientStorage storage) {
 }
 
 void add(const std::string& name, benchmark::TimeUnit unit, std::function<void(benchmark::State&)> run) {
-    benchmark::RegisterBenchmark(("reducer/" + name).c_str(),
-                                 [=](benchmark::State& state) {
-                                     try {
-                                         run(state);
-                                     } catch (const std::exception& e) {
-                                         state.SkipWithError(e.what());
-                                     }
-                                 })
-        ->UseManualTime()
-        ->Iterations(1)
-        ->Unit(unit);
+    add_benchmark("reducer/" + name, unit, std::move(run));
 }
 
 /// Reports the first contestant's time, and the second's over it as `ratio`.
@@ -185,12 +175,7 @@ void add_all() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    int kept = 1;
-    for (int i = 1; i < argc; ++i) {
-        const std::string argument = argv[i];
-        if (argument.rfind("--seconds=", 0) == 0) contest_options.seconds = std::strtod(argv[i] + 10, nullptr);
-        else argv[kept++] = argv[i];
-    }
+    Flags(argc, argv).take(contest_options);
     add_all();
-    return run_benchmarks(kept, argv);
+    return run_benchmarks(argc, argv);
 }

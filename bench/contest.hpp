@@ -38,6 +38,7 @@ struct ContestOptions {
     double seconds = 1;  ///< for all contestants together, roughly
     int least_rounds = 15;
     int most_rounds = 1001;
+    int rounds = 0;  ///< exactly so many, if not 0
     bool pin = true;   ///< keep every rank on one core: rank r on core r, modulo the number of cores
     int warm_ups = 0;  ///< runs before every batch, which do not count: contestants with buffers of their own find
                        ///< those of others in the caches
@@ -48,7 +49,7 @@ using ContestResult = std::vector<std::vector<double>>;
 
 /// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
 /// about a third of a millisecond at least. The machine may change its state, or be busy with something else, at any
-/// moment: what happens to one contestant then happens to all. `slowest(seconds)` returns the most of what the ranks
+/// moment: what happens to one contestant then happens to all. Who begins changes from round to round. `slowest(seconds)` returns the most of what the ranks
 /// say, once all have called it; meanwhile it sleeps: who has nothing to do must not take a core from those who have.
 template <class Slowest>
 ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
@@ -80,10 +81,15 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
         }
         round_seconds += once * (batches[c] + options.warm_ups);
     }
-    const int rounds =
-        std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds);
-    for (int round = 0; round < rounds; ++round)
-        for (std::size_t c = 0; c < contestants.size(); ++c) samples[c].push_back(batch(c));
+    const auto rounds = static_cast<std::size_t>(
+        options.rounds != 0
+            ? options.rounds
+            : std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds));
+    for (std::size_t round = 0; round < rounds; ++round)
+        for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
+            const std::size_t c = (round + turn) % contestants.size();
+            samples[c].push_back(batch(c));
+        }
     return samples;
 }
 

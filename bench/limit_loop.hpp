@@ -64,7 +64,7 @@ public:
         });
     }
 
-    static bool supports(int ranks) { return ranks == 2 || ranks == 3 || ranks == 4 || ranks == 8; }
+    static bool supports(int ranks) { return ranks == 2 || ranks == 3 || ranks == 4 || ranks == 6; }
 
 private:
     void add_slice(int rank) {
@@ -75,7 +75,7 @@ private:
             case 2: return dispatch<AddAndWriteAll<2>>(p, first, last);
             case 3: return dispatch<AddAndWriteAll<3>>(p, first, last);
             case 4: return dispatch<AddAndWriteAll<4>>(p, first, last);
-            case 8: return dispatch<AddAndWriteAll<8>>(p, first, last);
+            case 6: return dispatch<AddAndWriteAll<6>>(p, first, last);
             default: return;
         }
     }

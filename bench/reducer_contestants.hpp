@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,6 +11,7 @@
 #include <gradsync/reducer.hpp>
 
 #include "contest.hpp"
+#include "on_each_rank.hpp"
 
 namespace bench {
 
@@ -26,24 +26,6 @@ struct Workload {
 
     std::size_t elements() const { return bytes / sizeof(float) / parameters; }
 };
-
-/// Runs `f(rank)` on a thread for each rank; rethrows what one of them throws.
-template <class F>
-void on_each_rank(int ranks, F&& f) {
-    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
-    std::vector<std::thread> threads;
-    for (int r = 0; r < ranks; ++r)
-        threads.emplace_back([&, r] {
-            try {
-                f(static_cast<std::size_t>(r));
-            } catch (...) {
-                errors[static_cast<std::size_t>(r)] = std::current_exception();
-            }
-        });
-    for (std::thread& thread : threads) thread.join();
-    for (const std::exception_ptr& error : errors)
-        if (error) std::rethrow_exception(error);
-}
 
 /// The gradients of one rank, in its own memory where they are borrowed, and their views.
 class Gradients {

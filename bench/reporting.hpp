@@ -1,8 +1,12 @@
 #pragma once
 
+#include <regex.h>
+
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -18,6 +22,34 @@ inline void report(benchmark::State& state, const Summary& seconds, double hando
     state.counters["time_max"] = seconds.max;
     state.counters["samples"] = static_cast<double>(seconds.count);
     state.counters["handoff_ns"] = handoff;
+}
+
+/// Registers a measurement that reports itself, or says why it cannot.
+inline void add_benchmark(const std::string& name, benchmark::TimeUnit unit,
+                          std::function<void(benchmark::State&)> measure) {
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [measure = std::move(measure)](benchmark::State& state) {
+                                     try {
+                                         measure(state);
+                                     } catch (const std::exception& e) {
+                                         state.SkipWithError(e.what());
+                                     }
+                                 })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(unit);
+}
+
+/// Does the user's filter select the benchmark of this name? As Google Benchmark decides it. Once it runs them.
+inline bool selected(const std::string& name) {
+    std::string filter = benchmark::GetBenchmarkFilter();
+    if (filter.empty() || filter == "all") return true;
+    const bool excludes = filter[0] == '-';
+    regex_t pattern;
+    if (regcomp(&pattern, filter.c_str() + excludes, REG_EXTENDED | REG_NOSUB) != 0) return true;
+    const bool matches = regexec(&pattern, name.c_str(), 0, nullptr, 0) == 0;
+    regfree(&pattern);
+    return matches != excludes;
 }
 
 /// Leaves the names of benchmarks as they were registered: Google Benchmark adds "/iterations:1/manual_time".

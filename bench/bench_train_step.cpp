@@ -1,0 +1,192 @@
+// Whole steps of the example trainer's models, by the way in which ranks are kept together.
+//
+//     bench_train_step [--seconds=S] [--rounds=N] [--no-pin] [Google Benchmark's flags]
+//
+// Benchmarks are named train_step/MODEL/STRATEGY/BACKEND/ranks:N. MODEL is transformer or mlp (see strategies.hpp).
+// STRATEGY is one of
+//
+//     independent             copies that are not synchronised: the limit
+//     naive                   one collective a parameter, after the backward
+//     flat                    one collective, after the backward
+//     overlap_per_parameter   one collective a parameter, each as soon as its gradient is final
+//     buckets_1MB ...         SizeCappedBuckets and OverlapBackward; 25 MB is the default
+//     optimal                 OptimalBuckets, planned from the first steps, and OverlapBackward
+//     forward                 the default's buckets and OverlapForward
+//     zero1, zero2, zero3     sharded optimizer, gradients, weights
+//
+// BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory) or mpi_messages (processes that send
+// messages). The strategies of one model, backend and number of ranks that the filter selects, and `independent`, are
+// measured against each other: a step each, in turns, all ranks starting together.
+//
+// Times are medians over the rounds, of the slowest rank. Counters, times in seconds: exposed and communication, of a
+// step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed / communication;
+// independent_ratio, the time of `independent` over this one's; exposed_against_independent, the median over the rounds
+// of this step's time less that of `independent` in the same round; samples_per_second and tokens_per_second, of all ranks
+// together; state_bytes, of weights, gradients and the optimizer on one rank; time_min, time_max, samples; handoff_ns,
+// the state of the machine.
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gradsync/backend/thread_backend.hpp>
+#include <gradsync/observe/statistics.hpp>
+
+#include "flags.hpp"
+#include "make_synchroniser.hpp"
+#include "on_each_rank.hpp"
+#include "reporting.hpp"
+#include "shared_contests.hpp"
+#include "train_contest.hpp"
+#ifdef GRADSYNC_BENCH_MPIEXEC
+#include "under_mpi.hpp"
+#endif
+
+namespace {
+
+using namespace bench;
+
+ContestOptions contest_options{.least_rounds = 9};
+
+struct Case {
+    std::string model;
+    std::string backend;
+    int ranks = 2;
+
+    std::string name(const std::string& strategy) const {
+        return "train_step/" + model + "/" + strategy + "/" + backend + "/ranks:" + std::to_string(ranks);
+    }
+    double samples() const { return static_cast<double>(ranks) * static_cast<double>(options().micro_batch); }
+    double tokens() const {
+        const trainer::Options o = options();
+        return samples() * static_cast<double>(model == "mlp" ? 1 : o.context);
+    }
+
+private:
+    trainer::Options options() const { return options_for(model, {}); }
+};
+
+/// Of one strategy in a contest.
+struct Figures {
+    std::vector<double> seconds;  ///< of a step, the slowest rank's, by round
+    Observed observed;
+};
+struct Measured {
+    std::map<std::string, Figures> of;  ///< by strategy
+    double handoff = 0;
+};
+
+Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
+    const std::size_t ranks = static_cast<std::size_t>(c.ranks);
+    std::vector<std::unique_ptr<Trainee>> trainees(ranks);
+    on_each_rank(c.ranks, [&](std::size_t r) { trainees[r] = make_trainee(c.model, static_cast<int>(r)); });
+    for (const std::string& name : names) {
+        const trainer::Options options = options_for(c.model, strategy(name));
+        const std::vector<gradsync::ThreadBackend> together = gradsync::ThreadBackend::make(c.ranks);
+        on_each_rank(c.ranks, [&](std::size_t r) {
+            gradsync::ThreadBackend comm =
+                strategy(name).synchronises() ? together[r] : gradsync::ThreadBackend::make(1)[0];
+            trainees[r]->learn(options, [&](trainer::Parameters& parameters, const trainer::Units& units) {
+                return trainer::make_synchroniser(comm, options, parameters, units);
+            });
+        });
+    }
+
+    SpinBarrier everybody(c.ranks);
+    auto steps = train_steps(names.size(), trainees, [&](int rank) { everybody.wait(rank); });
+    const ContestResult samples = run_contest(c.ranks, pointers_to(steps), contest_options);
+    on_each_rank(c.ranks, [&](std::size_t r) { trainees[r]->end(); });
+
+    Measured measured;
+    std::vector<Observed> observed;
+    for (std::size_t s = 0; s < names.size(); ++s) {
+        observed.push_back(trainees[0]->observed(s));
+        for (std::size_t r = 1; r < ranks; ++r) observed[s] = greatest(observed[s], trainees[r]->observed(s));
+        measured.of[names[s]] = {samples[s], observed[s]};
+    }
+    check_equal_losses(names, observed);
+    return measured;
+}
+
+#ifdef GRADSYNC_BENCH_MPIEXEC
+Measured measure_mpi(const Case& c, const std::vector<std::string>& names) {
+    std::string arguments = c.model + " " + c.backend + " " + arguments_of(contest_options);
+    for (const std::string& name : names) arguments += " " + name;
+    Printed printed = run_under_mpi(GRADSYNC_BENCH_MPIEXEC, c.ranks, "bench_mpi_train_step", arguments);
+    Measured measured;
+    for (const std::string& name : names)
+        measured.of[name] = {printed.at(name + "/seconds"),
+                             {.exposed_seconds = printed.at(name + "/exposed")[0],
+                              .communication_seconds = printed.at(name + "/communication")[0],
+                              .state_bytes = printed.at(name + "/state_bytes")[0]}};
+    return measured;
+}
+#endif
+
+void report_case(benchmark::State& state, const Case& c, const std::string& who, const Measured& measured) {
+    const auto& [seconds, observed] = measured.of.at(who);
+    const std::vector<double>& limit = measured.of.at(std::string(Strategy::independent)).seconds;
+    const Summary own = summarise(seconds);
+    report(state, own, measured.handoff);
+    std::vector<double> differences;
+    for (std::size_t round = 0; round < seconds.size(); ++round) differences.push_back(seconds[round] - limit[round]);
+    gradsync::StepStatistics statistics;
+    statistics.communication_seconds = observed.communication_seconds;
+    statistics.exposed_seconds = observed.exposed_seconds;
+    state.counters["exposed"] = statistics.exposed_seconds;
+    state.counters["communication"] = statistics.communication_seconds;
+    state.counters["overlap_ratio"] = statistics.overlap_ratio();
+    state.counters["independent_ratio"] = summarise(limit).median / own.median;
+    state.counters["exposed_against_independent"] = summarise(differences).median;
+    state.counters["samples_per_second"] = c.samples() / own.median;
+    state.counters["tokens_per_second"] = c.tokens() / own.median;
+    state.counters["state_bytes"] = observed.state_bytes;
+}
+
+/// Those that are to be measured if one of them is.
+std::vector<std::string> selected_strategies(const Case& c) {
+    std::vector<std::string> names;
+    for (const Strategy& each : strategies())
+        if (!each.synchronises() || selected(c.name(each.name))) names.push_back(each.name);
+    return names;
+}
+
+SharedContests<Measured> shared_contests;
+
+void add(const Case& c, Measured (*measure)(const Case&, const std::vector<std::string>&)) {
+    for (const Strategy& each : strategies())
+        add_benchmark(c.name(each.name), benchmark::kMillisecond, [=, who = each.name](benchmark::State& state) {
+            const std::vector<std::string> names = selected_strategies(c);
+            const Measured measured = shared_contests.take(c.name("*"), names, who, [&] {
+                const double before = handoff_latency();
+                Measured result = measure(c, names);
+                result.handoff = (before + handoff_latency()) / 2;
+                return result;
+            });
+            report_case(state, c, who, measured);
+        });
+}
+
+void add_all() {
+    for (const std::string& model : models()) {
+        for (int ranks : {1, 2, 4}) add({model, "threads", ranks}, measure_threads);
+#ifdef GRADSYNC_BENCH_MPIEXEC
+        for (const char* backend : {"mpi", "mpi_messages"})
+            for (int ranks : {1, 2, 4}) add({model, backend, ranks}, measure_mpi);
+#endif
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    Flags(argc, argv).take(contest_options);
+    add_all();
+    return run_benchmarks(argc, argv);
+}

@@ -1,0 +1,116 @@
+// One collective of ranks that are processes, for bench_all_reduce, which starts it under mpirun:
+//
+//     bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS ROUNDS pin|no-pin
+//
+// In turns, as everywhere: MpiBackend and the MPI library, and, among threads of rank 0 while the other ranks sleep,
+// what they are compared with. Prints one sample a line: the contestant's name and the seconds for one call, the
+// slowest rank's.
+
+#include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "among_threads.hpp"
+#include "buffers.hpp"
+#include "collectives.hpp"
+#include "limit_loop.hpp"
+#include "mpi_library.hpp"
+#include "mpi_ranks.hpp"
+
+namespace {
+
+using namespace bench;
+using gradsync::DType;
+using gradsync::MpiBackend;
+
+class OverMpiBackend final : public Contestant {
+public:
+    OverMpiBackend(const std::string& collective, DType dtype, MpiBackend comm, void* buffer, std::size_t bytes)
+        : rank_(collective, dtype, std::move(comm), buffer, bytes) {}
+
+    void meet(int) override { rank_.meet(); }
+    double run(int, int times) override {
+        return time([&] { rank_.run(times); });
+    }
+
+private:
+    RankOfCollective<MpiBackend> rank_;
+};
+
+DType dtype_of(const std::string& name) {
+    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16})
+        if (gradsync::name_of(dtype) == name) return dtype;
+    throw std::runtime_error("no floating type is called " + name);
+}
+
+struct Entry {
+    std::string name;
+    std::unique_ptr<Contestant> contestant;
+};
+
+void run(const std::vector<std::string>& arguments) {
+    if (arguments.size() != 6)
+        throw std::runtime_error("usage: bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS ROUNDS pin|no-pin");
+    const std::string& collective = arguments[0];
+    const DType dtype = dtype_of(arguments[1]);
+    const std::size_t bytes = std::strtoull(arguments[2].c_str(), nullptr, 10);
+    ContestOptions options = contest_options_of({arguments.begin() + 3, arguments.end()});
+    options.warm_ups = 6;  // 3 are too few at 25 MiB
+    const MpiRanks ranks;
+    const bool sums = collective == "all_reduce";
+
+    MpiBackend sharing(MPI_COMM_WORLD);
+    MpiBackend sending(MPI_COMM_WORLD, {.shared_memory = false});
+    const auto shared = sharing.allocate(bytes);
+    const auto ordinary = sending.allocate(bytes);  // as good as memory of one process gets: for all others
+    const auto over = [&](const MpiBackend& comm, void* buffer) {
+        return std::make_unique<OverMpiBackend>(collective, dtype, comm, buffer, bytes);
+    };
+    std::vector<Entry> entries;
+    entries.push_back({"mpi", over(sharing, shared.data())});
+    entries.push_back({"mpi_borrowed", over(sharing, ordinary.data())});
+    entries.push_back({"mpi_messages", over(sending, ordinary.data())});
+    if (MpiLibrary::has(dtype)) {
+        entries.push_back({"mpi_library", std::make_unique<MpiLibrary>(collective, dtype, ordinary.data(), bytes)});
+        if (sums)
+            entries.push_back({"mpi_library_nonblocking",
+                               std::make_unique<MpiLibrary>("iall_reduce", dtype, ordinary.data(), bytes)});
+    }
+    for (std::size_t e = 0; sums && e < entries.size(); ++e) {
+        void* const buffer = e == 0 ? shared.data() : ordinary.data();
+        fill(buffer, bytes, dtype, static_cast<float>(ranks.rank + 1));
+        entries[e].contestant->run(ranks.rank, 1);
+        check_filled(buffer, bytes, dtype, sum_of_ranks(ranks.size), entries[e].name);
+        fill(buffer, bytes, dtype, 0);
+    }
+
+    Buffers buffers(ranks.size, ranks.rank == 0 ? bytes : 0);
+    ThreadsCollective threads(collective, dtype, buffers.pointers(), buffers.bytes());
+    LimitLoop limit(buffers.pointers(), buffers.bytes());
+    const bool limited = sums && LimitLoop::supports(ranks.size);
+    if (ranks.rank == 0 && sums) {
+        buffers.check_sum(threads, dtype, "threads");
+        if (limited) buffers.check_sum(limit, DType::f32, "limit");
+    }
+    entries.push_back({"threads", std::make_unique<AmongThreads>(threads, ranks.size, options.pin)});
+    if (limited) entries.push_back({"limit", std::make_unique<AmongThreads>(limit, ranks.size, options.pin)});
+
+    std::vector<Contestant*> contestants;
+    for (const Entry& entry : entries) contestants.push_back(entry.contestant.get());
+    const ContestResult samples = take_part(ranks.rank, contestants, options, slowest_of_mpi_ranks);
+    if (ranks.rank != 0) return;
+    for (std::size_t e = 0; e < entries.size(); ++e)
+        for (double sample : samples[e]) std::printf("%s %.9e\n", entries[e].name.c_str(), sample);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return main_of_mpi_helper(argc, argv, run); }

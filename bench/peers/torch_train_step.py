@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""The steps of bench_train_step in PyTorch: the same models, batch, optimizer and numbers of ranks, one thread a rank,
+processes over Gloo.
+
+    torch_train_step.py [--model transformer|mlp|all] [--ranks N] [--modes MODE,...] [--seconds S] [--rounds N]
+                        [--out FILE]
+
+Modes, each with a copy of the model:
+
+    independent          copies that are not synchronised: the limit
+    naive                one all_reduce a parameter, after the backward
+    naive_async          the same, all started before the first is waited for
+    flat                 one all_reduce of all gradients, copied together, after the backward
+    ddp                  DistributedDataParallel, buckets of 25 MB
+    ddp_1MB              ... of 1 MB
+    ddp_gradient_views   25 MB, gradients live in the buckets (gradient_as_bucket_view)
+    zero1                DistributedDataParallel and ZeroRedundancyOptimizer
+
+As in bench_train_step, modes take turns, a step each, all ranks starting together, and the slowest rank counts. Ranks are
+not kept on one core: the threads that Gloo starts would have to stay there too. Writes what that program writes with
+--benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, and of its counters those that PyTorch has. Exit code
+77: there is no PyTorch.
+"""
+import argparse
+import json
+import math
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"  # read when PyTorch is imported
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    import torch.nn as nn
+    import torch.nn.functional as F
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+except ImportError as error:
+    print(f"torch_train_step.py: no PyTorch for {sys.executable} ({error}); on Debian: apt-get install python3-torch,"
+          " and run it with /usr/bin/python3", file=sys.stderr)
+    sys.exit(77)
+
+MODES = ["independent", "naive", "naive_async", "flat", "ddp", "ddp_1MB", "ddp_gradient_views", "zero1"]
+
+
+class Block(nn.Module):
+    """Pre-norm, causal attention, exact GELU: examples/transformer.hpp."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x, future):
+        n, t, width = x.shape
+        size = width // self.heads
+        q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, size).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-2, -1) / math.sqrt(size)).masked_fill(future, -math.inf).softmax(-1)
+        x = x + self.projection((weights @ v).transpose(1, 2).reshape(n, t, width))
+        return x + self.contract(F.gelu(self.expand(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    context, sequences, targets = 128, 8, 128
+
+    def __init__(self, width=256, blocks=4, heads=4):
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(256, width), nn.Embedding(self.context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
+        # No buffer, which DDP would broadcast before each step: Gloo has no bool.
+        self.future = torch.triu(torch.ones(self.context, self.context, dtype=torch.bool), 1)
+
+    def forward(self, x):
+        h = self.embedding(x) + self.positions.weight[:x.shape[1]]
+        for block in self.blocks:
+            h = block(h, self.future)
+        return self.output(self.norm(h)).reshape(-1, 256)
+
+
+class Mlp(nn.Module):
+    """The embeddings of 16 bytes side by side, hidden layers with exact GELU: examples/mlp.hpp."""
+
+    context, sequences, targets = 16, 64, 1
+
+    def __init__(self, embedding=49, hidden=(2048, 2048, 1024)):
+        super().__init__()
+        widths = [self.context * embedding, *hidden, 256]
+        self.embedding = nn.Embedding(256, embedding)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
+
+    def forward(self, x):
+        h = self.embedding(x).flatten(1)
+        for layer in self.layers[:-1]:
+            h = F.gelu(layer(h))
+        return self.layers[-1](h)
+
+
+MODELS = {"transformer": Transformer, "mlp": Mlp}
+
+
+class Trainee:
+    """One rank's training in one mode. Its first steps are done when it is made."""
+
+    def __init__(self, model_type, mode, rank, ranks):
+        torch.manual_seed(0)
+        self.model, self.mode, self.ranks = model_type(), mode, ranks
+        self.parameters = list(self.model.parameters())
+        generator = torch.Generator().manual_seed(rank)
+        shape = (16, model_type.sequences, model_type.context + 1)
+        self.text = torch.randint(0, 256, shape, generator=generator)
+        self.steps = 0
+        self.net = self.model
+        ddp = {"ddp": {"bucket_cap_mb": 25}, "ddp_1MB": {"bucket_cap_mb": 1},
+               "ddp_gradient_views": {"gradient_as_bucket_view": True}, "zero1": {}}
+        if mode in ddp:
+            self.net = DistributedDataParallel(self.model, **ddp[mode])
+        # Weight decay is for matrices.
+        groups = [{"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": 0.1},
+                  {"params": [p for p in self.parameters if p.dim() == 1], "weight_decay": 0.0}]
+        rates = {"lr": 1e-4, "betas": (0.9, 0.99), "eps": 1e-8}
+        if mode == "zero1":
+            self.optimizer = ZeroRedundancyOptimizer(groups[0]["params"], torch.optim.AdamW, weight_decay=0.1, **rates)
+            self.optimizer.add_param_group(groups[1])
+        else:
+            self.optimizer = torch.optim.AdamW(groups, **rates)
+        if mode == "flat":
+            self.flat = torch.zeros(sum(p.numel() for p in self.parameters))
+        self.losses = []
+        for _ in range(3):  # DDP makes its buckets anew after the first
+            self.losses.append(self.step())
+
+    def step(self):
+        text = self.text[self.steps % len(self.text)]
+        self.steps += 1
+        self.optimizer.zero_grad()
+        # The bytes after each prefix, or only the one after the whole row.
+        targets = text[:, text.shape[1] - self.model.targets:].reshape(-1)
+        loss = F.cross_entropy(self.net(text[:, :-1]), targets)
+        loss.backward()
+        self.synchronise()
+        self.optimizer.step()
+        return loss.detach()
+
+    def synchronise(self):
+        if self.mode == "naive":
+            for p in self.parameters:
+                dist.all_reduce(p.grad)
+                p.grad /= self.ranks
+        elif self.mode == "naive_async":
+            for work in [dist.all_reduce(p.grad, async_op=True) for p in self.parameters]:
+                work.wait()
+            for p in self.parameters:
+                p.grad /= self.ranks
+        elif self.mode == "flat":
+            slices = self.flat.split([p.numel() for p in self.parameters])
+            for part, p in zip(slices, self.parameters):
+                part.copy_(p.grad.view(-1))
+            dist.all_reduce(self.flat)
+            self.flat /= self.ranks
+            for part, p in zip(slices, self.parameters):
+                p.grad.view(-1).copy_(part)
+
+    def state_bytes(self):
+        """Of weights, gradients and the optimizer. DDP's buckets are not seen by Python: gradients' bytes once more."""
+        optimizer = self.optimizer.optim if self.mode == "zero1" else self.optimizer
+        state = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values()
+                    if torch.is_tensor(t) and t.dim() > 0)
+        own = sum(p.numel() * p.element_size() for p in self.parameters)
+        copies = self.mode in ("flat", "ddp", "ddp_1MB", "zero1")
+        return own * (3 if copies else 2) + state
+
+
+def greatest(seconds):
+    """Of what the ranks say."""
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value.item()
+
+
+def run_rank(rank, ranks, rendezvous, options, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=ranks)
+    results = []
+    for model in options.models:
+        results += measure(model, rank, ranks, options)
+    if rank == 0:
+        with open(out, "w") as file:
+            json.dump(results, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def timed_step(trainee):
+    dist.barrier()
+    begin = time.perf_counter()
+    trainee.step()
+    return greatest(time.perf_counter() - begin)
+
+
+def measure(model, rank, ranks, options):
+    trainees = {mode: Trainee(MODELS[model], mode, rank, ranks) for mode in options.modes}
+    check_losses(model, trainees)
+    round_seconds = sum(timed_step(trainee) for trainee in trainees.values())
+    rounds = options.rounds or min(max(int(options.seconds / round_seconds), 9), 1001)
+    seconds = {mode: [] for mode in trainees}
+    for turn in range(rounds):
+        order = options.modes[turn % len(options.modes):] + options.modes[:turn % len(options.modes)]
+        for mode in order:
+            seconds[mode].append(timed_step(trainees[mode]))
+    samples = ranks * MODELS[model].sequences
+    results = []
+    for mode, trainee in trainees.items():
+        median = statistics.median(seconds[mode])
+        differences = [own - limit for own, limit in zip(seconds[mode], seconds["independent"])]
+        results.append({
+            "name": f"train_step/{model}/torch_{mode}/gloo/ranks:{ranks}",
+            "run_name": f"train_step/{model}/torch_{mode}/gloo/ranks:{ranks}",
+            "run_type": "iteration", "repetitions": 1, "repetition_index": 0, "threads": 1, "iterations": 1,
+            "real_time": median * 1e3, "cpu_time": 0.0, "time_unit": "ms",
+            "independent_ratio": statistics.median(seconds["independent"]) / median,
+            "exposed_against_independent": statistics.median(differences),
+            "samples_per_second": samples / median,
+            "tokens_per_second": samples * MODELS[model].targets / median,
+            "state_bytes": greatest(trainee.state_bytes()),
+            "time_min": min(seconds[mode]), "time_max": max(seconds[mode]), "samples": float(rounds),
+        })
+    return results
+
+
+def check_losses(model, trainees):
+    """The modes that synchronise train the same model: sums may be rounded in another order."""
+    losses = {mode: [greatest(loss.item()) for loss in trainee.losses]
+              for mode, trainee in trainees.items() if mode != "independent"}
+    for mode, own in losses.items():
+        for loss, first in zip(own, next(iter(losses.values()))):
+            if not math.isclose(loss, first, rel_tol=1e-4):
+                raise SystemExit(f"torch_train_step.py: {model}, {mode}: the loss is {loss}, that of others {first}")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="The steps of bench_train_step in PyTorch over Gloo.")
+    parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--modes", default=",".join(MODES), help="of " + ", ".join(MODES))
+    parser.add_argument("--seconds", type=float, default=1, help="for all modes of one model together, roughly [1]")
+    parser.add_argument("--rounds", type=int, default=0, help="exactly so many [by --seconds, 9 at least]")
+    parser.add_argument("--out", help="a JSON file, as Google Benchmark writes it")
+    options = parser.parse_args()
+    options.models = list(MODELS) if options.model == "all" else [options.model]
+    asked = options.modes.split(",")
+    for mode in asked:
+        if mode not in MODES:
+            parser.error(f"--modes: there is no '{mode}'; choose of {', '.join(MODES)}")
+    options.modes = [mode for mode in MODES if mode in asked or mode == "independent"]
+    if options.ranks < 1 or options.rounds < 0 or options.seconds < 0:
+        parser.error("--ranks is 1 or more, --rounds and --seconds are not negative")
+    return options
+
+
+def main():
+    options = parse_arguments()
+    context = {"date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host_name": socket.gethostname(),
+               "executable": os.path.abspath(__file__), "num_cpus": os.cpu_count(), "load_avg": list(os.getloadavg()),
+               "pytorch": torch.__version__, "python": sys.version.split()[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        results = os.path.join(folder, "results.json")
+        arguments = (options.ranks, os.path.join(folder, "rendezvous"), options, results)
+        mp.spawn(run_rank, arguments, nprocs=options.ranks)
+        with open(results) as file:
+            benchmarks = json.load(file)
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump({"context": context, "benchmarks": benchmarks}, file, indent=2)
+            file.write("\n")
+    print(f"{'':56}{'ms':>8}{'against independent, ms':>25}{'ratio':>7}")
+    for b in benchmarks:
+        print(f"{b['name']:56}{b['real_time']:8.1f}{b['exposed_against_independent'] * 1e3:25.1f}{b['independent_ratio']:7.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "strategies.hpp"
+#include "synchroniser.hpp"
+
+namespace bench {
+
+/// What one rank saw of its steps under one strategy.
+struct Observed {
+    double exposed_seconds = 0;        ///< of a step, the median
+    double communication_seconds = 0;  ///< the same
+    double state_bytes = 0;            ///< of weights, gradients and the optimizer
+    double second_loss = 0;            ///< of the second step: it follows from what was made of the first gradients
+};
+
+/// One rank of a training, which takes turns in several strategies. Each has weights, gradients and an optimizer of its
+/// own; all compute in the same memory, so that none is slower for where that lies.
+class Trainee {
+public:
+    virtual ~Trainee() = default;
+    /// Takes up one more strategy, and does its first steps. Collective, as is `make`.
+    virtual void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make) = 0;
+    /// Steps of the strategy that was taken up as number `which`, from 0. Collective.
+    virtual void train(std::size_t which, int steps) = 0;
+    /// Does what the last steps have left to be done. Collective.
+    virtual void end() = 0;
+    virtual Observed observed(std::size_t which) const = 0;
+};
+
+/// `model`: see `models()`.
+std::unique_ptr<Trainee> make_trainee(const std::string& model, int rank);
+
+/// Throws unless the strategies that synchronise have had the same loss after their first step: sums are the same bits
+/// whatever travels together, and when.
+void check_equal_losses(const std::vector<std::string>& names, const std::vector<Observed>& observed);
+
+}  // namespace bench

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "contest.hpp"
+
+namespace bench {
+
+/// What a helper program has printed: lines of a word and a number, by word.
+using Printed = std::map<std::string, std::vector<double>>;
+
+/// Runs a helper program, which lies beside this one, as `ranks` processes under `mpiexec`.
+inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper,
+                             const std::string& arguments) {
+    // As root, and with more ranks than cores, Open MPI starts only if told so; other MPIs ignore these. Its ranks are
+    // pinned like threads are, by the contest.
+    ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+    ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+    ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 0);
+    ::setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 0);
+    const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / helper;
+    const std::string command =
+        "'" + mpiexec + "' -n " + std::to_string(ranks) + " '" + path.string() + "' " + arguments;
+    std::FILE* output = ::popen(command.c_str(), "r");
+    if (output == nullptr) throw std::runtime_error("could not start " + mpiexec);
+    Printed printed;
+    char word[64];
+    double number = 0;
+    while (std::fscanf(output, "%63s %lf", word, &number) == 2) printed[word].push_back(number);
+    if (::pclose(output) != 0 || printed.empty()) throw std::runtime_error(helper + " failed under " + mpiexec);
+    return printed;
+}
+
+/// What a helper program is told of the contest.
+inline std::string arguments_of(const ContestOptions& options) {
+    return std::to_string(options.seconds) + " " + std::to_string(options.rounds) + (options.pin ? " pin" : " no-pin");
+}
+
+}  // namespace bench
