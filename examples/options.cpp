@@ -227,6 +227,10 @@ Options parse_options(int argc, char** argv, int processes) {
                    "file for the results as one JSON object; -: standard output, the rest goes to standard error")
         ->group(group)
         ->default_str("");
+    app.add_option("--trace", o.trace,
+                   "file for a timeline of the last steps, for ui.perfetto.dev or chrome://tracing; a summary is printed")
+        ->group(group)
+        ->default_str("");
 
     try {
         app.parse(argc, argv);

@@ -48,7 +48,7 @@ struct Options {
 
     std::size_t sample = 0;
     std::string prompt = "\n";
-    std::string json;
+    std::string json, trace;
 
     std::size_t samples_per_step() const { return static_cast<std::size_t>(ranks) * accumulate * micro_batch; }
     std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }

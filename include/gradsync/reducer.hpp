@@ -3,10 +3,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <exception>
 #include <limits>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,32 +12,29 @@
 
 #include "bucket/size_capped.hpp"
 #include "core/backend.hpp"
-#include "core/backend_clock.hpp"
 #include "core/bucket_plan.hpp"
-#include "core/clock.hpp"
 #include "core/error.hpp"
 #include "core/math.hpp"
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
+#include "observe/observer.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
 #include "reducer/complaints.hpp"
-#include "reducer/contribution.hpp"
 #include "reducer/deferred_gather.hpp"
 #include "reducer/exchange.hpp"
-#include "reducer/exposure.hpp"
 #include "reducer/failure_latch.hpp"
-#include "reducer/flight.hpp"
 #include "reducer/gather_progress.hpp"
 #include "reducer/gradient_buckets.hpp"
 #include "reducer/gradient_norm.hpp"
+#include "reducer/no_sync.hpp"
 #include "reducer/options.hpp"
 #include "reducer/parameters.hpp"
 #include "reducer/passes.hpp"
 #include "reducer/readiness.hpp"
-#include "reducer/ready_times.hpp"
-#include "reducer/spin_lock.hpp"
+#include "reducer/ready_order.hpp"
+#include "reducer/step.hpp"
 #include "reducer/verification.hpp"
 
 namespace gradsync::inline v0 {
@@ -68,12 +63,11 @@ class Reducer {
                   "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
                   "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>");
 
-    using Clock = std::chrono::steady_clock;
-    using WorkType = typename Exchange::template WorkType<B>;
-    using Flight = detail::Flight<WorkType>;
     /// `finish()` leaves half of the all-reduce to be waited for.
     static constexpr bool decoupled = !Exchange::scatters && detail::gathers_in_forward<Overlap>();
     static constexpr bool scatters = Exchange::scatters || decoupled;
+    static constexpr bool timed = TimedBucketPolicy<Buckets>;
+    using Step = detail::Step<B, Buckets, std::conditional_t<decoupled, ReduceScatter, Exchange>>;
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
 
@@ -87,18 +81,17 @@ public:
           options_(options),
           gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters),
           readiness_(detail::uses_of(gradients_.parameters()), gradients_.plan()),
-          exchange_(std::move(exchange)),
-          flight_(gradients_.plan().size()),
+          step_(backend_, options_, gradients_, readiness_, exchange_of_step(exchange)),
           overlap_(std::move(overlap)) {
         if (options_.gradients == GradientStorage::pooled && !Exchange::scatters)
             throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         detail::verify(detail::host_of(backend_), gradients_.parameters(), gradients_.plan(),
-                          gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange_.describe() + " " + describe(options_));
+                          gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
-        if constexpr (decoupled) gathers_.attach(backend_);
+        if constexpr (decoupled) gathers_.attach(backend_, step_.watch());
         overlap_.attach(background_);
     }
     Reducer(const Reducer&) = delete;
@@ -142,7 +135,7 @@ public:
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
         failure_.guard([&] { detail::host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
-        has_batch_ = has_batch || live == 0;  // with no batch anywhere there is no such step
+        step_.set_has_batch(has_batch || live == 0);  // with no batch anywhere there is no such step
         return live > 0;
     }
 
@@ -154,31 +147,20 @@ public:
             throw_here(Errc::invalid_argument, "set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
         if (!(weight >= 0) || !detail::is_finite(weight))
             throw_here(Errc::invalid_argument, "set_weight", "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
-        if (flight_.started() != 0)
+        if (step_.launched() != 0)
             throw_here(Errc::invalid_argument, "set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
-        weight_ = weight;
+        step_.set_weight(weight);
     }
+
+    using NoSync = detail::NoSync;
 
     /// While the guard lives, marks synchronise nothing: gradients of micro-batches add up (see Accumulation). Guards
     /// nest; an exception that passes through leaves nothing switched on.
-    class [[nodiscard]] NoSync {
-    public:
-        explicit NoSync(std::atomic<int>& depth) noexcept : depth_(&depth) { ++depth; }
-        NoSync(NoSync&& other) noexcept : depth_(std::exchange(other.depth_, nullptr)) {}
-        NoSync& operator=(NoSync&&) = delete;
-        ~NoSync() {
-            if (depth_ != nullptr) --*depth_;
-        }
-
-    private:
-        std::atomic<int>* depth_;
-    };
-
     NoSync no_sync() {
         check_usable("no_sync");
         if (gradients_.pooled())
             throw_here(Errc::invalid_argument, "no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
-        if (flight_.started() != 0)
+        if (step_.launched() != 0)
             throw_here(Errc::invalid_argument, "no_sync", "buckets of this step are in flight already; call finish() first");
         return NoSync(no_sync_depth_);
     }
@@ -209,14 +191,13 @@ public:
             if (gradients_.parameter(i).gradient.bytes() < worth_timing) {
                 gradients_.deposit(i);
             } else {
-                const auto begin = Clock::now();
+                const auto held = step_.watch().hold(Activity::copy, i);
                 gradients_.deposit(i);
-                exposure_.add(begin, Clock::now());
             }
         }
-        if (recording_ != 0) record(i);
+        if (marks_watched_) watch_mark(i);
         const bool full = readiness_.fill(i);
-        if (exchange_.alone(backend_)) return;  // nothing travels; what is to be scaled is scaled in finish()
+        if (step_.alone()) return;  // nothing travels; what is to be scaled is scaled in finish()
         failure_.guard([&] {
             if (full) overlap_.bucket_full(hook_);
             // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
@@ -231,11 +212,11 @@ public:
     /// parameters, if some were not marked; whatever the backend throws. Collective.
     void finish() {
         check_usable("finish");
-        const auto begin = Clock::now();
+        auto held = step_.watch().hold(Activity::finish);
         failure_.guard([&] {
             close_step();
-            std::lock_guard polling(polling_);
-            complete_step(begin);
+            const auto lock = step_.exclusive();
+            complete_step(held);
         });
     }
 
@@ -245,16 +226,15 @@ public:
     /// A gradient that was marked under an earlier `no_sync()` only is for `finish()`: here it counts as not marked yet.
     bool try_finish() {
         check_usable("try_finish");
-        if (has_batch_ && options_.unused == UnusedParameters::error && !all_ready()) return false;
-        const auto begin = Clock::now();
+        if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) return false;
+        auto held = step_.watch().hold(Activity::finish);
         bool complete = false;
         failure_.guard([&] {
             close_step();
-            std::lock_guard polling(polling_);
-            flight_.poll(land_);
-            complete = !flight_.in_flight() && used_map_work_.test();
-            if (complete) complete_step(begin);
-            else exposure_.add(begin, Clock::now());
+            const auto lock = step_.exclusive();
+            step_.advance();
+            complete = !step_.in_flight() && used_map_work_.test();
+            if (complete) complete_step(held);
         });
         return complete;
     }
@@ -272,7 +252,7 @@ public:
     /// With `OverlapForward`: the same for all gradients; before a validation, a checkpoint, and at the end.
     void flush() {
         if constexpr (decoupled)
-            for (std::size_t b = flight_.size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
+            for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
     }
 
     /// Where gradient i lives. With GradientStorage::in_buckets, memory of the Reducer's, zero at first, valid until
@@ -362,12 +342,10 @@ public:
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
-        std::vector<std::uint64_t> agreed(gradients_.order().begin(), gradients_.order().end());
-        if constexpr (TimedBucketPolicy<Buckets>) agree_on_times(agreed);
-        else agree_on_order(agreed);
-        if (!gradients_.reorder(backend_, agreed)) return false;
+        const std::vector<std::uint64_t> order = failure_.guard([&] { return ready_order_.agree(backend_, gradients_.order()); });
+        gradients_.set_ready_seconds(ready_order_.seconds());
+        if (!gradients_.reorder(backend_, order)) return false;
         readiness_.set_plan(plan());
-        flight_.resize(plan().size());
         adopt_plan();
         return true;
     }
@@ -375,13 +353,12 @@ public:
     /// Records the order in which gradients become ready in the next steps, of which the last one counts, and when they do, of
     /// which the mean counts; for `rebuild_buckets`.
     void record_order(unsigned steps = 1) {
-        readiness_.forget_order();
-        if constexpr (TimedBucketPolicy<Buckets>) times_.forget(size());
-        recording_ = steps;
+        ready_order_.start(steps, size());
+        watch_marks();
     }
 
     /// When gradients become ready, as the ranks have agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
-    std::span<const double> ready_seconds() const noexcept { return {ready_seconds_.data(), ready_seconds_.size()}; }
+    std::span<const double> ready_seconds() const noexcept { return {ready_order_.seconds().data(), ready_order_.seconds().size()}; }
 
     /// Gradient i of borrowed ones lives elsewhere from now on: same count, same type. Between steps.
     void rebind_gradient(std::size_t i, BufferView gradient) {
@@ -406,25 +383,14 @@ public:
     }
 
 private:
-    /// What is to be done with a bucket whose collective is complete.
-    struct Land {
-        Reducer& reducer;
-        void operator()(std::size_t b) { reducer.gradients_.land(b); }
-    };
-    struct Await {
-        Reducer& reducer;
-        template <class W>
-        void operator()(W& work) { detail::await(reducer.backend_, work); }
-    };
-
     /// The engine as the overlap policy sees it. What happens in hooks counts as exposed, what a thread of the
     /// policy's does in the background does not.
     template <bool in_hook>
     struct Engine {
         Reducer& reducer;
-        void launch_full_buckets() { reducer.launch_full_buckets(in_hook); }
-        bool in_flight() const noexcept { return reducer.flight_.in_flight(); }
-        void poll() { reducer.poll(in_hook); }
+        void launch_full_buckets() { reducer.step_.launch_full_buckets(in_hook); }
+        bool in_flight() const noexcept { return reducer.step_.in_flight(); }
+        void poll() { reducer.step_.poll(in_hook); }
         bool wants_thread() const noexcept { return detail::wants_progress_thread(reducer.backend_); }
     };
 
@@ -432,6 +398,7 @@ private:
 
     /// What follows from the plan, when it is made and when it changes.
     void adopt_plan() {
+        step_.adopt_plan();
         statistics_.buckets.assign(plan().size(), {});
         if constexpr (decoupled) gathers_.resize(plan().size());
         const std::vector<std::size_t> counts = detail::norm_counts(gradients_.parameters());
@@ -445,72 +412,36 @@ private:
         }
     }
 
-    WorkType exchange(BufferView bucket, ReduceOp op, Contribution own) {
-        if constexpr (decoupled) return ReduceScatter{}.start(backend_, bucket, op, own);
-        else return exchange_.start(backend_, bucket, op, own);
-    }
-
-    WorkType start(std::size_t b) {
-        const BufferView bucket = gradients_.bucket(b);
-        if (!is_floating(bucket.dtype)) {
-            if (!has_batch_) gradients_.clear_bucket(b);
-            if (exchange_.alone(backend_)) return {};
-            return exchange(bucket, ReduceOp::sum, {});
-        }
-        const Contribution own = detail::contribution_of(options_, backend_.rank(), weight_, has_batch_);
-        if (exchange_.alone(backend_) && own.scale == own.weight && own.scale != 0) return {};  // x w / w
-        return exchange(bucket, ReduceOp::mean, own);
-    }
-
-    void launch_full_buckets(bool in_hook) {
-        std::lock_guard lock(launching_);
-        std::size_t b = flight_.started();
-        if (b == flight_.size() || !readiness_.full(b)) return;
-        const auto begin = Clock::now();
-        auto now = begin;
-        for (; b < flight_.size() && readiness_.full(b); ++b) {
-            flight_.start(start(b), now);
-            now = Clock::now();
-        }
-        if (in_hook) exposure_.add(begin, now);
-    }
-
-    void poll(bool in_hook) {
-        if (!polling_.try_lock()) return;
-        std::lock_guard polling(polling_, std::adopt_lock);
-        const auto before = backend_.progress_time();
-        flight_.poll(land_);
-        if (!in_hook) return;
-        const auto worked = std::chrono::duration_cast<Clock::duration>(backend_.progress_time() - before);
-        if (worked == Clock::duration::zero()) return;  // and the clock need not be read
-        const auto now = Clock::now();
-        exposure_.add(now - worked, now);
+    /// With OverlapForward the other half of AllReduce is the gathers'.
+    static auto exchange_of_step([[maybe_unused]] const Exchange& exchange) {
+        if constexpr (decoupled) return ReduceScatter{};
+        else return exchange;
     }
 
     bool all_ready() const noexcept {
-        for (std::size_t b = flight_.started(); b < flight_.size(); ++b)
+        for (std::size_t b = step_.launched(); b < plan().size(); ++b)
             if (!readiness_.full(b)) return false;
         return true;
     }
 
     void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
         if constexpr (decoupled) {
-            const auto begin = Clock::now();
-            if (!failure_.guard([&] { return gathers_.wait(b); })) return;
+            if (!gathers_.pending(b)) return gathers_.poll();
+            const auto held = step_.watch().hold(Activity::wait, b);
+            failure_.guard([&] { gathers_.wait(b); });
             check_usable(operation);
             gradients_.hand_out(b, [](std::size_t) { return true; });
-            exposure_.add(begin, Clock::now());
         }
     }
 
     /// All marks are in, or never will be: settles the gradients that are not ready and launches what is left.
     void close_step() {
         if (closed_) return;
-        if (!has_batch_) settle_all();
+        if (!step_.has_batch()) settle_all();
         else if (!all_ready()) settle_unready();
-        launch_full_buckets(false);
+        step_.launch_full_buckets(false);
         if (options_.unused == UnusedParameters::agree && backend_.size() > 1) {
-            if (!has_batch_) readiness_.forget_used();
+            if (!step_.has_batch()) readiness_.forget_used();
             used_map_work_ = detail::host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
         closed_ = true;
@@ -520,7 +451,7 @@ private:
     void settle_all() {
         if (options_.unused == UnusedParameters::agree)
             for (std::size_t i : gradients_.order()) gradients_.keep(i);
-        for (std::size_t b = flight_.started(); b < flight_.size(); ++b) {
+        for (std::size_t b = step_.launched(); b < plan().size(); ++b) {
             if (gradients_.pooled()) obtain(b, "finish");
             readiness_.fill_all(b, plan().bucket(b));
         }
@@ -531,19 +462,14 @@ private:
         check_usable(operation);
         failure_.guard([&] {
             while (!gradients_.obtain(b)) {
-                launch_full_buckets(true);
-                std::lock_guard polling(polling_);
-                if (!flight_.in_flight()) {
-                    // All slots are being filled, by several threads or in another order than expected.
-                    if (gradients_.obtain(b, true)) return;
-                    fail(Errc::invalid_argument, operation,
-                         "there is no memory for bucket " + std::to_string(b) +
-                             ": too many others wait for marks; ask for gradients in the order in which they become ready",
-                         name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
-                }
-                const auto begin = Clock::now();
-                flight_.wait(flight_.completed(), land_, await_);
-                exposure_.add(begin, Clock::now());
+                step_.launch_full_buckets(true);
+                if (step_.complete_one()) continue;
+                // All slots are being filled, by several threads or in another order than expected.
+                if (gradients_.obtain(b, true)) return;
+                fail(Errc::invalid_argument, operation,
+                     "there is no memory for bucket " + std::to_string(b) +
+                         ": too many others wait for marks; ask for gradients in the order in which they become ready",
+                     name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
             }
         });
     }
@@ -572,55 +498,27 @@ private:
         if (!missing.empty()) report_missing(missing);
     }
 
-    // --------------------------------------------------------------------------------------- the order of readiness
+    // ------------------------------------------------------------------------------------------- watching marks
 
-    void record(std::size_t i) {
-        readiness_.record(i);
-        if constexpr (TimedBucketPolicy<Buckets>) times_.record(i, backend_seconds(backend_));
-    }
-
-    /// A step is complete, of those that are recorded.
-    void end_recorded_step() noexcept {
-        if constexpr (TimedBucketPolicy<Buckets>) times_.end_step(readiness_.recorded());
-        if (--recording_ != 0) readiness_.forget_order();
-    }
-
-    /// `order` becomes that of rank 0; those that were not marked keep their place behind the others.
-    void agree_on_order(std::vector<std::uint64_t>& order) {
-        if (backend_.rank() == 0) {
-            std::vector<bool> seen(size());
-            std::size_t n = 0;
-            for (std::size_t i : readiness_.recorded()) {
-                order[n++] = i;
-                seen[i] = true;
-            }
-            for (std::size_t i : gradients_.order())
-                if (!seen[i]) order[n++] = i;
-        }
-        failure_.guard([&] { detail::host_of(backend_).broadcast(buffer(order), 0).wait(); });
-    }
-
-    /// `order` becomes that of the times, which are the latest of all ranks.
-    void agree_on_times(std::vector<std::uint64_t>& order) {
-        std::vector<double> times = times_.mean();
-        failure_.guard([&] { detail::host_of(backend_).all_reduce(buffer(times), ReduceOp::max).wait(); });
-        detail::sort_by_times(order, times);
-        gradients_.set_ready_seconds(times);
-        ready_seconds_ = std::move(times);
+    /// Most steps are neither recorded nor observed: one flag says so to every mark.
+    void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr; }
+    void watch_mark(std::size_t i) {
+        if (ready_order_.recording()) ready_order_.record(i, backend_);
+        step_.watch().ready(i);
     }
 
     // ------------------------------------------------------------------------------------------ the end of a step
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
-    void complete_step(Clock::time_point begin) {
+    void complete_step(typename detail::Watch<B>::Held& held) {
         const bool agree = options_.unused == UnusedParameters::agree;
-        for (std::size_t b = 0; b < flight_.size(); ++b) {
-            if (b == flight_.completed()) flight_.wait(b, land_, await_);
+        for (std::size_t b = 0; b < plan().size(); ++b) {
+            step_.complete(b);
             if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
         // The next forward starts with the parameters whose gradients came last.
         if constexpr (decoupled)
-            for (std::size_t b = flight_.size(); b-- > 0;) gathers_.start(backend_, b, gradients_.bucket(b));
+            for (std::size_t b = plan().size(); b-- > 0;) gathers_.start(backend_, b, gradients_.bucket(b));
         if (agree) {
             used_map_work_.wait();
             if (Exchange::scatters) {
@@ -629,19 +527,23 @@ private:
                 for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];
             } else {
                 if constexpr (decoupled)  // what is put back must come after what is gathered
-                    for (std::size_t b = flight_.size(); b-- > 0;) gathers_.wait(b);
-                for (std::size_t b = 0; b < flight_.size(); ++b)
+                    for (std::size_t b = plan().size(); b-- > 0;) gathers_.wait(b);
+                for (std::size_t b = 0; b < plan().size(); ++b)
                     gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
                 gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
             }
         }
-        exposure_.add(begin, Clock::now());
-        record_statistics();
+        held.end();
+        statistics_.last = step_.take_statistics(statistics_.buckets);
+        statistics_.total += statistics_.last;
+        ++statistics_.steps;
         readiness_.reset();
-        flight_.reset();
         gradients_.forget_sums();
-        if (recording_ != 0) end_recorded_step();
-        has_batch_ = true;
+        if (ready_order_.recording()) {
+            ready_order_.end_step();
+            watch_marks();
+        }
+        step_.set_has_batch(true);
         closed_ = false;
     }
 
@@ -650,24 +552,6 @@ private:
         flush();
         for (std::size_t i : gradients_.order())
             if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);
-    }
-
-    // ----------------------------------------------------------------------------------------------- observation
-
-    void record_statistics() {
-        StepStatistics& last = statistics_.last;
-        last = {};
-        last.exposed_seconds = Flight::seconds(exposure_.take());
-        if (backend_.size() > 1) {
-            for (std::size_t b = 0; b < flight_.size(); ++b) {
-                statistics_.buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
-                last.bytes += gradients_.bucket(b).bytes();
-            }
-            last.collectives = flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
-            last.communication_seconds = Flight::seconds(flight_.covered());
-        }
-        statistics_.total += last;
-        ++statistics_.steps;
     }
 
     // ---------------------------------------------------------------------------------------------------- errors
@@ -723,8 +607,8 @@ private:
     ReducerOptions options_;
     detail::GradientBuckets<B, Buckets> gradients_;
     detail::Readiness readiness_;
-    Exchange exchange_;
-    Flight flight_;
+    Step step_;
+    detail::ReadyOrder<timed> ready_order_;
     detail::GradientNorm norm_;
     std::conditional_t<decoupled, detail::DeferredGather<B>, detail::NoGather> gathers_;
     std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; where gradients are scattered and their use is agreed on
@@ -732,21 +616,11 @@ private:
     Statistics statistics_;
 
     std::atomic<int> no_sync_depth_{0};
-    double weight_ = 1;
-    bool has_batch_ = true;
-    bool closed_ = false;     ///< all marks of this step are settled
-    unsigned recording_ = 0;  ///< so many steps are still to be recorded
-    detail::ReadyTimes times_;
-    std::vector<double> ready_seconds_;
-
-    detail::SpinLock launching_;
-    std::mutex polling_;  ///< not a spin lock: who waits for memory waits for a collective
+    bool closed_ = false;         ///< all marks of this step are settled
+    bool marks_watched_ = false;  ///< they are recorded, or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
-    detail::Exposure exposure_;
     detail::FailureLatch failure_;
 
-    Land land_{*this};
-    Await await_{*this};
     Engine<true> hook_{*this};
     Engine<false> background_{*this};
     Overlap overlap_;

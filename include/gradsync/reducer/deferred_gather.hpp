@@ -9,6 +9,7 @@
 #include "bucket_layout.hpp"
 #include "gather_progress.hpp"
 #include "passes.hpp"
+#include "watch.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -30,14 +31,20 @@ public:
         }
     }
 
-    /// Once, before anything else.
-    void attach(const B& backend) { progress_.attach(backend); }
+    /// Once, before anything else; `watch` outlives this.
+    void attach(const B& backend, Watch<B>& watch) {
+        progress_.attach(backend);
+        watch_ = &watch;
+    }
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
     /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
     void start(B& backend, std::size_t b, BufferView bucket) {
         backend_ = &backend;
-        if (backend.size() > 1) works_[b].work = backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
+        if (backend.size() > 1) {
+            watch_->begin(Activity::gather, b);
+            works_[b].work = backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
+        }
         works_[b].pending = true;
         ++pending_;
         progress_.started();
@@ -47,17 +54,16 @@ public:
     std::size_t pending() const noexcept { return pending_; }
     bool pending(std::size_t b) const noexcept { return works_[b].pending; }
 
-    /// Returns when bucket b is there; true if it was not known to be.
-    bool wait(std::size_t b) {
-        if (!works_[b].pending) {
-            progress_.poll();
-            return false;
-        }
+    /// Advances what is under way.
+    void poll() { progress_.poll(); }
+    /// Returns when bucket b is there.
+    void wait(std::size_t b) {
+        if (!works_[b].pending) return;
         await(*backend_, works_[b].work);
+        if (backend_->size() > 1) watch_->end(Activity::gather, b);
         works_[b].pending = false;
         --pending_;
         progress_.complete();
-        return true;
     }
 
 private:
@@ -67,6 +73,7 @@ private:
     };
 
     B* backend_ = nullptr;  ///< once one was started
+    Watch<B>* watch_ = nullptr;
     std::vector<Entry> works_;
     std::size_t pending_ = 0;
     GatherProgress<B> progress_;

@@ -33,7 +33,7 @@ public:
         started_.store(b + 1, std::memory_order_release);
     }
 
-    /// Advances, never blocks. `land(b)` is called for each bucket whose collective is found complete.
+    /// Advances, never blocks. `land(b)` is called for each bucket whose collective is found complete, and says when that was.
     template <class Land>
     void poll(Land&& land) {
         for (std::size_t b = completed(); b < started() && buckets_[b].work.test(); ++b) complete(b, land);
@@ -55,8 +55,8 @@ public:
         completed_.store(0, std::memory_order_relaxed);
     }
 
-    /// The time while at least one collective was in flight.
-    Clock::duration covered() const noexcept {
+    /// While at least one collective was in flight.
+    double covered_seconds() const noexcept {
         Clock::duration sum{};
         Clock::time_point until{};
         for (const Bucket& b : buckets_) {
@@ -64,16 +64,16 @@ public:
             sum += b.end - (b.launch < until ? until : b.launch);
             until = b.end;
         }
-        return sum;
+        return seconds(sum);
     }
 
     /// Seconds since the first start.
     double launch_seconds(std::size_t b) const noexcept { return seconds(buckets_[b].launch - buckets_[0].launch); }
     double end_seconds(std::size_t b) const noexcept { return seconds(buckets_[b].end - buckets_[0].launch); }
 
+private:
     static double seconds(Clock::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
-private:
     struct Bucket {
         W work;
         Clock::time_point launch, end;
@@ -81,8 +81,7 @@ private:
 
     template <class Land>
     void complete(std::size_t b, Land&& land) {
-        buckets_[b].end = Clock::now();
-        land(b);
+        buckets_[b].end = land(b);
         completed_.store(b + 1, std::memory_order_release);
     }
 

@@ -8,6 +8,8 @@
 
 namespace gradsync::inline v0 {
 
+class Observer;
+
 /// Where the trainer's gradients live.
 enum class GradientStorage : std::uint8_t {
     borrowed,    ///< in the trainer's own memory: one copy into the bucket, one out (none where one is alone in its bucket)
@@ -52,9 +54,11 @@ struct ReducerOptions {
     JoinDivisor divisor = JoinDivisor::live_ranks;
     /// In which type borrowed floating gradients are added up and travel; their own if not given.
     std::optional<DType> reduce_dtype = {};
+    /// Is told what happens, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
+    Observer* observer = nullptr;
 };
 
-/// All settings in one line; the ranks compare it.
+/// All settings that the ranks have in common, in one line; they compare it.
 inline std::string describe(const ReducerOptions& options) {
     constexpr const char* storage[] = {"borrowed", "in_buckets", "pooled"};
     constexpr const char* averaging[] = {"mean", "sum", "weighted_mean", "mean_over_count"};

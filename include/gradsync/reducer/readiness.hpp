@@ -19,8 +19,7 @@ public:
     Readiness(std::vector<std::uint32_t> uses, const BucketPlan& plan)
         : uses_(std::move(uses)),
           remaining_(uses_.size()),
-          used_(uses_.size()),
-          order_(uses_.size()) {
+          used_(uses_.size()) {
         set_plan(plan);
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
@@ -63,14 +62,6 @@ public:
     std::vector<std::uint8_t>& used() noexcept { return used_; }
     void forget_used() noexcept { used_.assign(used_.size(), 0); }
 
-    /// Records the order in which gradients become ready.
-    void record(std::size_t i) noexcept { order_[recorded_.fetch_add(1, std::memory_order_relaxed) % order_.size()] = i; }
-    std::span<const std::size_t> recorded() const noexcept {
-        const std::size_t n = recorded_.load(std::memory_order_relaxed);
-        return {order_.data(), n < order_.size() ? n : order_.size()};
-    }
-    void forget_order() noexcept { recorded_.store(0, std::memory_order_relaxed); }
-
     /// Gradient i counts as ready in its bucket, however often it was marked; a mark that comes later is too many.
     void settle(std::size_t i) noexcept {
         remaining_[i].store(0, std::memory_order_release);
@@ -103,8 +94,6 @@ private:
     std::vector<std::uint32_t> bucket_of_;
     std::vector<std::uint32_t> sizes_;
     std::vector<std::atomic<std::uint32_t>> pending_;
-    std::vector<std::size_t> order_;
-    std::atomic<std::size_t> recorded_{0};
 };
 
 }  // namespace gradsync::inline v0::detail

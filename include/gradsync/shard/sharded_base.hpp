@@ -14,9 +14,9 @@
 #include "../core/parameter.hpp"
 #include "../observe/statistics.hpp"
 #include "../reducer.hpp"
-#include "../reducer/exposure.hpp"
 #include "../reducer/failure_latch.hpp"
 #include "../reducer/verification.hpp"
+#include "../reducer/watch.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
@@ -162,7 +162,8 @@ protected:
           buckets_(std::move(buckets)),
           overlap_(std::move(overlap)),
           exchange_(std::move(exchange)),
-          optimizer_(std::move(optimizer)) {
+          optimizer_(std::move(optimizer)),
+          watch_(backend_, options.observer) {
         if constexpr (requires { Exchange::means_only; })
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
                 refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
@@ -197,7 +198,9 @@ protected:
 
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
+        watch_.begin(Activity::optimizer, b);
         state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), *optimizer_, [&](std::size_t i) { return reducer_->was_used(i); });
+        watch_.end(Activity::optimizer, b);
     }
 
     /// Around a step: `gather` does what makes the new weights known.
@@ -210,7 +213,7 @@ protected:
             gather(gradient_scale);
             micro_batches_ = 0;
             reducer_->add_to_shards(false);
-            step_.exposed_seconds += seconds_of(exposure_.take());
+            step_.exposed_seconds += watch_.take_exposed_seconds();
             statistics_.transport = reducer_->statistics().transport;
             statistics_.buckets = reducer_->statistics().buckets;
             statistics_.last = std::exchange(step_, {});
@@ -218,8 +221,6 @@ protected:
             ++statistics_.steps;
         });
     }
-
-    static double seconds_of(Exposure::Clock::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
     /// Bytes of bucket b that its all-gather brings.
     void count_gather(std::size_t bytes) noexcept {
@@ -265,7 +266,7 @@ protected:
     std::size_t micro_batches_ = 0;  ///< reduced since the last step
     StepStatistics step_;
     Statistics statistics_;
-    Exposure exposure_;  ///< beyond the Reducer's own
+    Watch<B> watch_;  ///< of what is not the Reducer's
     FailureLatch failure_;
 };
 

@@ -67,7 +67,7 @@ public:
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
         make_reducer();
-        gathers_.attach(this->backend_);
+        gathers_.attach(this->backend_, this->watch_);
         make_state();
     }
 
@@ -190,12 +190,12 @@ private:
     }
 
     void land(std::size_t b) {
-        const auto begin = detail::Exposure::Clock::now();
         this->check_usable("wait_parameter");
-        if (!this->guard([&] { return gathers_.wait(b); })) return;
+        if (!gathers_.pending(b)) return this->guard([&] { gathers_.poll(); });
+        const auto held = this->watch_.hold(Activity::wait, b);
+        this->guard([&] { gathers_.wait(b); });
         if (!in_buckets())
             for (std::size_t i : this->plan().bucket(b)) kernel::copy(values_.value(i), this->parameters_[i].value);
-        this->exposure_.add(begin, detail::Exposure::Clock::now());
     }
 
     void check_before_finish() {

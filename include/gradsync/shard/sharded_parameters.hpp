@@ -148,7 +148,7 @@ public:
         this->check_usable("gather");
         if (u >= unit_count_) this->refuse("gather", "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
         this->guard([&] {
-            const auto begin = detail::Exposure::Clock::now();
+            const auto held = this->watch_.hold(Activity::wait, u);
             start_gather(u);
             ++unit_values_[u].users;
             std::size_t ahead = 0;
@@ -157,7 +157,6 @@ public:
                 start_gather(next);
             }
             wait(unit_values_[u]);
-            this->exposure_.add(begin, detail::Exposure::Clock::now());
         });
     }
     void release(std::size_t u) noexcept { unit_values_.release(u); }
@@ -267,14 +266,20 @@ private:
         for (auto& part : unit.parts) {
             const BufferView own = own_part(part.values);
             kernel::copy(this->state_.array(part.bucket, 0), own);
-            if (this->backend_.size() > 1) part.work = gathering_.all_gather(own, part.values);
+            if (this->backend_.size() > 1) {
+                this->watch_.begin(Activity::gather, part.bucket);
+                part.work = gathering_.all_gather(own, part.values);
+            }
             this->count_gather(part.values.bytes());
         }
     }
 
     void wait(Unit& unit) {
         if (!unit.gathering) return progress_.poll();
-        for (auto& part : unit.parts) part.work.wait();
+        for (auto& part : unit.parts) {
+            part.work.wait();
+            if (this->backend_.size() > 1) this->watch_.end(Activity::gather, part.bucket);
+        }
         unit.gathering = false;
         progress_.complete();
     }

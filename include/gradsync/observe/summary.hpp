@@ -1,0 +1,179 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../core/clock.hpp"
+#include "observer.hpp"
+#include "timeline.hpp"
+
+namespace gradsync::inline v0 {
+
+/// What the spans of one kind come to. Seconds.
+struct SpanSummary {
+    std::string name;
+    std::size_t count = 0;
+    double total = 0;
+    double least = 0;
+    double most = 0;
+
+    double mean() const noexcept { return count == 0 ? 0 : total / static_cast<double>(count); }
+};
+
+/// The collectives of one bucket. Seconds, means over the steps.
+struct BucketSummary {
+    std::size_t bytes = 0;
+    std::size_t parameters = 0;
+    std::size_t count = 0;
+    double launch = 0;    ///< after the step's first gradient was ready
+    double duration = 0;
+    double exposed = 0;   ///< so much of it held the step up
+};
+
+struct TimelineSummary {
+    std::size_t steps = 0;
+    std::vector<SpanSummary> spans;     ///< the trainer's scopes, then activities; those that came at all
+    std::vector<BucketSummary> buckets;
+    double communication_seconds = 0;  ///< a step: at least one collective or gather was under way
+    double exposed_seconds = 0;        ///< a step: it was held up, whatever by
+    std::size_t dropped = 0;           ///< events that are not in it
+};
+
+namespace detail {
+
+/// Times, as a union of intervals that do not touch.
+class Intervals {
+public:
+    using Time = Observer::Time;
+
+    /// In order of beginnings.
+    void add(Time begin, Time end) {
+        if (!intervals_.empty() && begin <= intervals_.back().end) intervals_.back().end = std::max(intervals_.back().end, end);
+        else intervals_.push_back({begin, end});
+    }
+    double seconds() const {
+        double sum = 0;
+        for (const Interval& i : intervals_) sum += std::chrono::duration<double>(i.end - i.begin).count();
+        return sum;
+    }
+    /// Of what lies within [begin, end].
+    double seconds_within(Time begin, Time end) const {
+        double sum = 0;
+        auto i = std::lower_bound(intervals_.begin(), intervals_.end(), begin, [](const Interval& x, Time t) { return x.end < t; });
+        for (; i != intervals_.end() && i->begin < end; ++i)
+            sum += std::chrono::duration<double>(std::min(end, i->end) - std::max(begin, i->begin)).count();
+        return sum;
+    }
+
+private:
+    struct Interval {
+        Time begin, end;
+    };
+    std::vector<Interval> intervals_;
+};
+
+}  // namespace detail
+
+/// What a timeline says in numbers: how many collectives there were, how long each took, how much of it held the step up. A step
+/// ends with `finish()`; one that is not kept from its first gradient on counts, too, with what is kept of it.
+inline TimelineSummary summarise(const Timeline& timeline) {
+    const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+    const std::vector<Timeline::Span> spans = timeline.spans();
+    const std::vector<Timeline::Mark> marks = timeline.marks();
+
+    TimelineSummary summary;
+    summary.dropped = timeline.dropped();
+    summary.buckets.resize(timeline.bucket_bytes().size());
+    for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
+        summary.buckets[b].bytes = timeline.bucket_bytes()[b];
+        summary.buckets[b].parameters = timeline.plan().bucket(b).size();
+    }
+
+    std::vector<Observer::Time> finishes;
+    detail::Intervals exposed, communication;
+    for (const Timeline::Span& s : spans) {
+        if (s.name != nullptr) continue;
+        if (s.activity == Activity::finish) finishes.push_back(s.end);
+        if (is_exposed(s.activity)) exposed.add(s.begin, s.end);
+        if (s.activity == Activity::collective || s.activity == Activity::gather) communication.add(s.begin, s.end);
+    }
+    summary.steps = finishes.size();
+    const double steps = finishes.empty() ? 1 : static_cast<double>(finishes.size());
+    summary.exposed_seconds = exposed.seconds() / steps;
+    summary.communication_seconds = communication.seconds() / steps;
+
+    // By step, when its first gradient was ready.
+    std::vector<Observer::Time> first_ready(finishes.size());
+    for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
+        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : finishes[step];
+        while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
+    }
+
+    const auto row_of = [&](std::string_view name) -> SpanSummary& {
+        for (SpanSummary& row : summary.spans)
+            if (row.name == name) return row;
+        return summary.spans.emplace_back(SpanSummary{std::string(name)});
+    };
+    const auto count = [&](const Timeline::Span& s, std::string_view name) {
+        SpanSummary& row = row_of(name);
+        const double d = seconds(s.end - s.begin);
+        row.least = row.count == 0 ? d : std::min(row.least, d);
+        row.most = std::max(row.most, d);
+        row.total += d;
+        ++row.count;
+    };
+    for (const Timeline::Span& s : spans)
+        if (s.name != nullptr) count(s, s.name);
+    for (std::size_t a = 0; a < activity_count; ++a)
+        for (const Timeline::Span& s : spans)
+            if (s.name == nullptr && s.activity == static_cast<Activity>(a)) count(s, name_of(s.activity));
+
+    std::vector<std::size_t> launched(summary.buckets.size());
+    for (const Timeline::Span& s : spans) {
+        if (s.name != nullptr || s.activity != Activity::collective || s.index >= summary.buckets.size()) continue;
+        BucketSummary& bucket = summary.buckets[s.index];
+        ++bucket.count;
+        bucket.duration += seconds(s.end - s.begin);
+        bucket.exposed += exposed.seconds_within(s.begin, s.end);
+        const auto step = std::lower_bound(finishes.begin(), finishes.end(), s.begin) - finishes.begin();
+        if (step == static_cast<std::ptrdiff_t>(finishes.size())) continue;  // of one that has not finished
+        bucket.launch += seconds(s.begin - first_ready[static_cast<std::size_t>(step)]);
+        ++launched[s.index];
+    }
+    for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
+        BucketSummary& bucket = summary.buckets[b];
+        if (bucket.count == 0) continue;
+        bucket.duration /= static_cast<double>(bucket.count);
+        bucket.exposed /= static_cast<double>(bucket.count);
+        if (launched[b] != 0) bucket.launch /= static_cast<double>(launched[b]);
+    }
+    return summary;
+}
+
+/// A table for people.
+inline std::string describe(const TimelineSummary& summary) {
+    const auto line = [](const char* format, auto... values) {
+        char text[160];
+        std::snprintf(text, sizeof text, format, values...);
+        return std::string(text);
+    };
+    std::string text = line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
+    for (const SpanSummary& s : summary.spans)
+        text += line("%-16s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3, s.least * 1e3, s.most * 1e3);
+    text += line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms", "each, ms", "exposed, ms");
+    for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
+        const BucketSummary& s = summary.buckets[b];
+        text += line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024, s.parameters, s.count, s.launch * 1e3,
+                     s.duration * 1e3, s.exposed * 1e3);
+    }
+    text += line("\n%zu steps; a step: communication %.3f ms, exposed %.3f ms\n", summary.steps, summary.communication_seconds * 1e3,
+                 summary.exposed_seconds * 1e3);
+    if (summary.dropped != 0) text += line("%zu earlier events were not kept\n", summary.dropped);
+    return text;
+}
+
+}  // namespace gradsync::inline v0

@@ -1,0 +1,186 @@
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/clock.hpp"
+#include "../observe/observer.hpp"
+#include "../observe/statistics.hpp"
+#include "contribution.hpp"
+#include "flight.hpp"
+#include "gradient_buckets.hpp"
+#include "options.hpp"
+#include "passes.hpp"
+#include "readiness.hpp"
+#include "spin_lock.hpp"
+#include "watch.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// The buckets of a step on their way: starts their collectives in the plan's order as they fill, advances them, waits for them,
+/// and counts how long that held the step up. Of marks it knows which buckets are full.
+template <Backend B, class Buckets, class Exchange>
+class Step {
+public:
+    using Time = Observer::Time;
+
+    /// All but `exchange` outlive this.
+    Step(B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness, Exchange exchange)
+        : backend_(backend),
+          options_(options),
+          gradients_(gradients),
+          readiness_(readiness),
+          exchange_(std::move(exchange)),
+          watch_(backend, options.observer),
+          flight_(0) {}
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+    /// There is a plan, with memory. Between steps.
+    void adopt_plan() {
+        const BucketPlan& plan = gradients_.plan();
+        flight_.resize(plan.size());
+        if (watch_.observer() == nullptr) return;
+        std::vector<std::size_t> bytes;
+        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
+        std::vector<std::string_view> names;
+        for (const ParameterView& p : gradients_.parameters()) names.push_back(p.name);
+        watch_.observer()->plan(plan, bytes, names);
+    }
+
+    // ------------------------------------------------------------------------------------------ what this rank brings
+
+    void set_weight(double weight) noexcept { weight_ = weight; }
+    void set_has_batch(bool has_batch) noexcept { has_batch_ = has_batch; }
+    bool has_batch() const noexcept { return has_batch_; }
+    /// Is there nobody to exchange with?
+    bool alone() const noexcept { return exchange_.alone(backend_); }
+
+    // ------------------------------------------------------------------------------------------------- for any thread
+
+    Watch<B>& watch() noexcept { return watch_; }
+    std::size_t launched() const noexcept { return flight_.started(); }
+    bool in_flight() const noexcept { return flight_.in_flight(); }
+
+    /// Those that are next in the plan's order. `in_hook`: it holds the step up.
+    void launch_full_buckets(bool in_hook) {
+        std::lock_guard lock(launching_);
+        std::size_t b = flight_.started();
+        if (b == flight_.size() || !readiness_.full(b)) return;
+        const bool travels = !alone();
+        const Time first = watch_.now();
+        Time last = first;
+        for (; b < flight_.size() && readiness_.full(b); ++b) {
+            if (travels) watch_.begin(Activity::launch, b, last);
+            auto work = start(b);
+            last = watch_.now();
+            if (travels) {
+                watch_.end(Activity::launch, b, last);
+                watch_.begin(Activity::collective, b, last);
+            }
+            flight_.start(std::move(work), last);
+        }
+        if (in_hook) watch_.add(first, last);
+    }
+
+    /// Advances what is in flight, unless another thread does so just now. Never blocks.
+    void poll(bool in_hook) {
+        if (!polling_.try_lock()) return;
+        std::lock_guard polling(polling_, std::adopt_lock);
+        const auto before = backend_.progress_time();
+        advance();
+        if (!in_hook) return;
+        const auto worked = std::chrono::duration_cast<Time::duration>(backend_.progress_time() - before);
+        if (worked == Time::duration::zero()) return;  // and the clock need not be read
+        const Time now = watch_.now();
+        watch_.add(now - worked, now);
+        watch_.begin(Activity::progress, Observer::no_index, now - worked);
+        watch_.end(Activity::progress, Observer::no_index, now);
+    }
+
+    /// Waits for the collective that was started first, of those in flight; false if there is none.
+    bool complete_one() {
+        const auto lock = exclusive();
+        if (!flight_.in_flight()) return false;
+        const auto held = watch_.hold(Activity::wait, flight_.completed());
+        complete(flight_.completed());
+        return true;
+    }
+
+    // ------------------------------------------------------------------------------------------ for the thread that finishes
+
+    /// While it is held no other thread advances collectives: for what comes below.
+    [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
+
+    void advance() { flight_.poll(land_); }
+    /// Returns when bucket b is there, and those before it were asked for.
+    void complete(std::size_t b) {
+        if (b == flight_.completed()) flight_.wait(b, land_, await_);
+    }
+    /// The step is over; its statistics. `buckets` is by bucket.
+    StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
+        StepStatistics step;
+        step.exposed_seconds = watch_.take_exposed_seconds();
+        if (backend_.size() > 1) {
+            for (std::size_t b = 0; b < flight_.size(); ++b) {
+                const std::size_t bytes = gradients_.bucket(b).bytes();
+                buckets[b] = {bytes, flight_.launch_seconds(b), flight_.end_seconds(b)};
+                step.bytes += bytes;
+            }
+            step.collectives = flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
+            step.communication_seconds = flight_.covered_seconds();
+        }
+        flight_.reset();
+        return step;
+    }
+
+private:
+    /// What is to be done with a bucket whose collective is complete; says when that was.
+    struct Land {
+        Step& step;
+        Time operator()(std::size_t b) {
+            const Time at = step.watch_.now();
+            if (!step.alone()) step.watch_.end(Activity::collective, b, at);
+            step.gradients_.land(b);
+            return at;
+        }
+    };
+    struct Await {
+        Step& step;
+        template <class W>
+        void operator()(W& work) { await(step.backend_, work); }
+    };
+
+    auto start(std::size_t b) -> typename Exchange::template WorkType<B> {
+        const BufferView bucket = gradients_.bucket(b);
+        if (!is_floating(bucket.dtype)) {
+            if (!has_batch_) gradients_.clear_bucket(b);
+            if (alone()) return {};
+            return exchange_.start(backend_, bucket, ReduceOp::sum, {});
+        }
+        const Contribution own = contribution_of(options_, backend_.rank(), weight_, has_batch_);
+        if (alone() && own.scale == own.weight && own.scale != 0) return {};  // x w / w
+        return exchange_.start(backend_, bucket, ReduceOp::mean, own);
+    }
+
+    B& backend_;
+    const ReducerOptions& options_;
+    GradientBuckets<B, Buckets>& gradients_;
+    const Readiness& readiness_;
+    Exchange exchange_;
+    Watch<B> watch_;
+    Flight<typename Exchange::template WorkType<B>> flight_;
+    double weight_ = 1;
+    bool has_batch_ = true;
+    SpinLock launching_;
+    std::mutex polling_;  ///< not a spin lock: who waits for memory waits for a collective
+    Land land_{*this};
+    Await await_{*this};
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,74 @@
+// What a trace looks like to those who read it is tested with the trainer, by a JSON parser.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/core/error.hpp>
+#include <gradsync/observe/trace.hpp>
+
+#include "support/ranks.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+Observer::Time at(int microseconds) { return Observer::Time(std::chrono::microseconds(microseconds)); }
+
+std::size_t count(const std::string& text, const std::string& part) {
+    std::size_t n = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+}
+
+}  // namespace
+
+TEST_CASE("a trace has the events of all ranks, counted from the first of them") {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+        CAPTURE(ranks);
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+            Timeline timeline;
+            const int r = comm.rank();
+            timeline.begin(Activity::collective, 0, at(1000 + 10 * r));
+            for (int k = 0; k < r; ++k) timeline.ready(static_cast<std::size_t>(k), at(1000 + 20 * r));  // not as long on all ranks
+            timeline.end(Activity::collective, 0, at(1000 + 30 * r + 5));
+            const std::string text = collect_trace(comm, timeline, ranks - 1);
+            if (r != ranks - 1) return finding.check(text.empty(), "one that is not the root has a trace");
+            for (int rank = 0; rank < ranks; ++rank) {
+                const std::string pid = "\"pid\":" + std::to_string(rank);
+                finding.check(text.find("\"name\":\"bucket 0\"," + pid + ",\"tid\":0,\"cat\":\"collective\",\"id2\":{\"local\":\"collective0\"},\"ts\":" +
+                                        std::to_string(10 * rank) + ".000,") != std::string::npos,
+                              "no beginning of rank " + std::to_string(rank) + " in " + text);
+                finding.check(text.find(",\"ts\":" + std::to_string(30 * rank + 5) + ".000,") != std::string::npos, "no end in " + text);
+            }
+            finding.check(count(text, "\"ph\":\"i\"") == static_cast<std::size_t>(ranks * (ranks - 1) / 2), "marks in " + text);
+        }) == "");
+    }
+}
+
+TEST_CASE("names are quoted, and spans of several threads lie in lanes of their own") {
+    Timeline timeline;
+    timeline.plan({}, {}, std::vector<std::string_view>{"a\"b\\c\n"});
+    timeline.begin(Activity::copy, 0, at(0));
+    timeline.begin(Activity::copy, 1, at(1));
+    timeline.end(Activity::copy, 0, at(2));
+    timeline.end(Activity::copy, 1, at(3));
+    const std::string text = detail::trace_events(timeline, 0, at(0));
+    CHECK(text.find(R"("copy a\"b\\c\u000a","pid":0,"tid":1,)") != std::string::npos);
+    CHECK(text.find(R"("copy gradient 1","pid":0,"tid":5,)") != std::string::npos);
+}
+
+TEST_CASE("a trace that cannot be written is an error that says where") {
+    const Timeline timeline;
+    try {
+        write_trace(timeline, 2, "/nonexistent/trace.json");
+        FAIL("no error");
+    } catch (const Error& e) {
+        CHECK(e.errc() == Errc::storage);
+        CHECK(e.context().rank == 2);
+        CHECK(std::string(e.what()).find("/nonexistent/trace.json") != std::string::npos);
+    }
+}

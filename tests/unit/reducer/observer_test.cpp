@@ -1,0 +1,159 @@
+// ctest: PROCESSORS 2
+// What an observer is told: the truth, in order, and nothing else.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <gradsync/backend/simulated.hpp>
+#include <gradsync/gradsync.hpp>
+#include <gradsync/observe/summary.hpp>
+#include <gradsync/observe/timeline.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include "support/averaging_oracle.hpp"
+#include "support/optimizers.hpp"
+#include "support/ranks.hpp"
+#include "support/tensor.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+std::size_t count(const Timeline& timeline, Activity activity) {
+    const auto spans = timeline.spans();
+    return static_cast<std::size_t>(std::count_if(spans.begin(), spans.end(), [&](const Timeline::Span& s) { return s.activity == activity; }));
+}
+
+/// Five steps, each looked at by itself.
+template <class Buckets, class Overlap>
+std::string what_is_wrong(int ranks, GradientStorage storage) {
+    return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({1000, 20, 30'000, 50});
+        Timeline timeline;
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .observer = &timeline}, Buckets());
+        finding.check(timeline.parameter_names().size() == 4 && timeline.bucket_bytes().size() == sync.plan().size(), "the plan was not told");
+        for (int step = 0; step < 5; ++step) {
+            timeline.clear();
+            backward(sync, model, comm.rank(), step);
+            sync.finish();
+            sync.flush();
+            const auto marks = timeline.marks();
+            finding.check(marks.size() == 4, "marks");
+            const auto spans = timeline.spans();
+            finding.check(count(timeline, Activity::finish) == 1, "finishes");
+            const std::size_t buckets = ranks > 1 ? sync.plan().size() : 0;
+            finding.check(count(timeline, Activity::launch) == buckets && count(timeline, Activity::collective) == buckets, "collectives");
+            const bool gathers = detail::gathers_in_forward<Overlap>() && ranks > 1;
+            finding.check(count(timeline, Activity::gather) == (gathers ? buckets : 0), "gathers");
+
+            std::size_t next = 0;
+            for (const Timeline::Span& s : spans) {
+                finding.check(s.begin <= s.end, "a span that ends before it begins");
+                if (s.activity != Activity::collective) continue;
+                finding.check(s.index == next++, "collectives out of order");
+                for (const std::size_t i : sync.plan().bucket(s.index))
+                    for (const Timeline::Mark& m : marks)
+                        finding.check(m.parameter != i || m.at <= s.begin, "a bucket left before gradient " + std::to_string(i) + " was ready");
+            }
+            const TimelineSummary summary = summarise(timeline);
+            const StepStatistics& last = sync.statistics().last;
+            if (!gathers) {  // what the next forward waits for is in the next step's statistics
+                finding.check(std::abs(summary.communication_seconds - last.communication_seconds) < 2e-9, "the timeline's communication is not the statistics'");
+                finding.check(std::abs(summary.exposed_seconds - last.exposed_seconds) < 1e-6 + 0.01 * last.exposed_seconds,
+                              "exposed: timeline " + std::to_string(summary.exposed_seconds) + ", statistics " + std::to_string(last.exposed_seconds));
+            }
+        }
+    });
+}
+
+}  // namespace
+
+TEST_CASE("an observer is told of every mark, launch, collective and finish") {
+    for (int ranks = 1; ranks <= 4; ++ranks)
+        for (const GradientStorage storage : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
+            CAPTURE(ranks);
+            CHECK(what_is_wrong<PerParameter, OverlapBackward>(ranks, storage) == "");
+            CHECK(what_is_wrong<Flat, NoOverlap>(ranks, storage) == "");
+            CHECK(what_is_wrong<PerParameter, OverlapForward>(ranks, storage) == "");
+        }
+}
+
+TEST_CASE("a timeline on a simulated cluster is on its clock, and so are the statistics") {
+    constexpr std::size_t elements = 1'000'000;
+    constexpr plan::Cluster cluster{.ranks = 4, .between = {1e-5, 1e-9}};
+    double lasted = 0, exposed = 0, communication = 0, in_timeline = 0;
+    run_simulated({.cluster = cluster, .moves_buckets = false}, [&](SimulatedBackend comm) {
+        Timeline timeline;
+        std::vector<ParameterView> parameters;
+        for (int i = 0; i < 2; ++i) parameters.push_back({.name = std::to_string(i), .gradient = {nullptr, elements, DType::f32, MemorySpace::host}});
+        Reducer<SimulatedBackend, PerParameter> sync(comm, parameters, {.gradients = GradientStorage::in_buckets, .observer = &timeline});
+        const double begin = comm.now();
+        sync.mark_ready(1);
+        comm.compute(2e-3);
+        sync.mark_ready(0);
+        sync.finish();
+        if (comm.rank() != 0) return;
+        lasted = comm.now() - begin;
+        exposed = sync.statistics().last.exposed_seconds;
+        communication = sync.statistics().last.communication_seconds;
+        in_timeline = summarise(timeline).exposed_seconds;
+    });
+    CHECK(lasted > 4e-3);  // it is the wire's: 2 x 4 MB x 2 x 3/4 at 1 ns a byte
+    CHECK(exposed == doctest::Approx(lasted - 2e-3).epsilon(1e-4));
+    CHECK(communication == doctest::Approx(lasted).epsilon(1e-4));
+    CHECK(in_timeline == doctest::Approx(exposed).epsilon(1e-4));
+}
+
+TEST_CASE("a new plan is told, and more marks than one do not make two of a gradient") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({100, 200, 300});
+        Timeline timeline;
+        Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &timeline});
+        for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
+        sync.finish();
+        finding.check(timeline.bucket_bytes()[0] == 1200, "the first plan");
+        finding.check(sync.rebuild_buckets(), "no new plan");
+        finding.check(timeline.bucket_bytes()[0] == 800 && timeline.plan() == sync.plan(), "the second plan");
+        timeline.clear();
+        {
+            const auto guard = sync.no_sync();
+            for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
+        }
+        finding.check(timeline.marks().empty() && timeline.spans().empty(), "told under no_sync()");
+    }) == "");
+}
+
+TEST_CASE("a sharded training tells of its gathers and of its optimizer") {
+    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({1000, 20, 30'000, 50});
+        Timeline timeline;
+        ShardedOptimizer<ThreadBackend, AdamW, Zero1, PerParameter> sharded(comm, model, AdamW{{0.01, 0.02}}, {.reducer = {.observer = &timeline}}, PerParameter());
+        backward(sharded, model, comm.rank(), 0);
+        sharded.finish();
+        sharded.step();
+        finding.check(count(timeline, Activity::optimizer) == 4 && count(timeline, Activity::gather) == 4 && count(timeline, Activity::collective) == 4, "stage 1");
+    }) == "");
+    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({1000, 20, 30'000, 50});
+        Timeline timeline;
+        ShardedParameters<ThreadBackend, AdamW> sharded(comm, model, AdamW{{0.01, 0.02}}, Units({0, 0, 1, 1}), {.reducer = {.observer = &timeline}, .prefetch = 0});
+        for (const std::size_t u : {0u, 1u}) const auto use = sharded.gather(u);
+        finding.check(count(timeline, Activity::gather) == 4 && count(timeline, Activity::wait) == 2, "stage 3, forward");
+        for (const std::size_t i : {3u, 2u, 1u, 0u}) {
+            const auto use = sharded.gather(sharded.unit_of(i));
+            sharded.gradient_view(i);
+            sharded.mark_ready(i);
+        }
+        sharded.finish();
+        sharded.step();
+        finding.check(count(timeline, Activity::optimizer) == 2 && count(timeline, Activity::collective) == 2, "stage 3, backward");
+    }) == "");
+}
