@@ -100,10 +100,10 @@ gs::plan::CallCost cost_of_calls(Backend comm, const Options& o) {
 /// All that differs in their overlap policy only.
 template <class Ops, class Backend, class Overlap>
 std::unique_ptr<Synchroniser> make_overlapping(Ops ops, Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
-                                               const Units& units) {
+                                               const Units& units, gs::Observer* observer) {
     const auto make = [&]<class S>(std::type_identity<S>, auto... more) -> std::unique_ptr<Synchroniser> {
-        return std::make_unique<S>(comm, parameters, units, o, ChosenBuckets{o, cost_of_calls(comm, o)}, std::move(overlap),
-                                   more...);
+        return std::make_unique<S>(comm, parameters, units, o, observer, ChosenBuckets{o, cost_of_calls(comm, o)},
+                                   std::move(overlap), more...);
     };
     if constexpr (!Ops::on_device) {  // state is sharded in the host's memory
         if (o.shard == "optimizer")
@@ -116,14 +116,14 @@ std::unique_ptr<Synchroniser> make_overlapping(Ops ops, Backend comm, const Opti
 
 template <class Backend, class Ops>
 std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units,
-                                                Ops ops) {
+                                                gs::Observer* observer, Ops ops) {
     if constexpr (!Ops::on_device) {
         if (o.shard == "parameters")
-            return std::make_unique<ParameterSharding<Ops, Backend, ChosenOverlap>>(comm, parameters, units, o,
+            return std::make_unique<ParameterSharding<Ops, Backend, ChosenOverlap>>(comm, parameters, units, o, observer,
                                                                                     ChosenOverlap{o});
     }
-    if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units);
-    return make_overlapping(ops, comm, o, ChosenOverlap{o}, parameters, units);
+    if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
+    return make_overlapping(ops, comm, o, ChosenOverlap{o}, parameters, units, observer);
 }
 
 }  // namespace gradsync_train

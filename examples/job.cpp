@@ -1,6 +1,8 @@
 #include "job.hpp"
 
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <string>
@@ -33,10 +35,19 @@ void prepare_for(Job& job, bool speaks) {
     }
 }
 
+/// Before the training, not after it. Leaves what is there as it is.
+void expect_writable(const std::string& file, const char* flag) {
+    const bool existed = std::filesystem::exists(file);
+    if (!std::ofstream{file, std::ios::app}) throw UsageError("cannot write " + file + "; name another file with " + flag);
+    if (!existed) std::filesystem::remove(file);
+}
+
 }  // namespace
 
 Job prepare(Options options, bool speaks) {
     CpuOps::initialise();
+    if (speaks && !options.json.empty() && options.json != "-") expect_writable(options.json, "--json");
+    if (speaks && !options.trace.empty()) expect_writable(options.trace, "--trace");
     Text text = read_text(options.data.empty() ? default_files(GRADSYNC_SOURCE_DIR) : options.data);
     std::FILE* const out = options.json == "-" ? stderr : stdout;
     Job job{std::move(options), out, {}, std::move(text), nullptr};

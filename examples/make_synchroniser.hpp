@@ -11,9 +11,9 @@
 
 namespace gradsync_train {
 
-/// For a model with these parameters, which it binds, and units. Collective.
+/// For a model with these parameters, which it binds, and units. `observer`, if any, is told what happens. Collective.
 template <class Backend, class Ops = CpuOps>
 std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units,
-                                                Ops ops = {});
+                                                gs::Observer* observer = nullptr, Ops ops = {});
 
 }  // namespace gradsync_train

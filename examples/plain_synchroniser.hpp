@@ -26,8 +26,8 @@ class PlainSynchroniser final : public BackendSynchroniser<Backend> {
     static constexpr bool gathers_in_forward = requires { OverlapPolicy::gathers_in_forward; };
 
 public:
-    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, BucketPolicy buckets,
-                      OverlapPolicy overlap, Ops ops = {})
+    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
+                      BucketPolicy buckets, OverlapPolicy overlap, Ops ops = {})
         : Base{comm, parameters, std::move(units)},
           ops_{ops},
           micro_batches_{o.accumulate},
@@ -55,7 +55,8 @@ public:
             comm, std::move(views),
             gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
                                // Micro-batches are added up, over ranks and over time, and divided by their number.
-                               .averaging = gs::Averaging::mean_over_count},
+                               .averaging = gs::Averaging::mean_over_count,
+                               .observer = observer},
             std::move(buckets), std::move(overlap));
         reducer_->set_weight(static_cast<double>(micro_batches_));
         reducer_->broadcast_parameters();

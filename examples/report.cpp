@@ -147,7 +147,7 @@ void write_json(const std::string& file, const nlohmann::json& r) {
     }
     std::ofstream out{file};
     out << r.dump(2) << std::endl;
-    if (!out) throw std::runtime_error("cannot write " + file + ", named by --json");
+    if (!out) throw std::runtime_error("cannot write all of " + file + ", named by --json");
 }
 
 }  // namespace
@@ -161,6 +161,7 @@ std::uint64_t peak_rss_bytes() {
 void report(std::FILE* out, const Options& o, const Results& results, std::size_t tokens_per_sample, const Text& text) {
     const nlohmann::json r = to_json(o, results, tokens_per_sample);
     print_table(out, o, r, unigram_entropy(text.training));
+    if (!results.timeline.empty()) std::fprintf(out, "\n%s", results.timeline.c_str());
     if (!o.json.empty()) write_json(o.json, r);
 }
 

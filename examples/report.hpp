@@ -128,6 +128,7 @@ struct Results {
     std::string transport;                  // how they reached one another
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
     BucketProfile profile;                  // with --buckets optimal
+    std::string timeline;                   // its summary, with --trace
     std::string sample;                     // rank 0 only
 };
 

@@ -2,6 +2,14 @@
 // What every rank does, whichever backend the ranks use.
 
 #include <chrono>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include <gradsync/observe/summary.hpp>
+#include <gradsync/observe/timeline.hpp>
+#include <gradsync/observe/trace.hpp>
 
 #include "job.hpp"
 #include "make_synchroniser.hpp"
@@ -13,20 +21,43 @@ inline std::chrono::nanoseconds time_limit(const Options& o) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(o.timeout));
 }
 
+/// What a rank that has failed, or has lost another, was doing: in a file of its own, as the ranks cannot be gathered any more. Never
+/// throws: the failure is what has to be reported.
+inline void keep_trace(const gs::Timeline& timeline, int rank, const std::string& path) {
+    try {
+        gs::write_trace(timeline, rank, path + ".rank" + std::to_string(rank));
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "gradsync_train: rank %d: %s\n", rank, error.what());
+    }
+}
+
 /// The whole training of one rank, which all ranks of `comm` call together.
 template <class Ops, class Backend>
 Results run_rank(Ops ops, Backend comm, const Job& job) {
     const Options& o = job.options;
     // Or every rank in a world of its own.
     Backend together = o.independent ? comm.split(comm.rank(), 0) : comm;
-    Results results = train(
-        ops, job, {comm.rank(), comm.size()},
-        [&](Parameters& parameters, const Units& units) { return make_synchroniser(together, o, parameters, units, ops); });
+    std::optional<gs::Timeline> timeline;
+    if (!o.trace.empty()) timeline.emplace();
+    gs::Timeline* const observer = timeline ? &*timeline : nullptr;
+    Results results;
+    try {
+        results = train(ops, job, {comm.rank(), comm.size()}, observer, [&](Parameters& parameters, const Units& units) {
+            return make_synchroniser(together, o, parameters, units, observer, ops);
+        });
+    } catch (...) {
+        if (timeline) keep_trace(*timeline, comm.rank(), o.trace);
+        throw;
+    }
     if (o.independent) {
         comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
         results.ranks = gather(comm, results.ranks[0]);
     }
     results.transport = comm.describe();
+    if (timeline) {
+        gs::write_trace(comm, *timeline, o.trace);
+        results.timeline = gs::describe(gs::summarise(*timeline));
+    }
     return results;
 }
 

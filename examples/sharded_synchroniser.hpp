@@ -110,9 +110,9 @@ class OptimizerSharding final
     using Base::sharded_, Base::units_;
 
 public:
-    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, BucketPolicy buckets,
-                      OverlapPolicy overlap)
-        : Base{comm, parameters, std::move(units), o, options(), std::move(buckets), std::move(overlap)} {
+    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
+                      BucketPolicy buckets, OverlapPolicy overlap)
+        : Base{comm, parameters, std::move(units), o, options(observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const gs::BufferView weights = sharded_.parameter_value(i);
             parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
@@ -130,8 +130,10 @@ public:
     void flush() override { sharded_.flush(); }
 
 private:
-    static gs::ShardingOptions options() {
-        return {.reducer = {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::mean_over_count},
+    static gs::ShardingOptions options(gs::Observer* observer) {
+        return {.reducer = {.gradients = gs::GradientStorage::in_buckets,
+                            .averaging = gs::Averaging::mean_over_count,
+                            .observer = observer},
                 .parameters = gs::ParameterStorage::in_buckets};
     }
 };
@@ -144,8 +146,10 @@ class ParameterSharding final
     using Base::sharded_, Base::units_, Base::parameters_;
 
 public:
-    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, OverlapPolicy overlap)
-        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o), std::move(overlap)} {
+    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
+                      OverlapPolicy overlap)
+        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o, observer),
+               std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
             if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});
@@ -180,8 +184,8 @@ private:
             for (std::size_t i : units[u]) unit_of[i] = u;
         return unit_of;
     }
-    static gs::ShardedParametersOptions options(const Options& o) {
-        return {.reducer = {.averaging = gs::Averaging::mean_over_count},
+    static gs::ShardedParametersOptions options(const Options& o, gs::Observer* observer) {
+        return {.reducer = {.averaging = gs::Averaging::mean_over_count, .observer = observer},
                 .prefetch = o.prefetch,
                 .reshard_after_forward = !o.no_reshard,
                 .replicate_below = o.replicate_below};

@@ -1,6 +1,8 @@
 #pragma once
 // The training of one rank.
 
+#include <gradsync/observe/timeline.hpp>
+
 #include "job.hpp"
 #include "ops_cpu.hpp"
 #include "report.hpp"
@@ -14,8 +16,8 @@ struct Shard {
     int size;
 };
 
-/// All that the flags ask for, but the report. All ranks call it together; `make` says how they stay together. (The loop
-/// is in train_loop.hpp, and compiled once for each kind of operations.)
-Results train(CpuOps ops, const Job& job, Shard shard, const MakeSynchroniser& make);
+/// All that the flags ask for, but the report. All ranks call it together; `make` says how they stay together. `timeline`:
+/// to keep the parts of a step in, or null. (The loop is in train_loop.hpp, and compiled once for each kind of operations.)
+Results train(CpuOps ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make);
 
 }  // namespace gradsync_train

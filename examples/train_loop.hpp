@@ -102,7 +102,7 @@ inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Prog
 }
 
 template <class Model, class Ops>
-Results train(Ops ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
+Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make) {
     using Clock = std::chrono::steady_clock;
     const auto seconds_since = [](Clock::time_point t) {
         return std::chrono::duration<double>(Clock::now() - t).count();
@@ -171,12 +171,21 @@ Results train(Ops ops, const Job& job, Shard shard, const MakeSynchroniser& make
                 // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
                 const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
                 training.fill(progress.samples + micro_batch * o.micro_batch, batch);
-                losses[progress.steps % 2][a] = model.forward(batch);
+                {
+                    const gs::Timeline::Scope scope{timeline, "forward"};
+                    losses[progress.steps % 2][a] = model.forward(batch);
+                }
                 writer.begin(sync->begin_backward(a));
-                model.backward(batch, writer);
+                {
+                    const gs::Timeline::Scope scope{timeline, "backward"};
+                    model.backward(batch, writer);
+                }
                 sync->end_backward();
             }
-            sync->step(schedule.at(progress.steps));
+            {
+                const gs::Timeline::Scope scope{timeline, "optimizer step"};
+                sync->step(schedule.at(progress.steps));
+            }
 
             const double seconds = seconds_since(started);
             const auto& spent = sync->statistics().last;
@@ -235,9 +244,9 @@ Results train(Ops ops, const Job& job, Shard shard, const MakeSynchroniser& make
 
 /// With the model that the flags name.
 template <class Ops>
-Results train_chosen(Ops ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
-    if (job.options.model == "mlp") return train<Mlp<Ops>>(ops, job, shard, make);
-    return train<Transformer<Ops>>(ops, job, shard, make);
+Results train_chosen(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make) {
+    if (job.options.model == "mlp") return train<Mlp<Ops>>(ops, job, shard, timeline, make);
+    return train<Transformer<Ops>>(ops, job, shard, timeline, make);
 }
 
 }  // namespace train_detail

@@ -120,8 +120,12 @@ class CommandLine(TrainerTest):
         self.refused(("--context", "--data"), "--data", self.write("short", "short"), data=False)
         self.refused(("32768", "--micro-batch"), *TRANSFORMER, "--micro-batch", "1024", "--accumulate", "16")
 
-    def test_an_unwritable_file_fails_after_training(self):
-        self.assertEqual(self.call(*TRANSFORMER, "--json", "/does/not/exist/r.json").returncode, 1)
+    def test_files_that_cannot_be_written_are_refused(self):
+        for flag in ("--json", "--trace"):
+            self.refused((flag, "/does/not/exist/r.json"), *TRANSFORMER, flag, "/does/not/exist/r.json")
+        file = self.folder / "r.json"
+        self.refused("--context", *TRANSFORMER, "--context", 100000, "--json", file, "--trace", file)
+        self.assertFalse(file.exists())
 
 
 class Digests(TrainerTest):
@@ -422,6 +426,43 @@ class Report(TrainerTest):
         self.assertEqual(self.call(*MLP, "--json", file).returncode, 0)
         self.assertTrue(math.isfinite(json.loads(file.read_text())["validation_loss"]))
 
+    def check_trace(self, file, ranks, steps, gathers=False):
+        """One process a rank; in each step a backward pass, a finish, a mark for every parameter, each bucket's collective in order."""
+        events = json.loads(file.read_text())["traceEvents"]
+        self.assertEqual({e["pid"] for e in events}, set(range(ranks)))
+        self.assertGreaterEqual(min(e["ts"] for e in events if "ts" in e), 0)
+        for rank in range(ranks):
+            own = [e for e in events if e["pid"] == rank]
+            spans = lambda name: [e for e in own if e["ph"] == "X" and e["name"] == name]
+            for name in ("forward", "backward", "finish", "optimizer step"):
+                self.assertEqual(len(spans(name)), steps, name)
+            marks = [e["name"] for e in own if e["ph"] == "i"]
+            self.assertEqual({marks.count(name) for name in marks}, {steps})
+            for category in ("collective", *(("gather",) if gathers else ())):
+                begins = {e["id2"]["local"]: e for e in own if e["ph"] == "b" and e["cat"] == category}
+                ends = {e["id2"]["local"]: e for e in own if e["ph"] == "e" and e["cat"] == category}
+                self.assertEqual(begins.keys(), ends.keys())
+                self.assertEqual(len(begins) % steps if category == "collective" else 0, 0)
+                self.assertTrue(begins or ranks == 1, category)
+                for key, e in begins.items():
+                    self.assertLessEqual(e["ts"], ends[key]["ts"])
+                    self.assertGreater(e["args"]["bytes"], 0)
+            for backward, finish in zip(spans("backward"), spans("finish")):
+                self.assertLessEqual(backward["ts"] + backward["dur"], finish["ts"] + 0.002)
+
+    def test_a_trace(self):
+        file = self.folder / "trace.json"
+        for flags in (["--ranks", 1], ["--ranks", 3], ["--buckets", "per-parameter", "--gradients", "borrowed"]):
+            done = self.call(*TRANSFORMER, "--trace", file, *flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.check_trace(file, flags[1] if flags[0] == "--ranks" else 2, 4)
+            self.assertRegex(done.stdout, r"finish +4 ")
+            self.assertIn("4 steps; a step: communication", done.stdout)
+        for flags in (["--overlap", "forward"], ["--shard", "optimizer"], ["--shard", "parameters"]):
+            self.assertEqual(self.call(*MLP, "--trace", file, *flags).returncode, 0)
+            self.check_trace(file, 2, 4, gathers=True)
+        self.assertEqual(self.digest(*MLP, "--trace", file), self.digest(*MLP))
+
     def test_the_default_text_serves(self):
         self.assertEqual(self.call(*TRANSFORMER, data=False).returncode, 0)
 
@@ -507,6 +548,9 @@ class Mpi(TrainerTest):
         self.assertEqual((r["world_size"], r["global_batch"], r["steps"]), (3, 12, 4))
         self.assertEqual(r["config"]["backend"], "mpi")
         self.assertEqual(r["transport"], "3 processes that share memory")
+        trace = self.folder / "trace.json"
+        self.train_processes(2, *TRANSFORMER, "--trace", trace)
+        Report.check_trace(self, trace, 2, 4)
         r = self.train_processes(2, *TRANSFORMER, "--independent")
         self.assertEqual((r["world_size"], r["comm_ms"]), (2, 0))
 

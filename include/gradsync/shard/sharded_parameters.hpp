@@ -148,7 +148,8 @@ public:
         this->check_usable("gather");
         if (u >= unit_count_) this->refuse("gather", "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
         this->guard([&] {
-            const auto held = this->watch_.hold(Activity::wait, u);
+            const auto& parts = unit_values_[u].parts;
+            const auto held = this->watch_.hold(Activity::wait, parts.empty() ? Observer::no_index : parts.front().bucket);
             start_gather(u);
             ++unit_values_[u].users;
             std::size_t ahead = 0;
