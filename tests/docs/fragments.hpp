@@ -2,6 +2,7 @@
 
 // The names that fragments of the documentation use: a trainer's own things.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <span>
