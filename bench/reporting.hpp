@@ -2,10 +2,12 @@
 
 #include <regex.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,7 @@ public:
     void ReportRuns(const std::vector<Run>& runs) override {
         std::vector<Run> plain = runs;
         for (Run& run : plain) {
+            failed_ |= run.error_occurred;
             run.run_name.iterations.clear();
             run.run_name.repetitions.clear();
             run.run_name.time_type.clear();
@@ -75,14 +78,32 @@ public:
     }
     void Finalize() override { reporter_->Finalize(); }
 
+    /// Has a benchmark said that it could not measure?
+    bool failed() const { return failed_; }
+
 private:
+    bool failed_ = false;
     std::unique_ptr<benchmark::BenchmarkReporter> reporter_;
 };
 
-/// The rest of main(): runs what is registered.
-inline int run_benchmarks(int argc, char** argv) {
+/// Of a process that measures with another one, which reports.
+class Silence final : public benchmark::BenchmarkReporter {
+public:
+    bool ReportContext(const Context&) override { return true; }
+    void ReportRuns(const std::vector<Run>&) override {}
+};
+
+/// The rest of main(): runs what is registered. One process of several `reports`. Returns the exit code: 1 if a benchmark
+/// could not measure, 2 if a flag is wrong or the filter selects nothing.
+inline int run_benchmarks(int argc, char** argv, bool reports = true) {
+    int kept = 1;
     bool to_file = false;
-    for (int i = 1; i < argc; ++i) to_file |= std::string(argv[i]).rfind("--benchmark_out=", 0) == 0;
+    for (int i = 1; i < argc; ++i) {
+        const bool names_file = std::string_view(argv[i]).starts_with("--benchmark_out=");
+        if (!names_file || reports) argv[kept++] = argv[i];
+        to_file |= names_file && reports;
+    }
+    argc = kept;
     benchmark::Initialize(&argc, argv);
     // A filter that ends in $ means the end of the plain name.
     std::string filter = benchmark::GetBenchmarkFilter();
@@ -92,11 +113,12 @@ inline int run_benchmarks(int argc, char** argv) {
     char handoff[32];
     std::snprintf(handoff, sizeof handoff, "%.0f", handoff_latency());
     benchmark::AddCustomContext("handoff_ns", handoff);
-    PlainNames display{std::unique_ptr<benchmark::BenchmarkReporter>(benchmark::CreateDefaultDisplayReporter())};
+    PlainNames display{std::unique_ptr<benchmark::BenchmarkReporter>(
+        reports ? benchmark::CreateDefaultDisplayReporter() : new Silence)};
     PlainNames json{std::make_unique<benchmark::JSONReporter>()};
-    benchmark::RunSpecifiedBenchmarks(&display, to_file ? &json : nullptr, filter);
+    const std::size_t count = benchmark::RunSpecifiedBenchmarks(&display, to_file ? &json : nullptr, filter);
     benchmark::Shutdown();
-    return 0;
+    return count == 0 ? 2 : display.failed() ? 1 : 0;
 }
 
 }  // namespace bench
