@@ -51,6 +51,21 @@ void complete(Options& o) {
         throw UsageError("--buckets optimal is for --shard none; shards stay where the first plan has put them");
     }
     if (o.shard == "parameters") o.buckets = "unit";
+    if (o.device == "cuda") {
+        if (o.shard != "none") {
+            throw UsageError("--shard " + o.shard + " is for --device cpu; sharding is for the host's memory so far");
+        }
+        if (o.buckets == "optimal") {
+            throw UsageError("--buckets optimal is for --device cpu; when gradients become ready on a device the host does "
+                             "not know");
+        }
+        if (o.backend == "mpi") {
+            throw UsageError("--device cuda does not go with --backend mpi; use --backend nccl for processes, which needs no "
+                             "MPI, or threads");
+        }
+    } else if (o.backend == "nccl") {
+        throw UsageError("--backend nccl is for --device cuda, whose memory it moves; add that");
+    }
     if (o.prompt.empty()) throw UsageError("--prompt is empty; give at least one byte to go on from");
 }
 
@@ -130,6 +145,13 @@ Options parse_options(int argc, char** argv, int processes) {
         ->check(size)
         ->group(group)
         ->default_str("");
+    app.add_option("--device", o.device, "cpu; cuda: models compute on GPUs, a rank on each")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->group(group);
+    const auto* precision = app.add_option("--precision", o.precision,
+                                           "--device cuda: what the factors of matrix products are rounded to; all else is f32")
+                                ->check(CLI::IsMember({"bf16", "f32"}))
+                                ->group(group);
     auto* accumulate = app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")
                            ->check(size)
                            ->group(group);
@@ -151,10 +173,11 @@ Options parse_options(int argc, char** argv, int processes) {
 
     group = "Synchronisation";
     app.add_option("--backend", o.backend,
-                   "threads: ranks are threads of this process; mpi: they are the processes started by mpirun")
-        ->check(CLI::IsMember({"threads", "mpi"}))
+                   "threads: ranks are threads of this process; mpi: they are the processes started by mpirun;\n"
+                   "nccl: they are processes with a GPU each, started by whatever sets RANK and WORLD_SIZE")
+        ->check(CLI::IsMember({"threads", "mpi", "nccl"}))
         ->group(group);
-    auto* ranks = app.add_option("--ranks", o.ranks, "how many train together [2; mpi: as mpirun says]")
+    auto* ranks = app.add_option("--ranks", o.ranks, "how many train together [2; mpi, nccl: as the launcher says]")
                       ->check(within(1, 1024))
                       ->group(group)
                       ->default_str("");
@@ -239,7 +262,16 @@ Options parse_options(int argc, char** argv, int processes) {
     } catch (const CLI::ParseError& error) {
         throw UsageError(std::string(error.what()) + "; see --help");
     }
-    if (o.backend == "mpi") {
+    if (precision->count() > 0 && o.device == "cpu")
+        throw UsageError("--precision is for --device cuda, as the CPU computes in f32; leave it out");
+    if (o.backend == "nccl" && o.device == "cuda") {
+        if (ranks->count() > 0 && o.ranks != processes) {
+            throw UsageError("--ranks " + std::to_string(o.ranks) + ", but WORLD_SIZE is " + std::to_string(processes) +
+                             "; leave out --ranks, or start as many processes");
+        }
+        o.ranks = processes;
+    }
+    if (o.backend == "mpi" && o.device == "cpu") {
         if (processes == 0) {
             throw UsageError(
                 "--backend mpi: this program was built without MPI; install it (apt-get install libopenmpi-dev "
@@ -252,7 +284,7 @@ Options parse_options(int argc, char** argv, int processes) {
         }
         o.ranks = processes;
     } else if (o.no_shared_memory) {
-        throw UsageError("--no-shared-memory is for --backend mpi, as threads have one memory; leave it out");
+        throw UsageError("--no-shared-memory is for --backend mpi; leave it out");
     }
     for (const CLI::Option* option : of_parameters) {
         if (option->count() > 0 && o.shard != "parameters")

@@ -29,8 +29,9 @@ struct Options {
     std::uint64_t warmup = 20;
     std::uint64_t validate_every = 0;
 
+    std::string device = "cpu", precision = "bf16";  // the latter on a device
     std::string backend = "threads";
-    int ranks = 2;  // over MPI: as many as there are processes
+    int ranks = 2;  // over MPI and NCCL: as many as there are processes
     bool no_shared_memory = false, reproducible = false;
     std::string buckets = "capped";
     double bucket_mib = 25, first_bucket_mib = 1;
@@ -69,7 +70,7 @@ struct Options {
 };
 
 /// What `argv` asks for, complete and consistent. Throws UsageError, and HelpWanted (its text is the help page).
-/// `processes`: how many mpirun has started; 0: MPI is not there.
+/// `processes`: how many the launcher has started; 0: the program cannot be one of several.
 Options parse_options(int argc, char** argv, int processes = 0);
 
 struct HelpWanted : std::runtime_error {

@@ -31,6 +31,7 @@ nlohmann::json flags(const Options& o) {
                           {"warmup", o.warmup},
                           {"weight_decay", o.weight_decay},
                           {"clip", o.clip},
+                          {"device", o.device},
                           {"backend", o.backend},
                           {"buckets", o.buckets},
                           {"overlap", o.overlap},
@@ -42,6 +43,7 @@ nlohmann::json flags(const Options& o) {
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
     if (o.shard == "parameters")
         config.update({{"prefetch", o.prefetch}, {"no_reshard", o.no_reshard}, {"replicate_below", o.replicate_below}});
+    if (o.device == "cuda") config["precision"] = o.precision;
     if (o.model == "mlp") config["hidden"] = o.hidden;
     else config.update({{"blocks", o.blocks}, {"heads", o.heads}, {"tied", o.tied}, {"recompute", o.recompute}});
     return config;
@@ -114,6 +116,7 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     std::fputc('\n', out);
     row("model", o.model + ", " + rounded(number("parameters")) + " parameters");
     row("ranks", r.at("transport").get<std::string>() + (o.independent ? " (independent)" : ""));
+    if (o.device == "cuda") row("device", "cuda, matrix products of " + o.precision);
     row("batch", formatted("%zu samples a step", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
     row("sharded", o.shard == "none"        ? "nothing"

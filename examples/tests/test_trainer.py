@@ -69,7 +69,7 @@ class CommandLine(TrainerTest):
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory reproducible shard prefetch
-                       no-reshard replicate-below""".split():
+                       no-reshard replicate-below device precision""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -112,6 +112,15 @@ class CommandLine(TrainerTest):
         done = self.call(*TRANSFORMER, "--backend", "mpi", "--ranks", 1)
         if done.returncode != 0:
             self.refused(("--backend mpi", "libopenmpi-dev"), *TRANSFORMER, "--backend", "mpi")
+
+    def test_a_device_is_there_or_the_program_says_what_is_missing(self):
+        done = self.call(*TRANSFORMER, "--device", "cuda", "--ranks", 1)
+        if done.returncode != 0:
+            missing = "no CUDA device" if "to be found" in done.stderr else "built without CUDA; install"
+            self.refused(("--device cuda", missing), *TRANSFORMER, "--device", "cuda")
+            self.refused(("--device cuda", missing), *TRANSFORMER, "--backend", "nccl", "--device=cuda")
+        self.refused(("--backend nccl", "--device cuda"), *TRANSFORMER, "--backend", "nccl")
+        self.refused(("--precision", "--device cuda"), *TRANSFORMER, "--precision", "f32")
 
     def test_texts_that_cannot_serve_are_refused(self):
         self.refused(("--data", "/does/not/exist"), "--data", "/does/not/exist", data=False)

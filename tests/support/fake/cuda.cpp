@@ -251,6 +251,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     worker_of(stream).put([recorded] { recorded->happen(); });
     return cudaSuccess;
 }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    std::shared_ptr<Happening> recorded;
+    {
+        const std::lock_guard lock(event->mutex);
+        recorded = event->recorded;
+    }
+    if (recorded) recorded->await();
+    return cudaSuccess;
+}
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (const cudaError_t code = planned("cudaEventQuery")) return code;
     const std::lock_guard lock(event->mutex);

@@ -1,0 +1,392 @@
+// Compares the operations on a device with those on the CPU: one by one, over shapes that fit nothing, and in a training of
+// each model, whose losses have to agree. Exit code 77: there is no device.
+//
+// usage: check_operations_cuda [--small]      fewer and smaller shapes, for a device that is slow
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../mlp.hpp"
+#include "../ops_cpu.hpp"
+#include "../optimizer.hpp"
+#include "../transformer.hpp"
+#include "device.hpp"
+#include "ops_cuda.hpp"
+
+namespace {
+
+using namespace gradsync_train;
+using Size = std::size_t;
+
+/// One side of a comparison: what an operation is given, the same on both, and what it makes of it.
+template <class Ops>
+class Side {
+public:
+    explicit Side(Ops ops_) : ops{ops_} {}
+
+    /// The same numbers on both sides, as they are asked for in the same order.
+    float* random(Size n, double deviation = 1.0) {
+        return array(n, [&](std::span<float> out) {
+            for (float& x : out) x = static_cast<float>(deviation * random_.normal());
+        });
+    }
+    /// What is not overwritten shows.
+    float* output(Size n) {
+        return array(n, [](std::span<float> out) { std::fill(out.begin(), out.end(), std::nanf("")); });
+    }
+    /// 0, distance, 2 distance ...
+    const std::uint8_t* bytes(Size n, unsigned different, unsigned distance) {
+        auto& batch = batches_.emplace_back(n);
+        for (auto& byte : batch) byte = static_cast<std::uint8_t>(random_.next() % different * distance);
+        return ops.load(batch, rooms_.emplace_back(ops.bytes(n)));
+    }
+    void result(const char* name, Size n, const float* data) {
+        std::vector<float> own;
+        const std::span values = ops.read(n, data, own);
+        results.push_back({name, {values.begin(), values.end()}});
+    }
+
+    Ops ops;
+    struct Result {
+        const char* name;
+        std::vector<float> values;
+    };
+    std::vector<Result> results;
+
+private:
+    float* array(Size n, const std::function<void(std::span<float>)>& fill) {
+        float* const data = arrays_.emplace_back(ops.floats(n)).data();
+        ops.write(n, data, fill);
+        return data;
+    }
+
+    Random random_{3};
+    std::deque<typename Ops::Floats> arrays_;
+    std::deque<std::vector<std::uint8_t>> batches_;
+    std::deque<typename Ops::Bytes> rooms_;
+};
+
+/// Keeps count of what differs.
+class Comparison {
+public:
+    explicit Comparison(Precision precision)
+        : device_{precision}, exact_{precision == Precision::f32}, title_{exact_ ? "f32" : "bf16"} {}
+
+    /// `operation(side)` on both sides; the largest difference, relative to the largest number, must not be above the limit.
+    /// `product`: matrix products are part of it.
+    template <class Operation>
+    void operator()(const std::string& name, bool product, Operation&& operation) {
+        Side<CpuOps> expected{CpuOps{}};
+        Side<CudaOps> found{device_};
+        operation(expected);
+        operation(found);
+        for (Size i = 0; i < expected.results.size(); ++i) {
+            const auto& e = expected.results[i].values;
+            const auto& f = found.results[i].values;
+            double largest = 1e-6, error = 0;
+            for (Size k = 0; k < e.size(); ++k) {
+                const auto difference = std::abs(static_cast<double>(e[k]) - static_cast<double>(f[k]));
+                largest = std::max(largest, std::abs(static_cast<double>(e[k])));
+                error = difference <= error ? error : difference;  // a NaN is an error, too
+            }
+            report(name + ", " + expected.results[i].name, error / largest, product && !exact_ ? 2e-2 : 2e-5);
+        }
+    }
+
+    void report(const std::string& what, double error, double limit) {
+        const bool good = error <= limit;
+        if (!good) ++failures_;
+        std::printf("%-4s %-4s %-60s %.1e (limit %.0e)\n", good ? "ok" : "FAIL", title_, what.c_str(), error, limit);
+    }
+
+    CudaOps device() const { return device_; }
+    bool exact() const { return exact_; }
+    int failures() const { return failures_; }
+
+private:
+    CudaOps device_;
+    bool exact_;
+    const char* title_;
+    int failures_ = 0;
+};
+
+struct Matrices {
+    Size rows, in, out;
+};
+
+std::string text(Size a, Size b) { return " " + std::to_string(a) + " x " + std::to_string(b); }
+
+void compare_layers(Comparison& compare, Matrices m) {
+    const auto [n, in, out] = m;
+    const std::string shape = " " + std::to_string(n) + " x " + std::to_string(in) + " -> " + std::to_string(out);
+    compare("linear" + shape, true, [&](auto& s) {
+        float *x = s.random(n * in), *weight = s.random(out * in), *dy = s.random(n * out);
+        float *y = s.output(n * out), *dx = s.output(n * in), *dweight = s.output(out * in);
+        s.ops.linear(n, in, out, x, weight, y);
+        s.ops.linear_input_gradient(n, in, out, dy, weight, dx);
+        s.ops.linear_weight_gradient(n, in, out, dy, x, dweight);
+        s.result("y", n * out, y);
+        s.result("dx", n * in, dx);
+        s.result("dweight", out * in, dweight);
+    });
+    if (!compare.exact()) return;  // the rest has nothing to do with precision
+    compare("elements" + text(n, out), false, [&](auto& s) {
+        float *x = s.random(n * out), *y = s.random(n * out), *bias = s.random(out), *sums = s.output(out);
+        s.ops.add(n * out, x, y);
+        s.ops.add_bias(n, out, bias, x);
+        s.ops.add_bias_residual(n, out, bias, x, y);
+        s.ops.column_sum(n, out, y, sums);
+        s.result("x", n * out, x);
+        s.result("y", n * out, y);
+        s.result("sums", out, sums);
+        s.ops.fill(n * out, 3.0f, y);
+        s.result("filled", n * out, y);
+    });
+    compare("gelu" + text(n, out), false, [&](auto& s) {
+        float *x = s.random(n * out, 3), *bias = s.random(out), *y = s.output(n * out), *dy = s.random(n * out);
+        float* dbias = s.output(out);
+        s.ops.bias_gelu(n, out, bias, x, y);
+        s.ops.bias_gelu_backward(n, out, x, dy, dbias);
+        s.result("x", n * out, x);
+        s.result("y", n * out, y);
+        s.result("dx", n * out, dy);
+        s.result("dbias", out, dbias);
+    });
+    compare("layer norm" + text(n, out), false, [&](auto& s) {
+        if (out == 1) return;  // nothing but rounding errors
+        float *x = s.random(n * out, 2), *gain = s.random(out), *bias = s.random(out), *dy = s.random(n * out);
+        float *y = s.output(n * out), *mean = s.output(n), *inverse = s.output(n), *dx = s.random(n * out);
+        float *dgain = s.output(out), *dbias = s.output(out);
+        s.ops.layer_norm(n, out, x, gain, bias, y, mean, inverse);
+        s.ops.layer_norm_backward_add(n, out, x, gain, mean, inverse, dy, dx, dgain, dbias);
+        s.result("y", n * out, y);
+        s.result("dx", n * out, dx);
+        s.result("dgain", out, dgain);
+        s.result("dbias", out, dbias);
+    });
+    compare("adamw" + text(n, out), false, [&](auto& s) {
+        float *gradient = s.random(n * out), *value = s.random(n * out), *first = s.random(n * out), *second = s.output(n * out);
+        s.ops.fill(n * out, 0.5f, second);  // squares are not negative
+        const AdamWFactors factors{.gradient_scale = 0.7f, .beta1 = 0.9f, .beta2 = 0.99f, .step_size = 0.1f, .second_correction = 3,
+                                   .epsilon = 1e-8f, .shrink = 0.99f};
+        s.ops.adamw(n * out, factors, gradient, value, first, second);
+        s.result("value", n * out, value);
+        s.result("first", n * out, first);
+        s.result("second", n * out, second);
+    });
+    compare("cross entropy" + text(n, out), false, [&](auto& s) {
+        if (out > 256) return;
+        float* logits = s.random(n * out, 4);
+        const auto loss = s.ops.cross_entropy(n, out, s.bytes(n, static_cast<unsigned>(out), 1), logits);
+        const auto value = static_cast<float>(s.ops.value(loss));
+        s.results.push_back({"loss", {value}});
+        s.result("dlogits", n * out, logits);
+    });
+}
+
+void compare_ends(Comparison& compare, Size sequences, Size length, Size width) {
+    const Size tokens = sequences * length;
+    compare("embedding" + text(tokens, width), false, [&](auto& s) {
+        const auto* bytes = s.bytes(tokens, 7, 36);
+        float *table = s.random(256 * width), *positions = s.random(length * width), *dout = s.random(tokens * width);
+        float *out = s.output(tokens * width), *plain = s.output(tokens * width);
+        float *dtable = s.random(256 * width), *dpositions = s.output(length * width);
+        s.ops.embed(tokens, length, width, bytes, table, positions, out);
+        s.ops.embed(tokens, length, width, bytes, table, nullptr, plain);
+        s.ops.embed_backward_add(tokens, width, bytes, dout, dtable);
+        s.ops.positions_backward(tokens, length, width, dout, dpositions);
+        s.result("out", tokens * width, out);
+        s.result("without positions", tokens * width, plain);
+        s.result("dtable", 256 * width, dtable);
+        s.result("dpositions", length * width, dpositions);
+    });
+}
+
+void compare_attention(Comparison& compare, AttentionShape shape) {
+    const Size tokens = shape.sequences * shape.length, width = shape.width();
+    const std::string name = "attention " + std::to_string(shape.sequences) + " x " + std::to_string(shape.length) + ", " +
+                             std::to_string(shape.heads) + " heads of " + std::to_string(shape.head_size);
+    compare(name, true, [&](auto& s) {
+        float *qkv = s.random(tokens * 3 * width), *dout = s.random(tokens * width);
+        float *weights = s.output(shape.sequences * shape.heads * shape.length * shape.length), *out = s.output(tokens * width);
+        float *dqkv = s.output(tokens * 3 * width), *scratch = s.output(shape.length * shape.length);
+        s.ops.attention(shape, qkv, weights, out);
+        s.ops.attention_backward(shape, qkv, weights, dout, dqkv, scratch);
+        s.result("out", tokens * width, out);
+        s.result("dqkv", tokens * 3 * width, dqkv);
+    });
+}
+
+/// By which gradients of several arrays are scaled, as the host would find.
+void compare_clipping(Comparison& compare, Size largest) {
+    Side<CudaOps> side{compare.device()};
+    std::vector<std::span<const float>> gradients;
+    double squares = 0;
+    for (const Size n : {Size{1}, Size{77}, largest}) gradients.emplace_back(side.random(n), n);
+    for (const auto& gradient : gradients) {
+        std::vector<float> own;
+        for (const float x : side.ops.read(gradient.size(), gradient.data(), own))
+            squares += static_cast<double>(x) * static_cast<double>(x);
+    }
+    for (const double most : {0.25, 1e6, 0.5}) {
+        std::vector<float> own;
+        const double found = static_cast<double>(side.ops.read(1, side.ops.clip_factor(gradients, most), own)[0]);
+        const double expected = std::min(1.0, most / std::sqrt(squares));
+        compare.report("clip factor for " + std::to_string(most), std::abs(found - expected) / expected, 1e-6);
+    }
+}
+
+// ---- trainings
+
+Batch random_batch(Size sequences, Reading reading, std::uint64_t seed) {
+    Random random{seed};
+    Batch batch{sequences, reading.length, std::vector<std::uint8_t>(sequences * reading.length),
+                std::vector<std::uint8_t>(sequences * reading.targets)};
+    for (auto& byte : batch.inputs) byte = static_cast<std::uint8_t>(random.next() % 7 * 31);  // bytes that repeat
+    for (auto& byte : batch.targets) byte = static_cast<std::uint8_t>(random.next() % 16);
+    return batch;
+}
+
+template <class Ops>
+struct Gradients final : GradientStore {
+    Gradients(const Parameters& parameters, Ops ops) {
+        for (const auto& p : parameters) values.push_back(ops.floats(p.count));
+    }
+    float* gradient(Size i) override { return values[i].data(); }
+    void ready(Size) override {}
+
+    std::vector<typename Ops::Floats> values;
+};
+
+struct Training {
+    std::vector<double> losses;  // by micro-batch
+    std::vector<float> weights;  // all, at the end
+};
+
+/// Steps of two micro-batches each, clipped.
+template <class Model, class Ops>
+Training train(Ops ops, const typename Model::Config& config, unsigned steps) {
+    Model model{config, ops};
+    auto& parameters = model.parameters();
+    std::vector<typename Ops::Floats> weights, first, second;
+    for (Size i = 0; i < parameters.size(); ++i) {
+        const Size n = parameters[i].count;
+        weights.push_back(ops.floats(n));
+        first.push_back(ops.floats(n));
+        second.push_back(ops.floats(n));
+        ops.write(n, weights[i].data(), [&](std::span<float> out) { parameters.initialise(i, 0, out); });
+        parameters.bind(i, weights[i].data());
+    }
+    Gradients<Ops> gradients{parameters, ops};
+    GradientWriter<Ops> writer{parameters, gradients, ops};
+    AdamW<Ops> optimizer{parameters, 0.1, ops};
+    optimizer.set_learning_rate(1e-2);
+
+    std::vector<typename Ops::Loss> all;
+    for (unsigned step = 0; step < steps; ++step) {
+        for (unsigned a = 0; a < 2; ++a) {
+            const Batch batch = random_batch(config.sequences, config.reading(), step * 2 + a);
+            all.push_back(model.forward(batch));
+            writer.begin(a > 0);
+            model.backward(batch, writer);
+        }
+        std::vector<std::span<const float>> spans;
+        for (const auto& gradient : gradients.values) spans.emplace_back(gradient.data(), gradient.size());
+        optimizer.begin_step();
+        double scale = 1;
+        if constexpr (Ops::on_device) {
+            optimizer.scale_gradients_by(ops.clip_factor(spans, 1.0));
+        } else {
+            double squares = 0;
+            for (const auto& span : spans)
+                for (const float x : span) squares += static_cast<double>(x) * static_cast<double>(x);
+            scale = std::min(1.0, 1.0 / std::sqrt(squares));
+        }
+        for (Size i = 0; i < parameters.size(); ++i) {
+            float* const state[] = {first[i].data(), second[i].data()};
+            optimizer.step({.parameter = i,
+                            .value = {weights[i].data(), weights[i].size()},
+                            .gradient = spans[i],
+                            .gradient_scale = scale,
+                            .state = state});
+        }
+    }
+    Training result;
+    for (const auto& loss : all) result.losses.push_back(ops.value(loss));
+    for (const auto& array : weights) {
+        std::vector<float> own;
+        const std::span values = ops.read(array.size(), array.data(), own);
+        result.weights.insert(result.weights.end(), values.begin(), values.end());
+    }
+    return result;
+}
+
+template <template <class> class Model>
+void compare_training(Comparison& compare, const char* name, const typename Model<CpuOps>::Config& config, unsigned steps) {
+    const Training expected = train<Model<CpuOps>>(CpuOps{}, config, steps);
+    const Training found = train<Model<CudaOps>>(compare.device(), config, steps);
+    double worst = 0;
+    for (Size i = 0; i < expected.losses.size(); ++i) {
+        const double difference = std::abs(expected.losses[i] - found.losses[i]);
+        worst = difference <= worst ? worst : difference;
+    }
+    compare.report("losses of " + std::to_string(steps) + " steps, " + name, worst, compare.exact() ? 1e-4 : 5e-2);
+    if (!(expected.losses.back() < expected.losses.front())) compare.report(std::string(name) + " has not learnt", 1, 0);
+    // The same once more has to give the same bits.
+    const Training again = train<Model<CudaOps>>(compare.device(), config, steps);
+    compare.report(std::string("bits of the same training again, ") + name, again.weights == found.weights ? 0 : 1, 0);
+}
+
+int compare_all(Precision precision, bool small) {
+    Comparison compare{precision};
+    const Size factor = small ? 1 : 8;
+    for (const Matrices m : {Matrices{1, 1, 1}, Matrices{3, 5, 2}, Matrices{40, 33, 67}, Matrices{70 * factor, 16, 256},
+                             Matrices{9, 8, 300 * factor}})
+        compare_layers(compare, m);
+    Random random{precision == Precision::f32 ? 5u : 6u};
+    for (int i = 0; i < (small ? 2 : 20); ++i) {
+        const auto any = [&](Size most) { return 1 + random.next() % most; };
+        compare_layers(compare, {any(50 * factor), any(40 * factor), any(40 * factor)});
+        compare_attention(compare, {any(3), any(20 * factor), any(4), any(5 * factor)});
+    }
+    compare_attention(compare, {2, 70, 2, 8});
+    compare_attention(compare, {1, 1, 1, 1});
+    if (compare.exact()) {
+        compare_ends(compare, 3, 100, 5);
+        compare_ends(compare, 2, 33 * factor, 40 * factor);
+        compare_ends(compare, 1, 1, 1);
+        compare_clipping(compare, small ? 70'000 : 3'000'000);
+    }
+    const unsigned steps = small ? 4 : 20;
+    TransformerConfig transformer{.width = 8 * factor, .blocks = 2, .heads = 2, .context = 12 * factor, .sequences = 2, .seed = 1};
+    compare_training<Transformer>(compare, "transformer", transformer, steps);
+    transformer.tied = transformer.recompute = true;
+    compare_training<Transformer>(compare, "tied transformer", transformer, steps);
+    compare_training<Mlp>(compare, "mlp", {.context = 5, .embedding = 8, .hidden = {24 * factor, 20}, .sequences = 6, .seed = 1},
+                          steps);
+    return compare.failures();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (const std::string missing = why_no_device(); !missing.empty()) {
+        std::printf("skipped: %s\n", missing.c_str());
+        return 77;
+    }
+    CpuOps::initialise();
+    const bool small = argc > 1 && std::strcmp(argv[1], "--small") == 0;
+    int failures = 0;
+    for (const Precision precision : {Precision::f32, Precision::bf16}) failures += compare_all(precision, small);
+    if (failures > 0) std::printf("%d comparisons failed\n", failures);
+    return failures > 0 ? 1 : 0;
+}

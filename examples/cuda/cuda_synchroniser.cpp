@@ -1,0 +1,14 @@
+#include <gradsync/backend/nccl.hpp>
+#include <gradsync/backend/staging.hpp>
+#include <gradsync/gradsync.hpp>
+
+#include "../chosen_synchroniser.hpp"
+#include "ops_cuda.hpp"
+
+namespace gradsync_train {
+
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::NcclBackend, const Options&, Parameters&, const Units&, CudaOps);
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::StagingBackend<gs::ThreadBackend>, const Options&, Parameters&,
+                                                         const Units&, CudaOps);
+
+}  // namespace gradsync_train

@@ -1,0 +1,363 @@
+// CudaOps: which kernels and matrix products an operation is. The one file of the trainer that nvcc compiles.
+
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 554  // a conversion that is never called, of a view to its own type
+#endif
+
+#include "ops_cuda.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <gradsync/core/error.hpp>
+#include <gradsync/cuda/passes.hpp>
+
+#include "kernels.cuh"
+#include "launch.cuh"
+#include "matmul.hpp"
+
+namespace gradsync_train {
+
+namespace {
+
+namespace gs = gradsync;
+using Size = std::size_t;
+
+constexpr Size most_blocks = 132 * 16;  // enough to fill every device; threads take more than one piece where there is more
+
+unsigned count_of(Size things, Size each) { return static_cast<unsigned>((things + each - 1) / each); }
+unsigned blocks_for(Size elements) {
+    return static_cast<unsigned>(std::min<Size>(most_blocks, std::max(1u, count_of(elements, kernels::threads))));
+}
+
+/// Columns by rows; `most`: of pieces that rows are cut into.
+dim3 grid_for(Size rows, Size columns, Size most) {
+    const unsigned across = count_of(columns, kernels::threads);
+    const Size down = std::max<Size>(1, std::min({rows, most, most_blocks / std::min<Size>(across, most_blocks)}));
+    return dim3(across, static_cast<unsigned>(down));
+}
+constexpr Size any_number = 65535;
+
+}  // namespace
+
+struct CudaOps::Context {
+    /// Memory that grows to the largest size that was asked for.
+    class Scratch {
+    public:
+        template <class T>
+        T* get(Size n, cudaStream_t stream) {
+            if (n * sizeof(T) > memory_.bytes()) {
+                gs::cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+                memory_ = {};
+                memory_ = gs::cuda::DeviceMemory(n * sizeof(T), false);
+            }
+            return static_cast<T*>(memory_.data());
+        }
+
+    private:
+        gs::cuda::DeviceMemory memory_;
+    };
+
+    explicit Context(Precision precision_) : precision(precision_) {}
+    ~Context() { cudaStreamSynchronize(stream.get()); }
+
+    const Precision precision;
+    gs::cuda::Stream stream = gs::cuda::make_stream();
+    Matmul matmul;
+    Scratch left, right, pieces, heads, scores, rounded_scores, head_gradients;
+    gs::cuda::DeviceMemory loss{sizeof(double)}, factor{sizeof(float)};
+    std::vector<Loss> cells;
+    Size next_cell = 0;
+    std::vector<gs::cuda::NormBlock> norm_blocks;  // those on the device
+    Scratch norm_memory;
+
+    template <class... P, class... A>
+    void launch(dim3 blocks, void (*kernel)(P...), A... arguments) {
+        gradsync_train::launch(stream.get(), blocks, kernels::threads, kernel, static_cast<P>(arguments)...);
+    }
+
+    /// Calls `use` with a null pointer to the type of the factors of matrix products, and cuBLASLt's name for it.
+    template <class Use>
+    void with_factors(Use&& use) const {
+        if (precision == Precision::bf16) use(static_cast<__nv_bfloat16*>(nullptr), CUDA_R_16BF);
+        else use(static_cast<float*>(nullptr), CUDA_R_32F);
+    }
+
+    /// `n` numbers as factors: where they are, or rounded in `scratch`.
+    const void* factors(Size n, const float* x, Scratch& scratch) {
+        if (precision == Precision::f32) return x;
+        auto* const rounded = scratch.get<__nv_bfloat16>(n, stream.get());
+        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, rounded);
+        return rounded;
+    }
+
+    /// c[m, n] = op(a) op(b), for matrices without gaps.
+    void product(Size m, Size n, Size k, const float* a, bool a_transposed, const float* b, bool b_transposed, float* c) {
+        with_factors([&](auto*, cudaDataType_t type) {
+            matmul(type, {m, n, k}, {factors(m * k, a, left), a_transposed ? m : k, a_transposed},
+                   {factors(k * n, b, right), b_transposed ? k : n, b_transposed}, c, n, 0, stream.get());
+        });
+    }
+
+    /// sums[columns] = the sum over the rows of `term`; in pieces, if there are many rows.
+    template <class Term>
+    void sum_columns(Size rows, Size columns, Term term, float* sums) {
+        const dim3 grid = grid_for(rows, columns, std::min<Size>(256, count_of(rows, 32)));
+        if (grid.y == 1) return launch(grid, kernels::column_sum<Term>, rows, columns, term, sums);
+        float* const of_pieces = pieces.get<float>(grid.y * columns, stream.get());
+        launch(grid, kernels::column_sum<Term>, rows, columns, term, of_pieces);
+        launch(dim3(grid.x), kernels::add_pieces<>, Size{grid.y}, columns, of_pieces, sums);
+    }
+
+    /// A cell that nobody waits for.
+    Loss free_cell() {
+        for (Size looked = 0; looked < cells.size(); ++looked) {
+            Loss& cell = cells[next_cell++ % cells.size()];
+            if (cell.use_count() == 1) return cell;
+        }
+        return cells.emplace_back(std::make_shared<LossCell>());
+    }
+};
+
+CudaOps::CudaOps(Precision precision) : context_(std::make_shared<Context>(precision)) {}
+
+cudaStream_t CudaOps::stream() const { return context_->stream.get(); }
+
+// ---- memory
+
+CudaOps::Bytes::Bytes(Size n) : device_(n) {
+    for (Passage& passage : passages_) {
+        passage.memory = gs::cuda::PinnedMemory(n);
+        passage.left = gs::cuda::make_event();
+    }
+}
+
+const CudaOps::Byte* CudaOps::load(std::span<const Byte> batch, Bytes& room) const {
+    Bytes::Passage& passage = room.passages_[room.next_++ % room.passages_.size()];
+    if (passage.used) gs::cuda::check(cudaEventSynchronize(passage.left.get()), "cudaEventSynchronize");
+    std::memcpy(passage.memory.data(), batch.data(), batch.size());
+    gs::cuda::check(cudaMemcpyAsync(room.device_.data(), passage.memory.data(), batch.size(), cudaMemcpyHostToDevice, stream()),
+                    "cudaMemcpyAsync");
+    gs::cuda::check(cudaEventRecord(passage.left.get(), stream()), "cudaEventRecord");
+    passage.used = true;
+    return loaded(batch, room);
+}
+
+std::span<const float> CudaOps::read(Size n, const float* from, std::vector<float>& own) const {
+    own.resize(n);
+    gs::cuda::check(cudaMemcpyAsync(own.data(), from, n * sizeof(float), cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
+    gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    return own;
+}
+
+void CudaOps::copy_to_device(Size n, const float* from, float* to) const {
+    gs::cuda::check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+    gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
+double CudaOps::value(const Loss& loss) const {
+    gs::cuda::check(cudaEventSynchronize(loss->written.get()), "cudaEventSynchronize");
+    return *static_cast<const double*>(loss->memory.data());
+}
+
+// ---- elementwise
+
+void CudaOps::fill(Size n, float value, float* out) const { context_->launch(blocks_for(n), kernels::fill<>, n, value, out); }
+
+void CudaOps::add(Size n, const float* in, float* out) const { context_->launch(blocks_for(n), kernels::add<>, n, in, out); }
+
+void CudaOps::adamw(Size n, const AdamWFactors& f, const float* gradient, float* value, float* first, float* second) const {
+    context_->launch(blocks_for(n), kernels::adamw<>, n, f, gradient, value, first, second);
+}
+
+const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradients, double most) const {
+    constexpr Size block = 1 << 16;
+    std::vector<gs::cuda::NormBlock> blocks;
+    for (const auto& gradient : gradients) {
+        for (Size at = 0; at < gradient.size(); at += block)
+            blocks.push_back({gradient.data() + at, std::min(block, gradient.size() - at), gs::DType::f32});
+    }
+    Context& c = *context_;
+    const Size block_bytes = blocks.size() * sizeof(gs::cuda::NormBlock);
+    auto* const sums = c.norm_memory.get<double>(blocks.size() + block_bytes / sizeof(double), stream());
+    auto* const listed = reinterpret_cast<gs::cuda::NormBlock*>(sums + blocks.size());
+    const auto same = [](const gs::cuda::NormBlock& a, const gs::cuda::NormBlock& b) {
+        return a.data == b.data && a.count == b.count;
+    };
+    if (!std::equal(blocks.begin(), blocks.end(), c.norm_blocks.begin(), c.norm_blocks.end(), same)) {  // buckets have moved
+        gs::cuda::check(cudaMemcpyAsync(listed, blocks.data(), block_bytes, cudaMemcpyHostToDevice, stream()),
+                        "cudaMemcpyAsync");
+        gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+        c.norm_blocks = std::move(blocks);
+    }
+    gs::cuda::sums_of_squares(listed, c.norm_blocks.size(), sums, stream());
+    auto* const factor = static_cast<float*>(c.factor.data());
+    c.launch(1, kernels::clip_factor<>, c.norm_blocks.size(), sums, most, factor);
+    return factor;
+}
+
+// ---- linear layers
+
+void CudaOps::linear(Size n, Size in, Size out, const float* x, const float* weight, float* y) const {
+    context_->product(n, out, in, x, false, weight, true, y);
+}
+
+void CudaOps::linear_input_gradient(Size n, Size in, Size out, const float* dy, const float* weight, float* dx) const {
+    context_->product(n, in, out, dy, false, weight, false, dx);
+}
+
+void CudaOps::linear_weight_gradient(Size n, Size in, Size out, const float* dy, const float* x, float* dweight) const {
+    context_->product(out, in, n, dy, true, x, false, dweight);
+}
+
+void CudaOps::column_sum(Size rows, Size columns, const float* x, float* sums) const {
+    context_->sum_columns(rows, columns, kernels::PlainTerm{x}, sums);
+}
+
+void CudaOps::add_bias(Size rows, Size columns, const float* bias, float* x) const {
+    context_->launch(grid_for(rows, columns, any_number), kernels::add_bias<>, rows, columns, bias, x);
+}
+
+void CudaOps::add_bias_residual(Size rows, Size columns, const float* bias, const float* residual, float* y) const {
+    context_->launch(grid_for(rows, columns, any_number), kernels::add_bias_residual<>, rows, columns, bias, residual, y);
+}
+
+void CudaOps::bias_gelu(Size rows, Size columns, const float* bias, float* x, float* y) const {
+    context_->launch(grid_for(rows, columns, any_number), kernels::bias_gelu<>, rows, columns, bias, x, y);
+}
+
+void CudaOps::bias_gelu_backward(Size rows, Size columns, const float* x, float* dy, float* dbias) const {
+    context_->sum_columns(rows, columns, kernels::GeluBackwardTerm{x, dy}, dbias);
+}
+
+// ---- layer norm
+
+void CudaOps::layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, float* y, float* mean,
+                         float* inverse) const {
+    context_->launch(count_of(rows, kernels::warps), kernels::layer_norm<>, rows, columns, x, gain, bias, y, mean, inverse);
+}
+
+void CudaOps::layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean,
+                                      const float* inverse, const float* dy, float* dx, float* dgain, float* dbias) const {
+    context_->launch(count_of(rows, kernels::warps), kernels::layer_norm_backward_add<>, rows, columns, x, gain, mean, inverse,
+                     dy, dx);
+    context_->sum_columns(rows, columns, kernels::GainTerm{x, mean, inverse, dy}, dgain);
+    context_->sum_columns(rows, columns, kernels::PlainTerm{dy}, dbias);
+}
+
+// ---- attention
+
+namespace {
+
+/// The sizes of attention's matrices; there is one of each for every head of every sequence.
+struct AttentionSizes {
+    explicit AttentionSizes(const AttentionShape& s)
+        : batch(s.sequences * s.heads),
+          length(s.length),
+          head(s.head_size),
+          tokens(s.sequences * s.length),
+          part((tokens * s.width() + 7) / 8 * 8),
+          square(length * length),
+          scale(1.0f / std::sqrt(static_cast<float>(s.head_size))) {}
+
+    Size batch, length, head, tokens;
+    Size part;    // all queries, all keys or all values, and what keeps the next aligned
+    Size square;  // one head's scores
+    float scale;  // of scores
+};
+
+}  // namespace
+
+void CudaOps::attention(const AttentionShape& s, const float* qkv, float* weights, float* out) const {
+    Context& c = *context_;
+    const AttentionSizes z(s);
+    c.with_factors([&]<class T>(T*, cudaDataType_t type) {
+        T* const q = c.heads.get<T>(3 * z.part, stream());
+        T* const k = q + z.part;
+        T* const v = k + z.part;
+        c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(),
+                 qkv, q);
+        const Size rows = z.length * z.head;  // of one head's queries, in numbers
+        c.matmul(type, {z.length, z.length, z.head, z.batch}, {q, z.head, false, rows}, {k, z.head, true, rows}, weights,
+                 z.length, z.square, stream());
+        T* rounded = nullptr;
+        if constexpr (std::is_same_v<T, float>) rounded = weights;
+        else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());
+        c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax<T>, z.batch * z.length, z.length, z.scale,
+                 weights, rounded);
+        float* const attended = c.head_gradients.get<float>(z.part, stream());
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {v, z.head, false, rows},
+                 attended, z.head, rows, stream());
+        c.launch(grid_for(z.tokens, s.width(), any_number), kernels::join_heads<>, kernels::HeadPlace{s, z.part}, s.width(), attended,
+                 out);
+    });
+}
+
+void CudaOps::attention_backward(const AttentionShape& s, const float* qkv, const float* weights, const float* dout,
+                                 float* dqkv, float*) const {
+    Context& c = *context_;
+    const AttentionSizes z(s);
+    c.with_factors([&]<class T>(T*, cudaDataType_t type) {
+        T* const q = c.heads.get<T>(4 * z.part, stream());
+        T* const k = q + z.part;
+        T* const v = k + z.part;
+        T* const d = v + z.part;
+        c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(),
+                 qkv, q);
+        c.launch(grid_for(z.tokens, s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, s.width(), dout, d);
+        float* const dq = c.head_gradients.get<float>(3 * z.part, stream());
+        float* const dk = dq + z.part;
+        float* const dv = dk + z.part;
+        const Size rows = z.length * z.head;
+
+        const Matrix w{c.factors(z.batch * z.square, weights, c.rounded_scores), z.length, true, z.square};
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, w, {d, z.head, false, rows}, dv, z.head, rows, stream());
+
+        float* const dscores = c.scores.get<float>(z.batch * z.square, stream());
+        c.matmul(type, {z.length, z.length, z.head, z.batch}, {d, z.head, false, rows}, {v, z.head, true, rows}, dscores,
+                 z.length, z.square, stream());
+        T* rounded = nullptr;
+        if constexpr (std::is_same_v<T, float>) rounded = dscores;
+        else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());  // after the weights, which are done with
+        c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax_backward<T>, z.batch * z.length, z.length,
+                 z.scale, weights, dscores, rounded);
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {k, z.head, false, rows}, dq,
+                 z.head, rows, stream());
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, true, z.square}, {q, z.head, false, rows}, dk,
+                 z.head, rows, stream());
+        c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::join_heads<>, kernels::HeadPlace{s, z.part}, 3 * s.width(), dq,
+                 dqkv);
+    });
+}
+
+// ---- the two ends
+
+void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
+                    float* out) const {
+    context_->launch(grid_for(tokens, width, any_number), kernels::embed<>, tokens, length, width, bytes, table, positions, out);
+}
+
+void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const {
+    context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<>, tokens, width, bytes, dout,
+                     dtable);
+}
+
+void CudaOps::positions_backward(Size tokens, Size length, Size width, const float* dout, float* dpositions) const {
+    column_sum(tokens / length, length * width, dout, dpositions);
+}
+
+CudaOps::Loss CudaOps::cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) const {
+    Context& c = *context_;
+    float* const losses = c.pieces.get<float>(rows, stream());
+    auto* const mean = static_cast<double*>(c.loss.data());
+    c.launch(count_of(rows, kernels::warps), kernels::cross_entropy<>, rows, classes, targets, logits, losses);
+    c.launch(1, kernels::mean<>, rows, losses, mean);
+    Loss loss = c.free_cell();
+    gs::cuda::check(cudaMemcpyAsync(loss->memory.data(), mean, sizeof *mean, cudaMemcpyDeviceToHost, stream()),
+                    "cudaMemcpyAsync");
+    gs::cuda::check(cudaEventRecord(loss->written.get(), stream()), "cudaEventRecord");
+    return loss;
+}
+
+}  // namespace gradsync_train

@@ -1,0 +1,13 @@
+// The training loop over the operations on a device.
+
+#include "train_cuda.hpp"
+
+#include "../train_loop.hpp"
+
+namespace gradsync_train {
+
+Results train(CudaOps ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
+    return train_detail::train_chosen(ops, job, shard, make);
+}
+
+}  // namespace gradsync_train

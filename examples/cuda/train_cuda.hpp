@@ -1,0 +1,12 @@
+#pragma once
+// What the trainer's programs need of the training on devices.
+
+#include "../train.hpp"
+#include "ops_cuda.hpp"
+
+namespace gradsync_train {
+
+/// As for the CPU.
+Results train(CudaOps ops, const Job& job, Shard shard, const MakeSynchroniser& make);
+
+}  // namespace gradsync_train

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Tests of gradsync_train --device cuda: on a device, or over the fakes of tests/support/fake, where it is slow.
+
+usage: test_trainer_cuda.py device|fakes PROGRAM      exit code 77: there is no device
+"""
+import json
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = None
+ON_DEVICE = False
+TRANSFORMER = "--model transformer --d-model 16 --blocks 1 --heads 2 --context 8 --micro-batch 2 --warmup 2".split()
+MLP = "--model mlp --d-model 4 --context 4 --hidden 16,12 --micro-batch 4 --warmup 2".split()
+MODELS = {"transformer": TRANSFORMER, "mlp": MLP, "tied": TRANSFORMER + ["--tied", "--recompute"]}
+CUDA = ["--device", "cuda"]
+
+
+def no_device():
+    """What the program says where there is no device."""
+    return subprocess.run([PROGRAM, *CUDA, "--steps", "1"], capture_output=True, text=True, timeout=60)
+
+
+class OnCuda(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        words = "a rank holds the gradient of its bucket until every other rank has reduced it".split()
+        chance = random.Random(1)
+        self.text = self.folder / "text"
+        self.text.write_text(" ".join(chance.choice(words) for _ in range(600)))
+        self.steps = ["--steps", 20 if ON_DEVICE else 4]
+
+    def start(self, *arguments, environment={}):
+        command = [PROGRAM, *map(str, self.steps), *map(str, arguments), "--data", str(self.text), "--timeout", "60"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+    def finish(self, process):
+        self.addCleanup(process.kill)
+        out, err = process.communicate(timeout=100)
+        return process.returncode, out, err
+
+    def train(self, *arguments, environment={}):
+        code, out, err = self.finish(self.start(*arguments, "--json", "-", environment=environment))
+        self.assertEqual(code, 0, err)
+        return json.loads(out)
+
+    def refused(self, expected, *arguments, environment={}):
+        code, out, err = self.finish(self.start(*arguments, environment=environment))
+        self.assertEqual((code, out, len(err.strip().splitlines())), (2, "", 1), (arguments, err))
+        for part in expected:
+            self.assertIn(part, err)
+
+    def same_curve(self, found, expected, delta, about, fields=("train_loss", "validation_loss")):
+        for field in fields:
+            self.assertAlmostEqual(found[field], expected[field], delta=delta, msg=(*about, field))
+
+    def over_nccl(self, ranks, *arguments):
+        """Every rank's exit code and output. All on one device, so each has to look like a host of its own."""
+        with socket.socket() as s:
+            s.bind(("localhost", 0))
+            port = s.getsockname()[1]
+        lookalike = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MNNVL_ENABLE": "0", "NCCL_MAX_CTAS": "2", "NCCL_RAS_ENABLE": "0"}
+        processes = [self.start("--backend", "nccl", *CUDA, *arguments, environment={
+            **lookalike, "NCCL_HOSTID": f"rank{r}", "RANK": str(r), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(r),
+            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}) for r in range(ranks)]
+        return [self.finish(p) for p in processes]
+
+    def test_losses_are_those_of_the_cpu(self):
+        for name, flags in MODELS.items():
+            expected = self.train(*flags, "--ranks", 2)
+            found = self.train(*flags, *CUDA, "--ranks", 2, "--precision", "f32")
+            self.same_curve(found, expected, 1e-4, (name, "f32"))
+            self.assertIn("through the host", found["transport"])
+            self.same_curve(self.train(*flags, *CUDA, "--ranks", 2), expected, 0.05, (name, "bf16"))
+
+    def test_policies_and_memory(self):
+        expected = self.train(*TRANSFORMER, "--ranks", 2, "--accumulate", 2)
+        for flags in (["--gradients", "borrowed"], ["--overlap", "forward"], ["--overlap", "backward-thread", "--buckets", "flat"], ["--overlap", "none"]):
+            found = self.train(*TRANSFORMER, *CUDA, "--precision", "f32", "--ranks", 2, "--accumulate", 2, *flags)
+            self.same_curve(found, expected, 1e-4, flags)
+
+    def test_one_rank_of_nccl(self):
+        expected = self.train(*TRANSFORMER, "--ranks", 1)
+        (code, out, err), = self.over_nccl(1, *TRANSFORMER, "--precision", "f32", "--json", "-")
+        self.assertEqual(code, 0, err)
+        self.same_curve(json.loads(out), expected, 1e-4, ("nccl",))
+
+    @unittest.skipUnless("device" in sys.argv, "the fake NCCL connects threads only")
+    def test_two_ranks_of_nccl(self):
+        for name, flags in MODELS.items():
+            expected = self.train(*flags, "--ranks", 2)
+            ranks = self.over_nccl(2, *flags, "--precision", "f32", "--json", "-")
+            for code, out, err in ranks:
+                self.assertEqual(code, 0, err)
+            self.same_curve(json.loads(ranks[0][1]), expected, 1e-4, (name, "nccl"))
+
+    def test_a_resumed_run(self):
+        """Over a device as on the CPU; and what one has written the other reads."""
+        folder = self.folder / "run"
+        run = [*TRANSFORMER, "--ranks", 1, "--checkpoint", folder]
+        cuda = [*run, *CUDA, "--precision", "f32"]
+        whole = self.train(*cuda)
+        self.train(*cuda, "--stop-after", 2)
+        self.assertEqual(self.train(*cuda, "--resume")["params_digest"], whole["params_digest"])
+        self.train(*cuda, "--stop-after", 2)
+        self.same_curve(self.train(*run, "--resume"), whole, 1e-4, ("on the CPU",), ["validation_loss"])
+        self.train(*run, "--stop-after", 2)
+        self.same_curve(self.train(*cuda, "--resume"), whole, 1e-4, ("from the CPU",), ["validation_loss"])
+
+    def test_validation_and_sample(self):
+        code, out, err = self.finish(self.start(*TRANSFORMER, *CUDA, "--ranks", 2, "--validate-every", 2, "--sample", 12))
+        self.assertEqual(code, 0, err)
+        self.assertIn("validation loss", out)
+        self.assertIn("cuda, matrix products of bf16", out)
+        self.assertEqual(out.count("----"), 2)
+
+    def test_what_is_refused(self):
+        self.refused(("--shard", "--device cpu"), *CUDA, "--shard", "optimizer")
+        self.refused(("--buckets optimal", "--device cpu"), *CUDA, "--buckets", "optimal")
+        self.refused(("--precision", "--device cuda"), "--precision", "bf16")
+        self.refused(("--backend nccl", "--device cuda"), "--backend", "nccl")
+        self.refused(("--ranks 3", "WORLD_SIZE"), *CUDA, "--backend", "nccl", "--ranks", "3")
+        self.refused(("--backend nccl", "RANK"), *CUDA, "--backend", "nccl", environment={"WORLD_SIZE": "2"})
+
+
+if __name__ == "__main__":
+    kind, PROGRAM = sys.argv[1:3]
+    ON_DEVICE = kind == "device"
+    if ON_DEVICE and "no CUDA device" in (said := no_device()).stderr:
+        # What can be tested without one: one sentence, and the code of what the user can mend.
+        assert said.returncode == 2 and said.stdout == "" and len(said.stderr.strip().splitlines()) == 1, said
+        nccl = subprocess.run([PROGRAM, *CUDA, "--backend", "nccl"], capture_output=True, text=True, timeout=60)
+        assert nccl.returncode == 2 and nccl.stderr == said.stderr, nccl
+        print("skipped: " + said.stderr.strip())
+        sys.exit(77)
+    unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <functional>
+#include <type_traits>
+
+/// Kernels without a device: what nvcc compiles for one, g++ compiles with this before it, as it is. A block's threads are fibers of the
+/// stream's own thread; blocks come one after another. What threads do together (shuffles, ballots, barriers) is done together: if some of
+/// them do not come, the program says so and aborts. What one thread writes and another reads without a barrier is not noticed.
+
+#undef __shared__
+#define __shared__ static thread_local
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+
+namespace gradsync_fake {
+
+/// What kernels ask for by these names.
+struct Place {
+    uint3 thread{0, 0, 0}, block{0, 0, 0};
+    dim3 threads{1, 1, 1}, blocks{1, 1, 1};
+};
+Place& place();
+
+/// All threads of `blocks`, on a stream. `threads`: of a block, whole warps.
+void launch(cudaStream_t stream, dim3 blocks, unsigned threads, std::function<void()> kernel);
+
+/// Waits for all threads of the block.
+void await_block();
+/// Waits for all threads of the warp, and returns what each has given, by lane.
+const unsigned long long* exchange(unsigned long long own);
+
+template <class T>
+T shuffle(T own, unsigned lane) {
+    static_assert(sizeof(T) <= sizeof(unsigned long long) && std::is_trivially_copyable_v<T>);
+    unsigned long long bits = 0;
+    std::memcpy(&bits, &own, sizeof own);
+    bits = exchange(bits)[lane];
+    std::memcpy(&own, &bits, sizeof own);
+    return own;
+}
+
+}  // namespace gradsync_fake
+
+#define threadIdx (gradsync_fake::place().thread)
+#define blockIdx (gradsync_fake::place().block)
+#define blockDim (gradsync_fake::place().threads)
+#define gridDim (gradsync_fake::place().blocks)
+
+inline void __syncthreads() { gradsync_fake::await_block(); }
+
+template <class T>
+T __shfl_xor_sync(unsigned, T own, unsigned distance) {
+    return gradsync_fake::shuffle(own, (threadIdx.x % 32) ^ distance);
+}
+inline unsigned __ballot_sync(unsigned, bool own) {
+    const unsigned long long* const all = gradsync_fake::exchange(own);
+    unsigned ballot = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) ballot |= static_cast<unsigned>(all[lane]) << lane;
+    return ballot;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
