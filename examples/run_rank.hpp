@@ -55,7 +55,7 @@ Results run_rank(Ops ops, Backend comm, const Job& job) {
     }
     results.transport = comm.describe();
     if (timeline) {
-        gs::write_trace(comm, *timeline, o.trace);
+        gs::write_trace(host_of(comm), *timeline, o.trace);
         results.timeline = gs::describe(gs::summarise(*timeline));
     }
     return results;

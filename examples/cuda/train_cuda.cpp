@@ -6,8 +6,8 @@
 
 namespace gradsync_train {
 
-Results train(CudaOps ops, const Job& job, Shard shard, const MakeSynchroniser& make) {
-    return train_detail::train_chosen(ops, job, shard, make);
+Results train(CudaOps ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make) {
+    return train_detail::train_chosen(ops, job, shard, timeline, make);
 }
 
 }  // namespace gradsync_train

@@ -7,6 +7,6 @@
 namespace gradsync_train {
 
 /// As for the CPU.
-Results train(CudaOps ops, const Job& job, Shard shard, const MakeSynchroniser& make);
+Results train(CudaOps ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make);
 
 }  // namespace gradsync_train

@@ -121,6 +121,11 @@ class OnCuda(unittest.TestCase):
         self.assertIn("cuda, matrix products of bf16", out)
         self.assertEqual(out.count("----"), 2)
 
+    def test_a_trace(self):
+        trace = self.folder / "trace.json"
+        self.train(*TRANSFORMER, *CUDA, "--ranks", 2, "--trace", trace)
+        self.assertEqual(len({event["pid"] for event in json.loads(trace.read_text())["traceEvents"]}), 2)
+
     def test_what_is_refused(self):
         self.refused(("--shard", "--device cpu"), *CUDA, "--shard", "optimizer")
         self.refused(("--buckets optimal", "--device cpu"), *CUDA, "--buckets", "optimal")
