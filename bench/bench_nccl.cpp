@@ -3,19 +3,17 @@
 //     bench_nccl [--seconds=S] [--rounds=N] [--gib] [Google Benchmark's flags]
 //
 // Ranks are processes with a device each, told who they are by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
-// (torchrun --no-python sets them, srun others); without these it is one rank, and the figures are what a call costs. All get
-// the same flags; rank 0 reports. Exit code 77: there is no device.
+// (torchrun --no-python sets them, srun others); without these it is one rank, and the figures are what a call costs.
+// All get the same flags; rank 0 reports. Exit code 77: there is no device.
 //
-// Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B, WHO nccl (NcclBackend) or nccl_library, which take turns. Calls
-// of a turn are put on a stream one after another, as nccl-tests does it; times are for one, medians, of the slowest rank.
-// Counters: bytes, algbw and busbw as in nccl-tests; nccl_library_ratio, NCCL's own time over this one's; time_min and
-// time_max in seconds; samples.
+// Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B, WHO nccl (NcclBackend) or nccl_library, which take turns.
+// Calls of a turn are put on a stream one after another, as nccl-tests does it; times are for one, medians, of the
+// slowest rank. Counters: bytes, algbw and busbw as in nccl-tests; nccl_library_ratio, NCCL's own time over this one's;
+// time_min and time_max in seconds; samples.
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <optional>

@@ -21,18 +21,14 @@
 // Times are medians over the rounds, of the slowest rank. Counters, times in seconds: exposed and communication, of a
 // step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed / communication;
 // independent_ratio, the time of `independent` over this one's; exposed_against_independent, the median over the rounds
-// of this step's time less that of `independent` in the same round; samples_per_second and tokens_per_second, of all ranks
-// together; state_bytes, of weights, gradients and the optimizer on one rank; time_min, time_max, samples; handoff_ns,
-// the state of the machine.
+// of this step's time less that of `independent` in the same round; samples_per_second and tokens_per_second, of all
+// ranks together; state_bytes, of weights, gradients and the optimizer on one rank; time_min, time_max, samples;
+// handoff_ns, the state of the machine.
 
-#include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gradsync/backend/thread_backend.hpp>

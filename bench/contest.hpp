@@ -49,8 +49,9 @@ using ContestResult = std::vector<std::vector<double>>;
 
 /// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
 /// about a third of a millisecond at least. The machine may change its state, or be busy with something else, at any
-/// moment: what happens to one contestant then happens to all. Who begins changes from round to round. `slowest(seconds)` returns the most of what the ranks
-/// say, once all have called it; meanwhile it sleeps: who has nothing to do must not take a core from those who have.
+/// moment: what happens to one contestant then happens to all. Who begins changes from round to round.
+/// `slowest(seconds)` returns the most of what the ranks say, once all have called it; meanwhile it sleeps: who has
+/// nothing to do must not take a core from those who have.
 template <class Slowest>
 ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
                         Slowest&& slowest) {

@@ -15,7 +15,7 @@
 
 namespace bench {
 
-/// A collective of the MPI library over MPI_COMM_WORLD, in place, with the library's shards: what RankOfCollective does.
+/// A collective of the MPI library over MPI_COMM_WORLD, in place, with our shards: what RankOfCollective does.
 /// "iall_reduce": MPI_Iallreduce and MPI_Wait.
 class MpiLibrary final : public Contestant {
 public:
@@ -33,9 +33,10 @@ public:
             firsts_.push_back(static_cast<int>(first));
             counts_.push_back(static_cast<int>(last - first));
         }
+        const auto own = static_cast<std::size_t>(rank);
         is_root_ = rank == 0;
-        shard_count_ = counts_[static_cast<std::size_t>(rank)];
-        shard_ = static_cast<std::byte*>(buffer) + static_cast<std::size_t>(firsts_[static_cast<std::size_t>(rank)]) * size_of(dtype);
+        shard_count_ = counts_[own];
+        shard_ = static_cast<std::byte*>(buffer) + static_cast<std::size_t>(firsts_[own]) * size_of(dtype);
 
         const std::map<std::string, void (MpiLibrary::*)()> all{
             {"all_reduce", &MpiLibrary::all_reduce},         {"iall_reduce", &MpiLibrary::iall_reduce},
@@ -69,8 +70,8 @@ private:
         MPI_Allgatherv(MPI_IN_PLACE, 0, type_, buffer_, counts_.data(), firsts_.data(), type_, MPI_COMM_WORLD);
     }
     void gather() {
-        MPI_Gatherv(is_root_ ? MPI_IN_PLACE : shard_, shard_count_, type_, buffer_, counts_.data(), firsts_.data(), type_,
-                    0, MPI_COMM_WORLD);
+        MPI_Gatherv(is_root_ ? MPI_IN_PLACE : shard_, shard_count_, type_, buffer_, counts_.data(), firsts_.data(),
+                    type_, 0, MPI_COMM_WORLD);
     }
     void scatter() {
         MPI_Scatterv(buffer_, counts_.data(), firsts_.data(), type_, is_root_ ? MPI_IN_PLACE : shard_, shard_count_,

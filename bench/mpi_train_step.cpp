@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,8 @@ using namespace bench;
 
 void run(const std::vector<std::string>& arguments) {
     if (arguments.size() < 6)
-        throw std::runtime_error("usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS ROUNDS pin|no-pin STRATEGY...");
+        throw std::runtime_error("usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS ROUNDS pin|no-pin "
+                                 "STRATEGY...");
     const std::string& model = arguments[0];
     const bool shares = arguments[1] == "mpi";
     const ContestOptions options = contest_options_of({arguments.begin() + 2, arguments.begin() + 5});

@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -21,8 +22,8 @@ inline void check_nccl(ncclResult_t code, const char* call) {
     if (code != ncclSuccess) throw std::runtime_error(std::string(call) + ": " + ncclGetErrorString(code));
 }
 
-/// A rank's buffer on its device, and what is done to it: a whole number of elements for each rank, so that NCCL itself,
-/// which knows no uneven shards, can do the same.
+/// A rank's buffer on its device, and what is done to it: as many elements for each rank, so that NCCL itself, which
+/// knows no uneven shards, can do the same.
 struct OnDevice {
     std::string collective;
     gradsync::DType dtype;
@@ -84,9 +85,9 @@ public:
     explicit BareNccl(gradsync::NcclBackend& backend) {
         ncclUniqueId id{};
         if (backend.rank() == 0) check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-        backend.host().broadcast(gradsync::buffer(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id)), 0).wait();
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        check_nccl(ncclCommInitRankConfig(&comm_, backend.size(), id, backend.rank(), &config), "ncclCommInitRankConfig");
+        const std::span bytes(reinterpret_cast<std::uint8_t*>(&id), sizeof id);
+        backend.host().broadcast(gradsync::buffer(bytes), 0).wait();
+        check_nccl(ncclCommInitRank(&comm_, backend.size(), id, backend.rank()), "ncclCommInitRank");
     }
     BareNccl(const BareNccl&) = delete;
     BareNccl& operator=(const BareNccl&) = delete;

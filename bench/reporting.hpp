@@ -93,8 +93,8 @@ public:
     void ReportRuns(const std::vector<Run>&) override {}
 };
 
-/// The rest of main(): runs what is registered. One process of several `reports`. Returns the exit code: 1 if a benchmark
-/// could not measure, 2 if a flag is wrong or the filter selects nothing.
+/// The rest of main(): runs what is registered. One process of several `reports`. Returns the exit code: 1 if a
+/// benchmark could not measure, 2 if a flag is wrong or the filter selects nothing.
 inline int run_benchmarks(int argc, char** argv, bool reports = true) {
     int kept = 1;
     bool to_file = false;

@@ -34,7 +34,8 @@ private:
 };
 
 /// One for each of the strategies that the trainees have learnt.
-inline std::vector<TrainSteps> train_steps(std::size_t strategies, const std::vector<std::unique_ptr<Trainee>>& trainees,
+inline std::vector<TrainSteps> train_steps(std::size_t strategies,
+                                           const std::vector<std::unique_ptr<Trainee>>& trainees,
                                            const std::function<void(int rank)>& meet) {
     std::vector<TrainSteps> all;
     for (std::size_t s = 0; s < strategies; ++s) all.emplace_back(trainees, s, meet);
