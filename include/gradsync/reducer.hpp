@@ -91,7 +91,10 @@ public:
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
-        if constexpr (decoupled) gathers_.attach(backend_, step_.watch());
+        if constexpr (decoupled) {
+            gathers_.attach(backend_);
+            gathers_.set_watch(step_.watch());
+        }
         overlap_.attach(background_);
     }
     Reducer(const Reducer&) = delete;
@@ -288,6 +291,8 @@ public:
     /// Where parameter i lies in its bucket, and how long buckets are, in elements.
     const detail::BucketLayout& layout() const noexcept { return gradients_.layout(); }
     std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
+    /// For what goes with this Reducer, and is to count in its statistics.
+    detail::Watch<B>& watch() noexcept { return step_.watch(); }
     std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's
 
     /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy. Each rank

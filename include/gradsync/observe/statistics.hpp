@@ -11,7 +11,7 @@ namespace gradsync::inline v0 {
 struct StepStatistics {
     std::size_t bytes = 0;             ///< handed to collectives by this rank
     std::size_t collectives = 0;
-    double communication_seconds = 0;  ///< while at least one bucket was in flight, seen from this rank
+    double communication_seconds = 0;  ///< while at least one bucket was in flight, or gathered, seen from this rank
     double exposed_seconds = 0;        ///< what `finish()` and the hooks added to the step; what threads did at once counts once
 
     /// The share of the communication that hid behind the backward: 1 - exposed / communication, within [0, 1].

@@ -31,18 +31,17 @@ public:
         }
     }
 
-    /// Once, before anything else; `watch` outlives this.
-    void attach(const B& backend, Watch<B>& watch) {
-        progress_.attach(backend);
-        watch_ = &watch;
-    }
+    /// Once, before anything else.
+    void attach(const B& backend) { progress_.attach(backend); }
+    /// Before the first gather; it outlives the last one.
+    void set_watch(Watch<B>& watch) noexcept { watch_ = &watch; }
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
     /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
     void start(B& backend, std::size_t b, BufferView bucket) {
         backend_ = &backend;
         if (backend.size() > 1) {
-            watch_->begin(Activity::gather, b);
+            watch_->depart(Activity::gather, b, watch_->now());
             works_[b].work = backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
         }
         works_[b].pending = true;
@@ -60,7 +59,7 @@ public:
     void wait(std::size_t b) {
         if (!works_[b].pending) return;
         await(*backend_, works_[b].work);
-        if (backend_->size() > 1) watch_->end(Activity::gather, b);
+        if (backend_->size() > 1) watch_->arrive(Activity::gather, b, watch_->now());
         works_[b].pending = false;
         --pending_;
         progress_.complete();

@@ -55,18 +55,6 @@ public:
         completed_.store(0, std::memory_order_relaxed);
     }
 
-    /// While at least one collective was in flight.
-    double covered_seconds() const noexcept {
-        Clock::duration sum{};
-        Clock::time_point until{};
-        for (const Bucket& b : buckets_) {
-            if (b.end <= until) continue;
-            sum += b.end - (b.launch < until ? until : b.launch);
-            until = b.end;
-        }
-        return seconds(sum);
-    }
-
     /// Seconds since the first start.
     double launch_seconds(std::size_t b) const noexcept { return seconds(buckets_[b].launch - buckets_[0].launch); }
     double end_seconds(std::size_t b) const noexcept { return seconds(buckets_[b].end - buckets_[0].launch); }

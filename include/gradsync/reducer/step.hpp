@@ -81,7 +81,7 @@ public:
             last = watch_.now();
             if (travels) {
                 watch_.end(Activity::launch, b, last);
-                watch_.begin(Activity::collective, b, last);
+                watch_.depart(Activity::collective, b, last);
             }
             flight_.start(std::move(work), last);
         }
@@ -126,14 +126,14 @@ public:
     StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
-        if (backend_.size() > 1) {
+        if (!alone()) {
             for (std::size_t b = 0; b < flight_.size(); ++b) {
                 const std::size_t bytes = gradients_.bucket(b).bytes();
                 buckets[b] = {bytes, flight_.launch_seconds(b), flight_.end_seconds(b)};
                 step.bytes += bytes;
             }
             step.collectives = flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
-            step.communication_seconds = flight_.covered_seconds();
+            step.communication_seconds = watch_.take_covered_seconds();
         }
         flight_.reset();
         return step;
@@ -145,7 +145,7 @@ private:
         Step& step;
         Time operator()(std::size_t b) {
             const Time at = step.watch_.now();
-            if (!step.alone()) step.watch_.end(Activity::collective, b, at);
+            if (!step.alone()) step.watch_.arrive(Activity::collective, b, at);
             step.gradients_.land(b);
             return at;
         }

@@ -1,14 +1,18 @@
 #pragma once
 
 #include <cstddef>
+#include <mutex>
+#include <utility>
 
 #include "../core/backend_clock.hpp"
 #include "../observe/observer.hpp"
 #include "exposure.hpp"
+#include "spin_lock.hpp"
 
 namespace gradsync::inline v0::detail {
 
-/// A stopwatch on the backend's clock: adds up what holds a step up, and tells the observer, if there is one. For any thread.
+/// A stopwatch on the backend's clock: adds up what holds a step up, and how long something was on its way; and tells the observer, if
+/// there is one. For any thread.
 template <class B>
 class Watch {
 public:
@@ -30,12 +34,19 @@ public:
         if (observer_ != nullptr) observer_->end(activity, index, at);
     }
 
-    /// Now.
-    void begin(Activity activity, std::size_t index) {
-        if (observer_ != nullptr) observer_->begin(activity, index, now());
+
+    /// A bucket is on its way (`collective`, `gather`), or has arrived.
+    void depart(Activity activity, std::size_t index, Time at) noexcept {
+        {
+            std::lock_guard lock(lock_);
+            if (under_way_++ == 0) since_ = at;
+        }
+        begin(activity, index, at);
     }
-    void end(Activity activity, std::size_t index) {
-        if (observer_ != nullptr) observer_->end(activity, index, now());
+    void arrive(Activity activity, std::size_t index, Time at) noexcept {
+        end(activity, index, at);
+        std::lock_guard lock(lock_);
+        if (--under_way_ == 0) covered_ += at - since_;
     }
 
     /// The step was held up.
@@ -69,12 +80,25 @@ public:
     Held hold(Activity activity, std::size_t index = Observer::no_index) { return Held(*this, activity, index); }
 
     /// Seconds by which the step was held up since the last call.
-    double take_exposed_seconds() noexcept { return std::chrono::duration<double>(exposure_.take()).count(); }
+    double take_exposed_seconds() noexcept { return seconds(exposure_.take()); }
+    /// Seconds since the last call in which something was on its way.
+    double take_covered_seconds() {
+        const Time at = now();
+        std::lock_guard lock(lock_);
+        if (under_way_ != 0) covered_ += at - std::exchange(since_, at);
+        return seconds(std::exchange(covered_, {}));
+    }
 
 private:
+    static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
+
     const B& backend_;
     Observer* observer_;
     Exposure exposure_;
+    SpinLock lock_;
+    std::size_t under_way_ = 0;
+    Time since_{};  ///< something is under way
+    Time::duration covered_{};  ///< before
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -16,7 +16,6 @@
 #include "../reducer.hpp"
 #include "../reducer/failure_latch.hpp"
 #include "../reducer/verification.hpp"
-#include "../reducer/watch.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
@@ -98,8 +97,8 @@ public:
 
     // ------------------------------------------------------------------------------------------------ state and its moves
 
-    O& optimizer() noexcept { return *optimizer_; }
-    const O& optimizer() const noexcept { return *optimizer_; }
+    O& optimizer() noexcept { return optimizer_; }
+    const O& optimizer() const noexcept { return optimizer_; }
     const Statistics& statistics() const noexcept { return statistics_; }
     const BucketPlan& plan() const noexcept { return reducer_->plan(); }
     const B& backend() const noexcept { return backend_; }
@@ -162,25 +161,24 @@ protected:
           buckets_(std::move(buckets)),
           overlap_(std::move(overlap)),
           exchange_(std::move(exchange)),
-          optimizer_(std::move(optimizer)),
-          watch_(backend_, options.observer) {
+          optimizer_(std::move(optimizer)) {
         if constexpr (requires { Exchange::means_only; })
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
                 refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
-        if (optimizer_->state_count() > ShardState<B>::max_states)
+        if (optimizer_.state_count() > ShardState<B>::max_states)
             refuse(Derived::name, "an optimizer may keep " + std::to_string(ShardState<B>::max_states) + " arrays of state, not " +
-                                      std::to_string(optimizer_->state_count()));
+                                      std::to_string(optimizer_.state_count()));
     }
 
     /// Compares what the Reducer knows nothing of, `settings` and the types of values, and makes it. Collective.
     void make_reducer(const std::string& settings) {
-        if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_->step(s); })
+        if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
                     refuse(Derived::name, "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)", p.name);
         Digest types;
         for (const ParameterView& p : parameters_) types.add(std::uint64_t{p.requires_grad ? static_cast<std::uint64_t>(p.value.dtype) : dtype_count});
-        const std::string all = settings + " states=" + std::to_string(optimizer_->state_count()) + " value_types=" + std::to_string(types.value());
+        const std::string all = settings + " states=" + std::to_string(optimizer_.state_count()) + " value_types=" + std::to_string(types.value());
         verify<B>(backend_, {}, {}, all);
         reducer_.emplace(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
         if (weight_) reducer_->set_weight(*weight_);
@@ -198,9 +196,9 @@ protected:
 
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
-        watch_.begin(Activity::optimizer, b);
-        state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), *optimizer_, [&](std::size_t i) { return reducer_->was_used(i); });
-        watch_.end(Activity::optimizer, b);
+        watch().begin(Activity::optimizer, b, watch().now());
+        state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), optimizer_, [&](std::size_t i) { return reducer_->was_used(i); });
+        watch().end(Activity::optimizer, b, watch().now());
     }
 
     /// Around a step: `gather` does what makes the new weights known.
@@ -209,11 +207,12 @@ protected:
         check_usable("step");
         if (micro_batches_ == 0) refuse("step", "there are no averaged gradients; call finish() first");
         guard([&] {
-            optimizer_->begin_step();
+            optimizer_.begin_step();
             gather(gradient_scale);
             micro_batches_ = 0;
             reducer_->add_to_shards(false);
-            step_.exposed_seconds += watch_.take_exposed_seconds();
+            step_.exposed_seconds += watch().take_exposed_seconds();
+            step_.communication_seconds += watch().take_covered_seconds();
             statistics_.transport = reducer_->statistics().transport;
             statistics_.buckets = reducer_->statistics().buckets;
             statistics_.last = std::exchange(step_, {});
@@ -221,6 +220,9 @@ protected:
             ++statistics_.steps;
         });
     }
+
+    /// What is not the Reducer's counts with what is.
+    Watch<B>& watch() noexcept { return reducer_->watch(); }
 
     /// Bytes of bucket b that its all-gather brings.
     void count_gather(std::size_t bytes) noexcept {
@@ -259,14 +261,13 @@ protected:
     Buckets buckets_;
     Overlap overlap_;
     Exchange exchange_;
-    std::optional<O> optimizer_;
+    O optimizer_;
     std::optional<Engine> reducer_;
     ShardState<B> state_;
     std::optional<double> weight_;  ///< as set
     std::size_t micro_batches_ = 0;  ///< reduced since the last step
     StepStatistics step_;
     Statistics statistics_;
-    Watch<B> watch_;  ///< of what is not the Reducer's
     FailureLatch failure_;
 };
 

@@ -67,7 +67,7 @@ public:
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
         make_reducer();
-        gathers_.attach(this->backend_, this->watch_);
+        gathers_.attach(this->backend_);
         make_state();
     }
 
@@ -172,6 +172,7 @@ private:
 
     void make_reducer() {
         Base::make_reducer(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") + (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
+        gathers_.set_watch(this->watch());
     }
 
     void check_no_gradients(const char* operation) const {
@@ -192,7 +193,7 @@ private:
     void land(std::size_t b) {
         this->check_usable("wait_parameter");
         if (!gathers_.pending(b)) return this->guard([&] { gathers_.poll(); });
-        const auto held = this->watch_.hold(Activity::wait, b);
+        const auto held = this->watch().hold(Activity::wait, b);
         this->guard([&] { gathers_.wait(b); });
         if (!in_buckets())
             for (std::size_t i : this->plan().bucket(b)) kernel::copy(values_.value(i), this->parameters_[i].value);
@@ -218,7 +219,7 @@ private:
         std::vector<BufferView> own;
         for (std::size_t b = 0; b < plan.size(); ++b) own.push_back(values_of_shard(b));
         this->state_ = detail::ShardState<B>(this->backend_, plan, this->reducer_->layout(), this->reducer_->infos(), own,
-                                             this->optimizer_->state_count());
+                                             this->optimizer_.state_count());
         gathers_.resize(plan.size());
         bucket_of_.assign(this->size(), 0);
         for (std::size_t b = 0; b < plan.size(); ++b)

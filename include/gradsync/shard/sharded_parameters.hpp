@@ -149,7 +149,7 @@ public:
         if (u >= unit_count_) this->refuse("gather", "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
         this->guard([&] {
             const auto& parts = unit_values_[u].parts;
-            const auto held = this->watch_.hold(Activity::wait, parts.empty() ? Observer::no_index : parts.front().bucket);
+            const auto held = this->watch().hold(Activity::wait, parts.empty() ? Observer::no_index : parts.front().bucket);
             start_gather(u);
             ++unit_values_[u].users;
             std::size_t ahead = 0;
@@ -242,7 +242,7 @@ private:
             for (std::size_t i : plan.bucket(b)) places_[i] = {unit_values_[u].parts.size() - 1, layout.offsets[i]};
             own.push_back(own_part(values));
         }
-        this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->reducer_->infos(), own, this->optimizer_->state_count());
+        this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->reducer_->infos(), own, this->optimizer_.state_count());
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
                 kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
@@ -268,7 +268,7 @@ private:
             const BufferView own = own_part(part.values);
             kernel::copy(this->state_.array(part.bucket, 0), own);
             if (this->backend_.size() > 1) {
-                this->watch_.begin(Activity::gather, part.bucket);
+                this->watch().depart(Activity::gather, part.bucket, this->watch().now());
                 part.work = gathering_.all_gather(own, part.values);
             }
             this->count_gather(part.values.bytes());
@@ -279,7 +279,7 @@ private:
         if (!unit.gathering) return progress_.poll();
         for (auto& part : unit.parts) {
             part.work.wait();
-            if (this->backend_.size() > 1) this->watch_.end(Activity::gather, part.bucket);
+            if (this->backend_.size() > 1) this->watch().arrive(Activity::gather, part.bucket, this->watch().now());
         }
         unit.gathering = false;
         progress_.complete();

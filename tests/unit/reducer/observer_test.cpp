@@ -32,6 +32,13 @@ std::size_t count(const Timeline& timeline, Activity activity) {
     return static_cast<std::size_t>(std::count_if(spans.begin(), spans.end(), [&](const Timeline::Span& s) { return s.activity == activity; }));
 }
 
+/// Gathers count, and moments in which several things are under way count once.
+void check_communication(const Timeline& timeline, const Statistics& statistics, Finding& finding) {
+    const TimelineSummary summary = summarise(timeline);
+    const double in_timeline = summary.communication_seconds * static_cast<double>(summary.steps), counted = statistics.total.communication_seconds;
+    finding.check(std::abs(in_timeline - counted) < 1e-6 + 0.01 * counted, "communication: timeline " + std::to_string(in_timeline) + ", statistics " + std::to_string(counted));
+}
+
 /// Five steps, each looked at by itself.
 template <class Buckets, class Overlap>
 std::string what_is_wrong(int ranks, GradientStorage storage) {
@@ -140,6 +147,7 @@ TEST_CASE("a sharded training tells of its gathers and of its optimizer") {
         sharded.finish();
         sharded.step();
         finding.check(count(timeline, Activity::optimizer) == 4 && count(timeline, Activity::gather) == 4 && count(timeline, Activity::collective) == 4, "stage 1");
+        check_communication(timeline, sharded.statistics(), finding);
     }) == "");
     CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
         auto model = tensors({1000, 20, 30'000, 50});
@@ -155,5 +163,6 @@ TEST_CASE("a sharded training tells of its gathers and of its optimizer") {
         sharded.finish();
         sharded.step();
         finding.check(count(timeline, Activity::optimizer) == 2 && count(timeline, Activity::collective) == 2, "stage 3, backward");
+        check_communication(timeline, sharded.statistics(), finding);
     }) == "");
 }
