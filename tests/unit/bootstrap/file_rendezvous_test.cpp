@@ -2,22 +2,17 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
 
+#include "support/temporary_directory.hpp"
+
 using namespace std::chrono_literals;
 using gradsync::FileRendezvous;
 
 namespace {
-
-struct Folder {
-    std::string path = (std::filesystem::temp_directory_path() / "gradsync-test-XXXXXX").string();
-    Folder() { REQUIRE(::mkdtemp(path.data()) != nullptr); }
-    ~Folder() { std::filesystem::remove_all(path); }
-};
 
 template <class F>
 std::string error_of(F&& f) {
@@ -37,15 +32,15 @@ bool says(const std::string& text, const std::string& words) {
 }  // namespace
 
 TEST_CASE("FileRendezvous: what another run has left is not taken for this one's") {
-    const Folder folder;
-    CHECK(says(error_of([&] { FileRendezvous(folder.path, 0, 2, {.timeout = 200ms}); }), "is there already"));
-    CHECK(std::filesystem::exists(folder.path));  // and not removed either
-    CHECK(says(error_of([&] { FileRendezvous(folder.path + "/no/such", 0, 2, {.timeout = 200ms}); }), "No such file"));
+    const gradsync_test::TemporaryDirectory folder;
+    CHECK(says(error_of([&] { FileRendezvous(folder.path().string(), 0, 2, {.timeout = 200ms}); }), "is there already"));
+    CHECK(std::filesystem::exists(folder.path()));  // and not removed either
+    CHECK(says(error_of([&] { FileRendezvous(folder.file("no/such"), 0, 2, {.timeout = 200ms}); }), "No such file"));
 }
 
 TEST_CASE("FileRendezvous: nonsense in the folder is named") {
-    const Folder folder;
-    const std::string path = folder.path + "/meeting";
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
     std::string first;
     std::thread rank_0([&] { first = error_of([&] { FileRendezvous(path, 0, 2, {.timeout = 10s}); }); });
     while (!std::filesystem::exists(path + "/arrival.0")) std::this_thread::sleep_for(1ms);
@@ -56,10 +51,10 @@ TEST_CASE("FileRendezvous: nonsense in the folder is named") {
 }
 
 TEST_CASE("FileRendezvous: ranks that were told different world sizes") {
-    const Folder folder;
+    const gradsync_test::TemporaryDirectory folder;
     std::string first, second;
-    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(folder.path + "/meeting", 0, 2, {.timeout = 500ms}); }); });
-    second = error_of([&] { FileRendezvous(folder.path + "/meeting", 1, 3, {.timeout = 10s}); });
+    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(folder.file("meeting"), 0, 2, {.timeout = 500ms}); }); });
+    second = error_of([&] { FileRendezvous(folder.file("meeting"), 1, 3, {.timeout = 10s}); });
     rank_0.join();
     CHECK(says(second, "rank 0 was told that there are 2 ranks, this one that there are 3"));
     CHECK(says(first, "rank 1 did not arrive"));

@@ -50,6 +50,21 @@ TEST_CASE("job: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK") {
     CHECK(job_of({{"RANK", "3"}, {"WORLD_SIZE", "4"}}).local_rank == 3);
 }
 
+TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
+    std::map<std::string, std::string> torchrun = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}, {"LOCAL_RANK", "1"},
+                                                   {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RUN_ID", "run7"}, {"TORCHELASTIC_RESTART_COUNT", "0"}};
+    CHECK(job_of(torchrun).port == 29501);
+    CHECK(job_of(torchrun).token == "torchrun run7 0");
+    torchrun["TORCHELASTIC_RESTART_COUNT"] = "1";  // who is left of the run before is turned away
+    CHECK(job_of(torchrun).token == "torchrun run7 1");
+    torchrun["GRADSYNC_JOB_TOKEN"] = "secret";
+    CHECK(job_of(torchrun).token == "secret");
+    torchrun["MASTER_PORT"] = "65535";
+    CHECK(job_of(torchrun).port == 1024);
+    torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False";  // rank 0 is to listen
+    CHECK(job_of(torchrun).port == 65535);
+}
+
 TEST_CASE("job: Slurm's variables; ours override them") {
     const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_NODELIST", "gpu-[03-07,09],login1"},
                                                       {"SLURM_JOB_ID", "123456"}, {"SLURM_STEP_ID", "2"}};

@@ -12,34 +12,18 @@
 #include <gradsync/shard/sharded_parameters.hpp>
 
 #include "support/sharding.hpp"
+#include "support/temporary_directory.hpp"
 
 using namespace gradsync;
 using namespace gradsync_test;
 
 namespace {
 
-/// A directory that goes with its name.
-class Directory {
-public:
-    Directory() {
-        std::string name = (std::filesystem::temp_directory_path() / "gradsync-test-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
-        path_ = name;
-    }
-    ~Directory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    const std::filesystem::path& path() const { return path_; }
-    std::size_t files() const {
-        std::size_t n = 0;
-        for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(path_)) ++n;
-        return n;
-    }
-
-private:
-    std::filesystem::path path_;
-};
+std::size_t files_in(const TemporaryDirectory& directory) {
+    std::size_t n = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory.path())) ++n;
+    return n;
+}
 
 const Units units({0, 0, 1, 2, 2, 3, 3, 3});
 
@@ -98,7 +82,7 @@ TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to th
         });
         for (const bool from_three : {false, true})
             for (const int from : {1, 2, 4}) {
-                const Directory directory;
+                const TemporaryDirectory directory;
                 run_threads(from, [&](ThreadBackend comm) {
                     auto model = initial_tensors(awkward_sizes, dtype);
                     const auto run = [&](auto&& sharded) {
@@ -110,7 +94,7 @@ TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to th
                     if (from_three) run(make_three(comm, model, 0));
                     else run(make_one(comm, model, 0));
                 });
-                CHECK(directory.files() == static_cast<std::size_t>(from) + 1);  // those of older checkpoints are gone
+                CHECK(files_in(directory) == static_cast<std::size_t>(from) + 1);  // those of older checkpoints are gone
                 for (const bool to_three : {false, true})
                     for (const int to : {1, 2, 4}) {
                         CAPTURE(from);
@@ -133,7 +117,7 @@ TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to th
 }
 
 TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint stands, training goes on") {
-    const Directory directory;
+    const TemporaryDirectory directory;
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors(awkward_sizes, DType::f32);
               One sharded = make_one(comm, model, 0);
@@ -154,7 +138,7 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
 
 TEST_CASE("files that are torn, missing or of something else are refused on every rank") {
     const auto refused = [](auto&& spoil) {
-        const Directory directory;
+        const TemporaryDirectory directory;
         run_threads(2, [&](ThreadBackend comm) {
             auto model = initial_tensors(awkward_sizes, DType::f32);
             One sharded = make_one(comm, model, 0);
@@ -179,7 +163,7 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
     CHECK(says(refused([&](auto& d) { std::ofstream(d / "manifest.gradsync") << "something else, long enough"; }), "is not the manifest"));
 
     // Of another model.
-    const Directory directory;
+    const TemporaryDirectory directory;
     run_threads(1, [&](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);
         One sharded = make_one(comm, model, 0);
