@@ -20,8 +20,7 @@ struct TcpOptions {
 /// Ranks that are processes (or threads) with connections of TCP between them; nothing but sockets is needed.
 ///
 /// - Every collective begins with a message from each rank to each, data follows in rounds (see docs/design.md). Messages move
-/// only inside
-///   `progress()`, `test()` and `wait()`, which any thread may call.
+///   only inside `progress()`, `test()` and `wait()`, which any thread may call: between machines `OverlapBackward` has one that does.
 /// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A
 ///   death shows at once, on other machines too: its system closes the connections.
@@ -39,6 +38,9 @@ public:
 
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
+
+    /// Between machines messages move only inside calls: those of a thread.
+    bool wants_progress_thread() const noexcept { return engine_->world().spans_machines; }
 
     std::string describe() const {
         return std::to_string(size()) + (size() == 1 ? " process" : " processes that send messages over TCP");

@@ -35,11 +35,12 @@ public:
         Bell bell;
     };
 
-    /// `ranks`: how many run on this machine. `state` outlives the object.
-    World(int ranks, State& state) noexcept
+    /// `ranks`: how many run on this machine; `more_elsewhere`: are there others? `state` outlives the object.
+    World(int ranks, State& state, bool more_elsewhere = false) noexcept
         : bell(state.bell),
           cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
           cores_are_shared(ranks > cores),
+          spans_machines(more_elsewhere),
           state_(state) {}
     World(const World&) = delete;
     World& operator=(const World&) = delete;
@@ -74,6 +75,7 @@ public:
     Bell& bell;
     const int cores;
     const bool cores_are_shared;  ///< there are more ranks than cores
+    const bool spans_machines;    ///< not all ranks run on this one
 
 private:
     static constexpr std::uint32_t being_written = 1, written = 2;

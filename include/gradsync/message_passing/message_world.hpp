@@ -121,7 +121,7 @@ public:
 private:
     MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here, std::shared_ptr<State> state,
                  std::shared_ptr<collective::Chores> chores)
-        : World(ranks_here, *state),
+        : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size()),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
           state_(std::move(state)),
