@@ -47,8 +47,9 @@ retry() {
 }
 
 # What every preset needs; what the trainer needs, and over MPI; what the tests need: theirs, a second compiler, and the
-# interpreter of those that run the trainer.
+# interpreter of those that run the trainer, and what draws and compares the benchmarks.
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
 mpi_packages=(libopenmpi-dev openmpi-bin)
-test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang python3=python3 gnuplot=gnuplot-nox "${mpi_packages[@]}")
+test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang python3=python3 gnuplot=gnuplot-nox
+    python3-matplotlib python3-scipy "${mpi_packages[@]}")

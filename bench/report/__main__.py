@@ -1,0 +1,156 @@
+"""scripts/bench: see --help."""
+import argparse
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+from . import plan as planning
+from .results import BadInput, Results
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = ROOT / "build/release"
+# By name in scripts/lib/packages.sh, or a Debian package.
+PACKAGES = {"build": "${build_packages[@]} ${trainer_packages[@]} ${mpi_packages[@]} libbenchmark-dev",
+            "peers": "libgloo-dev mpich libmpich-dev python3-torch", "charts": "python3-matplotlib", "comparison": "python3-scipy"}
+PARTS = "\n".join(f"  {name:12} {what}" for name, (what, _) in planning.PARTS.items())
+DESCRIPTION = f"""Measures the library against the machine's limits and against its peers.
+
+Installs what is missing (apt), builds the release preset, runs the benchmarks in rounds, and writes to --out:
+
+  results.json   all figures, the machine, the commands
+  index.html     the same as one page, with charts
+  charts/        the charts as PNG and SVG
+  log.txt        what the programs said
+
+Parts (--only):
+{PARTS}
+
+Nothing else should run on the machine meanwhile. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong
+input."""
+
+
+def positive(kind):
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError: value = 0
+        if not (math.isfinite(value) and value > 0): raise argparse.ArgumentTypeError(f"takes a number above 0, not '{text}'")
+        return value
+    return parse
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        sys.exit(fail(message))
+
+
+class Failed(Exception):
+    """The input was good, the machine is not ready; the text is one sentence."""
+
+
+def fail(sentence, code=2):
+    print(f"bench: {sentence}", file=sys.stderr)
+    return code
+
+
+def arguments():
+    parser = Parser(prog="scripts/bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="less of everything: under 5 minutes after the build, instead of about 15")
+    parser.add_argument("--peers", action="store_true", help="install and measure Gloo, MPICH and PyTorch too")
+    parser.add_argument("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
+    parser.add_argument("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
+    parser.add_argument("--seconds", metavar="S", type=positive(float), help="for each contest, instead of what suits each program")
+    parser.add_argument("--rounds", metavar="N", type=positive(int), default=3, help="of all programs, as many as there is time for [3]")
+    parser.add_argument("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on [15; quick: 4.5]")
+    parser.add_argument("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
+    parser.add_argument("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
+    parser.add_argument("--compare", metavar=("OLD.json", "NEW.json"), nargs="+", type=pathlib.Path,
+                        help="what became slower since OLD? Without NEW it is measured now")
+    options = parser.parse_args()
+    if options.compare and len(options.compare) > 2: parser.error("--compare takes OLD.json and at most one NEW.json")
+    if options.compare and len(options.compare) == 2 and (options.render or options.docs):
+        parser.error("--compare OLD.json NEW.json only compares; leave out --render and --docs")
+    if options.compare and options.render: parser.error("--compare and --render do not go together; give both files to --compare")
+    if options.only and "torch" in options.only and not options.peers: parser.error("--only torch needs --peers")
+    return options
+
+
+def install(*what):
+    script = f'. "$0"; install_packages {" ".join(PACKAGES[each] for each in what)}'
+    if subprocess.run(["bash", "-euc", script, ROOT / "scripts/lib/packages.sh"], stdout=sys.stderr).returncode != 0:
+        raise Failed("could not install what is missing; see above")
+
+
+def need(module, *what):
+    """Installs what holds a module, if it is missing."""
+    try:
+        __import__(module)
+    except ImportError:
+        install(*what)
+        try:
+            __import__(module)
+        except ImportError as e: raise Failed(f"{sys.executable} has no {module}; install {' '.join(PACKAGES[each] for each in what)}") from e
+
+
+def build():
+    for step in (["cmake", "--preset", "release"], ["cmake", "--build", "--preset", "release", "--target", "gradsync_benchmarks", "gradsync_train"]):
+        if subprocess.run(step, cwd=ROOT, stdout=sys.stderr).returncode != 0: raise Failed(f"{' '.join(step)} failed; see above")
+
+
+def measure(options):
+    from . import machine
+    from .run import Runner
+    install("build", *(["peers"] if options.peers else []))
+    build()
+    plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, options.seconds).add_parts(options.only or planning.PARTS)
+    if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
+    results = Results(machine.describe(ROOT, BUILD, sys.executable), {"mode": "quick" if options.quick else "full", "peers": options.peers})
+    results.errors.update(plan.left_out)
+    begun = time.monotonic()
+    Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 15)).run()
+    results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    results.save(options.out / "results.json")
+    return results
+
+
+def render(results, folder):
+    from . import charts, page
+    drawn = charts.drawn(results)
+    (folder / "charts").mkdir(parents=True, exist_ok=True)
+    for name, (figure, _) in drawn.items():
+        charts.save_png(figure, folder / "charts" / f"{name}.png")
+        charts.save_svg(figure, folder / "charts" / f"{name}.svg")
+    (folder / "index.html").write_text(page.render(results, drawn))
+    print(f"wrote {os.path.relpath(folder / 'index.html')}", file=sys.stderr)
+
+
+def main():
+    options = arguments()
+    try:
+        old = Results.load(options.compare[0]) if options.compare else None
+        new = Results.load(options.compare[1]) if options.compare and len(options.compare) == 2 else None
+        given = Results.load(options.render) if options.render else None
+        if old: need("scipy.stats", "comparison")
+        if not new:
+            need("matplotlib", "charts")
+            try:
+                options.out.mkdir(parents=True, exist_ok=True)
+            except OSError as e: raise BadInput(f"cannot write to {options.out}: {e.strerror}") from e
+            results = given or measure(options)
+            render(results, options.out)
+            if options.docs:
+                from . import docs
+                for path in docs.write(ROOT, results): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
+        if old:
+            from .compare import compare
+            return 0 if compare(old, new or results, sys.stdout) else 1
+        return 1 if not given and results.errors else 0
+    except BadInput as e: return fail(e)
+    except Failed as e: return fail(e, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

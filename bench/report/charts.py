@@ -1,0 +1,228 @@
+"""Results as pictures. Every function returns a matplotlib figure, or None where there is nothing to show."""
+import io
+import re
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
+
+from . import names, tables
+from .names import INK
+from .text import bandwidth, milliseconds, seconds, size
+
+COMPUTE, EXPOSED = "#9FB8CC", "#D55E00"
+plt.rcParams.update({
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "font.size": 9, "axes.titlesize": 9.5,
+    "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.15,
+    "legend.frameon": False, "lines.linewidth": 1.6, "lines.markersize": 5, "savefig.dpi": 130, "svg.fonttype": "none", "svg.hashsalt": "gradsync",
+    **{key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "grid.color")}})
+
+
+def save_png(figure, path):
+    figure.savefig(path, facecolor="white", metadata={"Software": None})
+
+
+def save_svg(figure, path):
+    """The same bytes for the same results: no date, no version."""
+    figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+
+
+def inline_svg(figure, name, description):
+    """For a page: no background, the page's text colour as ink, and identifiers that no other chart has."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = text[text.index("<svg"):].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\sid="|url\(#|href="#)', lambda found: f"{found.group(1)}{name}-", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
+
+
+def panels(count, width, height, **options):
+    figure, axes = plt.subplots(1, count, figsize=(width, height), squeeze=False, layout="constrained", **options)
+    return figure, list(axes[0])
+
+
+def legend_below(figure, axes, columns):
+    """One legend for all panels, each label once, in a strip of its own at the bottom."""
+    entries = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()): entries.setdefault(label, handle)
+    strip = (0.1 + 0.19 * -(-len(entries) // columns)) / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, strip, 1, 1 - strip))
+    figure.legend(entries.values(), entries.keys(), loc="lower center", ncol=columns)
+
+
+def number_of_ranks(ranks, cores):
+    return f"{ranks} rank{'s' * (ranks != 1)}" + (f" on {cores} cores" if cores and ranks > cores else "")
+
+
+def all_reduce_time(results):
+    return over_size(results, lambda b: b.time, seconds, "time, median")
+
+
+def all_reduce_bandwidth(results):
+    return over_size(results, lambda b: b.counter("busbw"), bandwidth, "bus bandwidth, median")
+
+
+def over_size(results, what, form, label):
+    """A panel a number of ranks, a line a contestant; both axes logarithmic."""
+    cases = {ranks: whos for ranks, whos in tables.all_reduce_cases(results).items() if ranks > 1}
+    if not cases: return None
+    values = [what(b) for contestants in cases.values() for of_who in contestants.values() for b in of_who.values() if what(b)]
+    wide = max(values) > 1000 * min(values)
+    figure, axes = panels(len(cases), {1: 6.5, 2: 9.4}.get(len(cases), 4 * len(cases)), 4.6, sharey=True)
+    for axis, (ranks, contestants) in zip(axes, cases.items()):
+        for who in names.ordered(contestants, names.WHO):
+            look = names.WHO.get(who, names.Look(who, "#555555"))
+            points = sorted((count, what(b)) for count, b in contestants[who].items() if what(b))
+            axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_title(number_of_ranks(ranks, results.machine.get("cores")))
+        axis.set_xlabel("bytes of each rank (logarithmic)")
+        sizes = sorted({count for of_who in contestants.values() for count in of_who})
+        axis.set_xticks([count for i, count in enumerate(sizes) if i == 0 or count / sizes[i - 1] > 3] or sizes)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5), numticks=20))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.minorticks_off()
+    axes[0].set_ylabel(f"{label} (logarithmic)")
+    legend_below(figure, axes, 3 if len(cases) > 1 else 2)
+    return figure
+
+
+def most_measured(of_ranks):
+    """The number of ranks to show where there is room for one: of those that communicate, the one with the most figures."""
+    several = {ranks: sum(map(len, backends.values())) for ranks, backends in of_ranks.items() if ranks > 1}
+    return max(several, key=lambda ranks: (several[ranks], -ranks)) if several else None
+
+
+def step_time(results, model):
+    """A panel a backend, a bar a strategy: what copies without synchronisation take as well, and the rest."""
+    of_ranks = tables.step_cases(results).get(model, {})
+    ranks = most_measured(of_ranks)
+    if not ranks: return None
+    backends = of_ranks[ranks]
+    order = names.ordered(backends, names.BACKENDS)
+    rows = max(map(len, backends.values()))
+    figure, axes = panels(len(order), 2.1 + 2.7 * len(order), 1.5 + 0.27 * rows, sharex=True)
+    for axis, backend in zip(axes, order):
+        strategies = names.ordered(backends[backend], names.STRATEGIES)
+        for place, strategy in enumerate(strategies):
+            b = backends[backend][strategy]
+            step, waits = b.time * 1e3, max(tables.exposed(b) or 0, 0) * 1e3
+            axis.barh(place, step - waits, 0.72, color=COMPUTE, label="compute: the step of copies that do not synchronise")
+            axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed communication: the rest of the step")
+            label = milliseconds(b.time) + (f" ({milliseconds(tables.exposed(b))})" if tables.exposed(b) is not None else "")
+            axis.annotate(label, (step, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        shared = axis is not axes[0] and strategies == names.ordered(backends[order[0]], names.STRATEGIES)
+        axis.set_yticks(range(len(strategies)), [] if shared else [names.STRATEGIES.get(s, s) for s in strategies])
+        axis.set_ylim(rows - 0.4, -0.6)
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", length=0)
+        axis.margins(x=0.3)
+        axis.set_title(names.BACKENDS[backend].label if backend in names.BACKENDS else backend)
+        axis.set_xlabel("ms a step, median (exposed)")
+    figure.get_layout_engine().set(w_pad=0.1)
+    figure.suptitle(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}", x=0.01, ha="left", fontsize=10)
+    legend_below(figure, axes, 2)
+    return figure
+
+
+def overlap_ratio(results):
+    """A panel a model, a row a strategy, a mark a backend."""
+    shown = {}
+    for model, of_ranks in tables.step_cases(results).items():
+        ranks = most_measured(of_ranks)
+        marks = [(strategy, backend, b.counter("overlap_ratio")) for backend, strategies in (of_ranks.get(ranks) or {}).items()
+                 for strategy, b in strategies.items() if b.counter("overlap_ratio") is not None and strategy not in names.INDEPENDENT]
+        if marks: shown[model, ranks] = marks
+    if not shown: return None
+    strategies = names.ordered({s for marks in shown.values() for s, _, _ in marks}, names.STRATEGIES)
+    figure, axes = panels(len(shown), 2.2 + 3.6 * len(shown), 1.4 + 0.27 * len(strategies), sharey=True)
+    for axis, ((model, ranks), marks) in zip(axes, shown.items()):
+        backends = names.ordered({backend for _, backend, _ in marks}, names.BACKENDS)
+        for i, backend in enumerate(backends):
+            look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
+            points = [(value, strategies.index(strategy) + 0.16 * (i - (len(backends) - 1) / 2)) for strategy, b, value in marks if b == backend]
+            axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle="", label=look.label)
+        axis.set_yticks(range(len(strategies)), ["PyTorch, " * s.startswith("torch_") + names.STRATEGIES.get(s, s) for s in strategies])
+        axis.set_ylim(len(strategies) - 0.4, -0.6)
+        axis.set_xlim(-0.04, 1.04)
+        axis.xaxis.set_major_locator(MultipleLocator(0.2))
+        axis.set_title(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}")
+        axis.set_xlabel("overlap: 1 - waited / communication")
+    legend_below(figure, axes, 3)
+    return figure
+
+
+def scaling(results):
+    """Samples a second and efficiency over ranks, of the policies that a user gets who chooses none; a column a model."""
+    cases = {model: tables.scaling_cases(results, model) for model in tables.step_cases(results)}
+    cases = {model: lines for model, lines in cases.items() if any(len(of_ranks) > 1 for of_ranks in lines.values())}
+    if not cases: return None
+    figure, axes = plt.subplots(2, len(cases), figsize=(max(6.5, 4.4 * len(cases)), 5.6), squeeze=False, layout="constrained", sharex=True)
+    cores = results.machine.get("cores")
+    for column, (model, lines) in enumerate(cases.items()):
+        speed, efficiency = axes[0][column], axes[1][column]
+        every = sorted({ranks for of_ranks in lines.values() for ranks in of_ranks})
+        for (backend, _), of_ranks in lines.items():
+            look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
+            for axis, counter in ((speed, "samples_per_second"), (efficiency, "independent_ratio")):
+                points = [(ranks, b.counter(counter)) for ranks, b in of_ranks.items() if b.counter(counter) is not None]
+                if points: axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
+        efficiency.axhline(1, color=INK, linestyle="--", linewidth=1, label="copies that do not synchronise")
+        for axis in (speed, efficiency):
+            axis.set_ylim(0, axis.dataLim.y1 * 1.1)
+            if cores and every[-1] > cores: axis.axvspan(cores, every[-1] * 1.08, color=INK, alpha=0.06, linewidth=0, label="more ranks than cores")
+        speed.set_title(model)
+        efficiency.set_xscale("log", base=2)
+        efficiency.set_xticks(every, [str(ranks) for ranks in every])
+        efficiency.set_xlim(every[0] / 1.08, every[-1] * 1.08)
+        efficiency.minorticks_off()
+        efficiency.set_xlabel("ranks (logarithmic)")
+    axes[0][0].set_ylabel("samples a second, all ranks")
+    axes[1][0].set_ylabel("efficiency")
+    legend_below(figure, [axis for row in axes for axis in row], 3)
+    return figure
+
+
+def memory(results):
+    """A panel a number of ranks, a bar a stage of sharding: what a rank holds by its own account, and its process at most."""
+    every = sorted({row["ranks"] for row in results.memory})
+    if not every: return None
+    figure, axes = panels(len(every), max(6.5, 3.1 * len(every)), 4.2, sharey=True)
+    for axis, ranks in zip(axes, every):
+        rows = {row["shard"]: row for row in results.memory if row["ranks"] == ranks}
+        stages = names.ordered(rows, names.STAGES)
+        for place, stage in enumerate(stages):
+            floor = 0
+            for part, look in names.MEMORY.items():
+                axis.bar(place, rows[stage][part] / 1e6, 0.7, bottom=floor, color=look.colour, label=look.label)
+                floor += rows[stage][part] / 1e6
+            axis.annotate(f"{floor:.0f}", (place, floor), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+        axis.plot(range(len(stages)), [rows[stage]["peak_rss_bytes"] / 1e6 for stage in stages], color=INK, marker="_", markersize=17,
+                  markeredgewidth=2, linestyle="", label="peak resident memory of the process")
+        axis.set_xticks(range(len(stages)), [names.STAGES.get(stage, stage) for stage in stages], rotation=22, ha="right", rotation_mode="anchor")
+        axis.grid(axis="x", visible=False)
+        axis.set_title(f"{ranks} rank{'s' * (ranks != 1)}")
+    axes[0].set_ylabel("MB (10^6 bytes) of a rank")
+    legend_below(figure, axes, 3)
+    return figure
+
+
+def drawn(results):
+    """{name: (figure, what it shows)} of all that the results have something for."""
+    every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks"),
+             "all_reduce_bandwidth": (all_reduce_bandwidth(results), "all-reduce: bus bandwidth over size, by backend and ranks")}
+    for model in tables.step_cases(results):
+        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: a step's time by strategy and backend, compute and exposed communication")
+    every["overlap_ratio"] = (overlap_ratio(results), "overlap ratio by strategy and backend")
+    every["scaling"] = (scaling(results), "samples a second and efficiency over ranks")
+    every["memory"] = (memory(results), "memory of a rank by stage of sharding and ranks")
+    return {name: (figure, what) for name, (figure, what) in every.items() if figure}

@@ -1,0 +1,135 @@
+"""Did something become slower? Two results.json, an old one and a new one.
+
+What is compared. The machine has states: messages between cores take 50 ns at one time and 250 ns at another, and others use it. So a
+benchmark that was measured in turns with something that the library does not touch (the bandwidth limit, copies that do not
+synchronise, a memcpy) is compared by its time over that one's. Others are compared by their times, if both runs found the processor
+and the handoff alike.
+
+The test. Samples of one round share the state of the machine and are no independent draws, so a round is one value: the logarithm of
+its median (or ratio). Welch's t-test compares the old rounds with the new ones, in both directions. (With three rounds on each side a
+rank test cannot fall below 0.1, whatever happened.) There are hundreds of benchmarks, so that some are always unlucky: Benjamini and
+Hochberg's procedure keeps the expected share of false alarms below ALPHA. And what differs by less than the least effect is no
+regression, however certain it is: two runs differ by more than their rounds do.
+"""
+import math
+import statistics
+from dataclasses import dataclass
+
+from . import names
+from .results import BadInput
+from .text import Table, seconds, significant
+
+ALPHA = 0.05
+LEAST_ROUNDS = 2
+LEAST_EFFECT = {"bench_train_step": 0.05, "": 0.10}  # by program, of ratios: a step is mostly compute, which cannot become slower here
+LEAST_EFFECT_OF_TIMES = 0.25
+SAME_HANDOFF = 1.25
+# Counters WHO_ratio: that one's time over this one's, measured in turns.
+REFERENCES = {"limit_ratio": "the limit", "independent_ratio": "no synchronisation", "all_reduce_ratio": "a bare all-reduce",
+              "compute_ratio": "the compute", "memcpy_ratio": "memcpy"}
+
+
+@dataclass
+class Difference:
+    name: str
+    against: str  # what the time is divided by; empty: compared as it is
+    old: float
+    new: float
+    p: float
+    least_effect: float
+    significant: bool = False
+
+    @property
+    def ratio(self):
+        return self.new / self.old
+
+    @property
+    def slower(self):
+        return self.significant and self.ratio > 1 + self.least_effect
+
+    @property
+    def faster(self):
+        return self.significant and self.ratio < 1 / (1 + self.least_effect)
+
+
+def guarded(name):
+    """Is it the library's time? Peers, and what everything is compared with, are not."""
+    parts = name.split("/")
+    if parts[0] == "train_step": return not parts[2].startswith("torch_") and parts[2] not in names.INDEPENDENT
+    return parts[0] not in names.PEERS
+
+
+def p_value(old, new):
+    """Welch's t-test on logarithms."""
+    old, new = [math.log(v) for v in old], [math.log(v) for v in new]
+    spread = max(max(old) - min(old), max(new) - min(new))
+    if spread < 1e-9: return 1.0 if abs(old[0] - new[0]) < 1e-9 else 0.0  # no variance: nothing to divide by
+    from scipy.stats import ttest_ind
+    return float(ttest_ind(new, old, equal_var=False).pvalue)
+
+
+def mark_significant(differences):
+    """Benjamini and Hochberg, Journal of the Royal Statistical Society B 57 (1995)."""
+    ordered = sorted(differences, key=lambda d: d.p)
+    passing = [i for i, d in enumerate(ordered, 1) if d.p <= ALPHA * i / len(ordered)]
+    for d in ordered[:max(passing, default=0)]: d.significant = True
+
+
+def another_state(old, new):
+    """Why times cannot be compared; empty: they can."""
+    if any(old.machine.get(what) != new.machine.get(what) for what in ("cpu", "cores")):
+        return f"another machine: {old.machine.get('cpu')}, {old.machine.get('cores')} cores, and {new.machine.get('cpu')}, {new.machine.get('cores')} cores"
+    before, after = old.handoff(), new.handoff()
+    if before and after and max(before, after) > SAME_HANDOFF * min(before, after):
+        return f"another state of the machine: {before:.0f} and {after:.0f} ns from core to core"
+    return ""
+
+
+def differences(old, new, times):
+    """Of every benchmark that both have; `times`: also of those with nothing to be divided by. And how many were left out."""
+    found, left_out = [], 0
+    before = {b.name: b for b in old.benchmarks()}
+    for now in new.benchmarks():
+        then = before.get(now.name)
+        if not then or not guarded(now.name): continue
+        for counter, against in [*REFERENCES.items(), ("time", "")]:
+            values = [[v for v in b.rounds(counter) if v > 0] for b in (then, now)]
+            if min(map(len, values)) < LEAST_ROUNDS: continue
+            if not against and not times:
+                left_out += 1
+                break
+            if against: values = [[1 / v for v in side] for side in values]
+            effect = LEAST_EFFECT.get(now.program, LEAST_EFFECT[""]) if against else LEAST_EFFECT_OF_TIMES
+            found.append(Difference(now.name, against, *map(statistics.median, values), p_value(*values), effect))
+            break
+        else: left_out += 1
+    mark_significant(found)
+    return found, left_out
+
+
+def table(title, differences):
+    show = lambda d, value: f"{significant(value)} x" if d.against else seconds(value)
+    return Table(title, ["benchmark", "over", "old", "new", "new / old", "p"],
+                 [[d.name, d.against or "itself", show(d, d.old), show(d, d.new), f"{d.ratio:.2f}", f"{d.p:.1g}"] for d in differences])
+
+
+def compare(old, new, out):
+    """Prints what changed; returns whether nothing became slower."""
+    for results in (old, new):
+        if results.run.get("rounds", 0) < LEAST_ROUNDS:
+            raise BadInput(f"{results.machine.get('date', 'one of them')}: {results.run.get('rounds', 0)} rounds are too few for a test; measure {LEAST_ROUNDS} or more")
+    state = another_state(old, new)
+    found, left_out = differences(old, new, not state)
+    broken = sorted(name for name in new.errors if name in old.columns and guarded(name))
+    slower = sorted((d for d in found if d.slower), key=lambda d: -d.ratio)
+    faster = sorted((d for d in found if d.faster), key=lambda d: d.ratio)
+    print(f"old: {old.machine.get('commit', '')[:12]}, {old.machine.get('date')}, {old.run.get('rounds')} rounds; "
+          f"new: {new.machine.get('commit', '')[:12]}, {new.machine.get('date')}, {new.run.get('rounds')} rounds", file=out)
+    if state: print(f"Times are not compared, only ratios: {state}.", file=out)
+    for title, of_kind in (("Slower", slower), ("Faster", faster)):
+        if of_kind: print(f"\n{title}\n\n{table(title, of_kind).markdown()}", file=out)
+    for name in broken: print(f"\nFailed, and did not before: {name}: {new.errors[name]}", file=out)
+    missing = sum(1 for b in old.benchmarks() if guarded(b.name) and b.name not in new.columns and b.name not in broken)
+    print(f"\n{len(found)} compared: {len(slower)} slower, {len(faster)} faster; {len(broken)} failed; {left_out} could not be compared; "
+          f"{missing} not measured anew.", file=out)
+    return not slower and not broken

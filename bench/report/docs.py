@@ -1,0 +1,103 @@
+"""The figures in README.md and docs/: what stands between
+
+    <!-- bench: NAME -->
+    <!-- end of bench: NAME -->
+
+is written from results.json, and only from there."""
+import pathlib
+import re
+
+from . import charts, names, tables
+from .results import BadInput
+from .text import Table, milliseconds, or_blank, seconds, size
+
+PAGES = ("README.md", "docs/performance.md")
+CHARTS = "docs/charts"
+BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
+
+
+def conditions(results):
+    m, run = results.machine, results.run
+    load = m.get("load_before", 0)
+    return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
+            f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
+            f"{'' if m.get('clean') else ' with changes'}, {run.get('rounds')} rounds"
+            + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", load before {load:.1f}."
+            + (" **Others used the machine: the figures say little.**" if load > 1 else ""))
+
+
+def summary(results):
+    by_size = tables.all_reduce_cases(results).get(2, {})
+    table = Table("", ["2 ranks", "gradsync, threads", "gradsync, MPI", "MPI_Allreduce", "Gloo, and PyTorch DDP over it", "limit"])
+    for count in (2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20):
+        cells = [by_size.get(who, {}).get(count) for who in ("threads", "mpi", "mpi_library", "gloo", "limit")]
+        if any(cells): table.rows.append([f"all-reduce, {size(count)}", *(or_blank(seconds, b and b.time) for b in cells)])
+    for model, of_ranks in tables.step_cases(results).items():
+        backends = of_ranks.get(2, {})
+        at = lambda backend, strategy: backends.get(backend, {}).get(strategy)
+        cell = lambda b: or_blank(lambda b: f"{milliseconds(b.time)} ms" + or_blank(lambda e: f" ({milliseconds(e)})", tables.exposed(b)), b)
+        table.rows.append([f"{model}: a step (exposed communication)", cell(at("threads", names.DEFAULT)), cell(at("mpi", names.DEFAULT)), "",
+                           cell(at("gloo", names.PEER_DEFAULT)), cell(at("threads", "independent"))])
+    return table.markdown()
+
+
+def commands(part):
+    return lambda results: "\n".join(f"    {line}" for line in results.run.get("commands", {}).get(part, []))
+
+
+def of_models(table):
+    """A table for each model."""
+    def text(results):
+        made = [table(results, model) for model in tables.step_cases(results)]
+        return "\n\n".join(f"{t.title}:\n\n{t.markdown()}" for t in made if t.rows)
+    return text
+
+
+def steps(results, model):
+    ranks = charts.most_measured(tables.step_cases(results)[model])
+    return tables.steps_briefly(results, model, ranks) if ranks else Table("", [])
+
+
+BLOCKS = {
+    "conditions": conditions,
+    "summary": summary,
+    "goals": lambda results: tables.goals(results).markdown(),
+    "all_reduce_command": commands("all_reduce"),
+    "all_reduce": lambda results: tables.all_reduce(results).markdown(),
+    "to_limit": lambda results: tables.to_limit(results).markdown(),
+    "train_step_command": commands("train_step"),
+    "torch_command": commands("torch"),
+    "train_step": of_models(steps),
+    "scaling": of_models(tables.scaling),
+    "memory_command": commands("memory"),
+    "memory": lambda results: tables.memory(results).markdown(),
+    "reducer_command": commands("reducer"),
+    "marks": lambda results: tables.marks(results).markdown(),
+}
+
+
+def rewritten(page, text, results):
+    """`text` with every block anew."""
+    opened = re.findall(r"<!-- bench: (.*?) -->", text)
+    whole = [name for _, name, _, _ in BLOCK.findall(text)]
+    for name in opened:
+        if name not in BLOCKS: raise BadInput(f"{page}: there is no block {name}; choose from {', '.join(BLOCKS)}")
+    if opened != whole: raise BadInput(f"{page}: a block has no end: {', '.join(name for name in opened if name not in whole)}")
+
+    def block(found):
+        begin, name, before, end = found.groups()
+        content = BLOCKS[name](results).strip("\n")
+        return f"{begin}{content or 'Not in this run.'}\n{end}"
+    return BLOCK.sub(block, text)
+
+
+def write(root, results):
+    """Figures, charts and the results of the main branch, all from one run; returns the paths."""
+    changed = {pathlib.Path(root, page): rewritten(page, pathlib.Path(root, page).read_text(), results) for page in PAGES}
+    for path, text in changed.items(): path.write_text(text)
+    folder = pathlib.Path(root, CHARTS)
+    folder.mkdir(exist_ok=True)
+    drawn = charts.drawn(results)
+    for name, (figure, _) in drawn.items(): charts.save_svg(figure, folder / f"{name}.svg")
+    results.brief().save(pathlib.Path(root, "bench/results.json"))
+    return [*changed, *(folder / f"{name}.svg" for name in drawn), pathlib.Path(root, "bench/results.json")]

@@ -1,0 +1,80 @@
+"""On what was measured: the machine, the compiler, the sources, what else was going on."""
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import time
+
+
+def answer(*command, folder=None):
+    """What a command prints; empty where it is missing or fails."""
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def text_of(path):
+    try:
+        return pathlib.Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def caches():
+    """As "L2 unified 2048K": those of the first core."""
+    found = []
+    for index in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (text_of(index / what).strip() for what in ("level", "type", "size"))
+        if size: found.append(f"L{level} {kind.lower()} {size}")
+    return found
+
+
+def cmake_cache(build):
+    return dict(re.findall(r"^(\w+):\w+=(.*)$", text_of(build / "CMakeCache.txt"), re.MULTILINE))
+
+
+def mpi_library(mpiexec):
+    """Open MPI and MPICH name themselves in different ways."""
+    said = answer(mpiexec, "--version")
+    version = re.search(r"(?:\((?:Open MPI|OpenRTE)\)|Version:)\s*([\w.]+)", said)
+    name = "MPICH" if "HYDRA" in said else "Open MPI" if "Open" in said else said.partition("\n")[0]
+    return f"{name} {version.group(1)}" if version and name else name
+
+
+def peers(cache, python):
+    found = [mpi_library(cache["MPIEXEC_EXECUTABLE"])] if cache.get("MPIEXEC_EXECUTABLE") else []
+    if cache.get("Gloo_DIR", "").startswith("/"):
+        version = answer("dpkg-query", "--show", "--showformat=${Version}", "libgloo-dev")
+        found.append(f"Gloo {version}".strip())
+    if shutil.which("mpiexec.mpich") and mpi_library("mpiexec.mpich") not in found: found.append(mpi_library("mpiexec.mpich"))
+    torch = answer(python, "-c", "import torch; print(torch.__version__)")
+    if torch: found.append(f"PyTorch {torch}")
+    return [peer for peer in found if peer]
+
+
+def describe(root, build, python):
+    cpu = text_of("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", cpu)
+    system = re.search(r'PRETTY_NAME="?(.*?)"?$', text_of("/etc/os-release"), re.MULTILINE)
+    memory = re.search(r"MemTotal:\s*(\d+) kB", text_of("/proc/meminfo"))
+    cache = cmake_cache(build)
+    native = " -march=native" if cache.get("GRADSYNC_NATIVE") == "ON" else ""
+    return {
+        "cpu": model.group(1) if model else platform.machine(),
+        "cores": os.cpu_count(),
+        "virtual": " hypervisor" in cpu,
+        "caches": caches(),
+        "memory_bytes": int(memory.group(1)) * 1024 if memory else 0,
+        "system": system.group(1) if system else "",
+        "kernel": platform.release(),
+        "compiler": answer(cache.get("CMAKE_CXX_COMPILER", "c++"), "--version").partition("\n")[0],
+        "build": f"{cache.get('CMAKE_BUILD_TYPE', '')} {cache.get('CMAKE_CXX_FLAGS_RELEASE', '')}{native}".strip(),
+        "peers": peers(cache, python),
+        "commit": answer("git", "rev-parse", "HEAD", folder=root),
+        "clean": answer("git", "status", "--porcelain", folder=root) == "",
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "load_before": os.getloadavg()[0],
+    }

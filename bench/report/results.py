@@ -1,0 +1,164 @@
+"""results.json: what one run of scripts/bench found.
+
+    {"format": 1,
+     "machine": {...},                                       see machine.py
+     "run": {...},                                           how it was run: see run.py
+     "benchmarks": {NAME: {"program": ..., COUNTER: [...]}}, a value a round
+     "errors": {NAME: sentence},                             what could not be measured
+     "memory": [{...}]}                                      the trainer's results, by stage of sharding and ranks
+
+Names and counters are those of the programs (bench/*.cpp), each benchmark's median is its counter "time", and all times are
+seconds. Rounds are merged when they are read: the median of medians, the least time_min, the greatest time_max.
+"""
+import json
+import pathlib
+import re
+import statistics
+
+FORMAT = 1
+# Of Google Benchmark's fields, those that say nothing about the measurement.
+NOT_COUNTERS = {"name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index", "threads",
+                "iterations", "real_time", "cpu_time", "time_unit", "error_occurred", "error_message", "label"}
+KEPT = {"program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio",
+        "exposed", "communication", "overlap_ratio", "independent_ratio", "exposed_against_independent", "samples_per_second", "state_bytes"}
+UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class BadInput(Exception):
+    """What the user gave cannot serve; the text is one sentence that says why."""
+
+
+class Benchmark:
+    """All rounds of one benchmark."""
+
+    def __init__(self, name, columns):
+        self.name = name
+        self.program = columns.get("program", "")
+        self.columns = {key: values for key, values in columns.items() if isinstance(values, list) and values}
+
+    def rounds(self, counter):
+        return self.columns.get(counter, [])
+
+    def counter(self, counter):
+        """Median over the rounds; None where it was not measured."""
+        values = self.rounds(counter)
+        return statistics.median(values) if values else None
+
+    @property
+    def time(self):
+        return self.counter("time")
+
+    @property
+    def least(self):
+        return min(self.rounds("time_min") or self.rounds("time"))
+
+    @property
+    def greatest(self):
+        return max(self.rounds("time_max") or self.rounds("time"))
+
+    @property
+    def samples(self):
+        return int(sum(self.rounds("samples"))) or len(self.rounds("time"))
+
+
+class AllReduce:
+    """WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B"""
+    pattern = re.compile(r"(?P<who>\w+)/(?P<collective>\w+)/(?P<dtype>\w+)/ranks:(?P<ranks>\d+)/bytes:(?P<bytes>\d+)")
+
+
+class TrainStep:
+    """train_step/MODEL/STRATEGY/BACKEND/ranks:N"""
+    pattern = re.compile(r"train_step/(?P<model>\w+)/(?P<strategy>\w+)/(?P<backend>\w+)/ranks:(?P<ranks>\d+)")
+
+
+class MarkReady:
+    """reducer/mark_ready/OVERLAP/STORAGE/ranks:N/parameters:P"""
+    pattern = re.compile(r"reducer/mark_ready/(?P<overlap>\w+)/(?P<storage>\w+)/ranks:(?P<ranks>\d+)/parameters:(?P<parameters>\d+)")
+
+
+class Results:
+    def __init__(self, machine=None, run=None):
+        self.machine = machine or {}
+        self.run = run or {}
+        self.columns = {}  # by name: program and counters
+        self.errors = {}
+        self.memory = []
+
+    def benchmarks(self):
+        return [Benchmark(name, columns) for name, columns in self.columns.items() if columns.get("time")]
+
+    def parsed(self, kind):
+        """(fields of the name, Benchmark) of those of one kind; whole numbers where the name has some."""
+        found = []
+        for benchmark in self.benchmarks():
+            match = kind.pattern.fullmatch(benchmark.name)
+            if match:
+                found.append(({key: int(value) if value.isdigit() else value for key, value in match.groupdict().items()}, benchmark))
+        return found
+
+    def handoff(self):
+        """Nanoseconds from core to core, the median over all benchmarks: the state of the machine. None: unknown."""
+        values = [v for columns in self.columns.values() for v in columns.get("handoff_ns", []) if v > 0]
+        return statistics.median(values) if values else None
+
+    def add_google_benchmark(self, program, answer, rename=lambda name: name):
+        """One round: what a program wrote with --benchmark_out. Returns how many benchmarks were measured."""
+        measured = 0
+        for entry in answer["benchmarks"]:
+            name = rename(entry["name"])
+            if entry.get("error_occurred"):
+                self.errors[name] = entry.get("error_message", "failed")
+                continue
+            columns = self.columns.setdefault(name, {"program": program})
+            columns.setdefault("time", []).append(entry["real_time"] * UNITS[entry["time_unit"]])
+            for counter, value in entry.items():
+                if counter not in NOT_COUNTERS and isinstance(value, (int, float)):
+                    columns.setdefault(counter, []).append(value)
+            measured += 1
+        return measured
+
+    def brief(self):
+        """Without what follows from the rest or is shown nowhere, to be kept with the sources."""
+        kept = Results(self.machine, self.run)
+        kept.columns = {name: {key: values for key, values in columns.items() if key in KEPT} for name, columns in self.columns.items()}
+        kept.errors, kept.memory = self.errors, self.memory
+        return kept
+
+    def save(self, path):
+        """A line a benchmark, five digits a number: small, and its changes can be read."""
+        dump = lambda value: json.dumps(shortened(value), allow_nan=False)
+        lines = lambda items: ",\n".join(f"  {item}" for item in items)
+        keyed = lambda mapping: lines(f"{json.dumps(key)}: {dump(value)}" for key, value in sorted(mapping.items()))
+        pathlib.Path(path).write_text(
+            f'{{"format": {FORMAT},\n "machine": {json.dumps(self.machine, indent=2)},\n "run": {json.dumps(self.run, indent=2)},\n'
+            f' "benchmarks": {{\n{keyed(self.columns)}}},\n "errors": {{\n{keyed(self.errors)}}},\n'
+            f' "memory": [\n{lines(dump(row) for row in self.memory)}]}}\n')
+
+    @staticmethod
+    def load(path):
+        try:
+            content = json.loads(pathlib.Path(path).read_text())
+        except OSError as e:
+            raise BadInput(f"cannot read {path}: {e.strerror}") from e
+        except ValueError as e:
+            raise BadInput(f"{path} is not JSON; give a results.json that scripts/bench has written") from e
+        if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
+            raise BadInput(f"{path} holds no results; give a results.json that scripts/bench has written")
+        if content.get("format") != FORMAT:
+            raise BadInput(f"{path} has format {content.get('format')}, this scripts/bench reads {FORMAT}; measure again")
+        results = Results(content.get("machine"), content.get("run"))
+        results.columns, results.errors, results.memory = content["benchmarks"], content.get("errors", {}), content.get("memory", [])
+        if not results.benchmarks() and not results.memory:
+            raise BadInput(f"{path} holds no results: nothing was measured")
+        return results
+
+
+def shortened(value):
+    """Every float rounded to five significant digits, inside lists and dictionaries too."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [shortened(v) for v in value]
+    if isinstance(value, dict):
+        return {key: shortened(v) for key, v in value.items()}
+    return value

@@ -1,0 +1,114 @@
+"""Runs what is planned, in rounds, until they are done or the time is up."""
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+# One thread of compute a rank. Open MPI asks for the others to run as root in a container, and with more ranks than cores.
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
+
+class Runner:
+    def __init__(self, plan, results, folder, rounds, minutes):
+        self.plan, self.results, self.folder, self.rounds = plan, results, folder, rounds
+        self.begun = time.monotonic()
+        self.limit = 60 * minutes
+        self.took = {}  # by label: seconds, the last time
+        self.log = open(folder / "log.txt", "w")
+
+    def run(self):
+        """Returns how many rounds were made, whole ones."""
+        for done in range(self.rounds):
+            tasks = [task for task in self.plan.tasks if done == 0 or not task.once]
+            if not tasks: return done
+            if done > 0 and self.spent() + sum(map(self.estimate, tasks)) > self.limit:
+                self.say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
+                return done
+            first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
+            for place, task in enumerate(turned := tasks[first:] + tasks[:first]):
+                left = sum(map(self.estimate, turned[place:]))
+                more = (self.rounds - done - 1) * sum(self.estimate(t) for t in tasks if not t.once)
+                self.say(f"round {done + 1}/{self.rounds}, {place + 1}/{len(tasks)}, {minutes_of(self.spent())} spent, "
+                         f"about {minutes_of(min(left + more, max(self.limit - self.spent(), left)))} left: {task.label}")
+                self.do(task)
+            self.results.run["rounds"] = done + 1
+            self.results.save(self.folder / "results.json")
+        return self.rounds
+
+    def spent(self):
+        return time.monotonic() - self.begun
+
+    def estimate(self, task):
+        """What it took the last time; before that, the plan's estimate times how wrong the plan was so far."""
+        if task.label in self.took: return self.took[task.label]
+        known = [t for t in self.plan.tasks if t.label in self.took]
+        return task.seconds * (sum(self.took[t.label] for t in known) / sum(t.seconds for t in known) if known else 1)
+
+    def say(self, text):
+        print(text, file=sys.stderr, flush=True)
+
+    def do(self, task):
+        left = self.limit - self.spent()
+        if left < 1:
+            self.results.errors[task.label] = "no time was left for it; see --minutes"
+            return
+        answer = self.folder / "answer.json"
+        answer.unlink(missing_ok=True)
+        flags = {"google": [f"--benchmark_out={answer}", "--benchmark_out_format=json"], "torch": ["--out", str(answer)], "memory": ["--json", str(answer)]}
+        written = " ".join(shlex.quote(self.shown(word)) for word in task.command)
+        commands = self.results.run.setdefault("commands", {}).setdefault(task.part, [])
+        if written not in commands: commands.append(written)
+        begun = time.monotonic()
+        failure = self.call([*task.command, *flags[task.kind]], left, written)
+        self.took[task.label] = time.monotonic() - begun
+        if not failure: failure = self.take(task, answer)
+        if failure: self.fail(task, failure)
+
+    def shown(self, word):
+        """A command as it stands in the results: from the root of the sources."""
+        return word.replace(f"{self.plan.root}/", "")
+
+    def call(self, command, limit, written):
+        """Runs it, in a process group of its own; returns why it failed."""
+        self.log.write(f"\n$ {written}\n")
+        self.log.flush()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+                                   env={**os.environ, **{k: v for k, v in ENVIRONMENT.items() if k not in os.environ}})
+        try:
+            code = process.wait(limit)
+        except BaseException as e:  # whoever started programs ends them
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if isinstance(e, subprocess.TimeoutExpired): return f"was ended after {limit:.0f} s, when the time was up"
+            raise
+        return f"failed with exit code {code}" if code != 0 else ""
+
+    def take(self, task, answer):
+        """Its answer into the results; returns why not."""
+        try:
+            content = json.loads(answer.read_text())
+        except (OSError, ValueError):
+            return "measured nothing"
+        if task.kind == "memory":
+            kept = ("transport", "parameters", "peak_rss_bytes", "bytes_parameters", "bytes_gradients", "bytes_optimizer", "bytes_activations")
+            self.results.memory.append({**task.about, **{key: content[key] for key in kept}})
+            return ""
+        program = pathlib.Path(task.command[0] if task.kind == "google" else task.command[1]).stem
+        return "" if self.results.add_google_benchmark(program, content) else "measured nothing"
+
+    def fail(self, task, why):
+        self.results.errors[task.label] = f"{why}; see {self.log.name}"
+        self.say(f"  {task.label}: {self.results.errors[task.label]}")
+
+
+def minutes_of(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

@@ -1,0 +1,190 @@
+"""Results as tables."""
+from . import names
+from .results import AllReduce, MarkReady, TrainStep
+from .text import Table, bandwidth, megabytes, milliseconds, or_blank, ratio, seconds, significant, size, spread
+
+
+def machine(results):
+    m, run = results.machine, results.run
+    load = m.get("load_before")
+    lines = [("processor", f"{m.get('cpu', 'unknown')}, {m.get('cores', '?')} cores{', virtual' if m.get('virtual') else ''}"),
+             ("caches", ", ".join(m.get("caches", []))),
+             ("memory", f"{m['memory_bytes'] / 2 ** 30:.0f} GiB" if m.get("memory_bytes") else ""),
+             ("system", f"{m.get('system', '')}, Linux {m.get('kernel', '')}"),
+             ("compiler", f"{m.get('compiler', '')}; {m.get('build', '')}"),
+             ("peers", "; ".join(m.get("peers", []))),
+             ("sources", f"{m.get('commit', 'unknown')[:12]}{'' if m.get('clean') else ', with changes that are not committed'}"),
+             ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, {run.get('rounds', 0)} rounds, {run.get('minutes', 0):.0f} minutes"),
+             ("load before", "" if load is None else f"{load:.2f}"),
+             ("handoff", or_blank(lambda ns: f"{ns:.0f} ns from core to core, median", results.handoff()))]
+    return Table("The machine", ["", ""], [[name, value] for name, value in lines if value.strip(" ,;")])
+
+
+def all_reduce_cases(results):
+    """{ranks: {who: {bytes: Benchmark}}} of all-reduces in f32."""
+    cases = {}
+    for name, benchmark in results.parsed(AllReduce):
+        if (name["collective"], name["dtype"]) == ("all_reduce", "f32"):
+            cases.setdefault(name["ranks"], {}).setdefault(name["who"], {})[name["bytes"]] = benchmark
+    return dict(sorted(cases.items()))
+
+
+def all_reduce(results, form=seconds, what=lambda benchmark: benchmark.time, title="time, median", only=None):
+    """A column a contestant."""
+    cases = all_reduce_cases(results)
+    present = {who for of_ranks in cases.values() for who in of_ranks}
+    whos = [who for who in names.ordered(present, names.WHO) if only is None or who in only]
+    table = Table(f"All-reduce, f32: {title}", ["ranks, size", *(names.WHO[who].label if who in names.WHO else who for who in whos)])
+    for ranks, contestants in cases.items():
+        for count in sorted({count for of_who in contestants.values() for count in of_who}):
+            row = [contestants.get(who, {}).get(count) for who in whos]
+            if any(row): table.rows.append([f"{ranks}, {size(count)}", *(or_blank(form, b and what(b)) for b in row)])
+    return table
+
+
+def bus_bandwidth(results):
+    return all_reduce(results, bandwidth, lambda b: b.counter("busbw"), "bus bandwidth, median")
+
+
+def to_limit(results):
+    ours = [who for who in names.WHO if who not in names.PEERS]
+    return all_reduce(results, ratio, lambda b: b.counter("limit_ratio"), "the limit's time over this one's", ours)
+
+
+def contests(results):
+    """Every collective that was measured, in full."""
+    table = Table("Collectives, all figures", ["who", "collective", "dtype", "ranks", "size", "time (min, max)", "algbw", "busbw", "to the limit", "samples"])
+    found = results.parsed(AllReduce)
+    order = {who: i for i, who in enumerate(names.WHO)}
+    for name, b in sorted(found, key=lambda f: (f[0]["collective"], f[0]["dtype"], f[0]["ranks"], f[0]["bytes"], order.get(f[0]["who"], 99))):
+        table.rows.append([name["who"], name["collective"], name["dtype"], str(name["ranks"]), size(name["bytes"]), spread(seconds, b),
+                           *(map(bandwidth, (name["bytes"] / b.time, b.counter("busbw"))) if name["bytes"] else ("", "")),
+                           or_blank(ratio, b.counter("limit_ratio")), str(b.samples)])
+    return table
+
+
+def step_cases(results):
+    """{model: {ranks: {backend: {strategy: Benchmark}}}}"""
+    cases = {}
+    for name, benchmark in results.parsed(TrainStep):
+        of_ranks = cases.setdefault(name["model"], {}).setdefault(name["ranks"], {})
+        of_ranks.setdefault(name["backend"], {})[name["strategy"]] = benchmark
+    return {model: cases[model] for model in names.ordered(cases, names.MODELS)}
+
+
+def exposed(benchmark):
+    """Seconds of a step that copies without synchronisation do not take; None where that was not measured."""
+    return benchmark.counter("exposed_against_independent")
+
+
+def steps(results, model, ranks):
+    table = Table(f"{model}, {ranks} rank{'s' * (ranks != 1)}: a step",
+                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms", "waited, ms", "communication, ms", "overlap", "efficiency",
+                   "samples/s", "state, MB"])
+    backends = step_cases(results)[model][ranks]
+    for backend in names.ordered(backends, names.BACKENDS):
+        for strategy in names.ordered(backends[backend], names.STRATEGIES):
+            b = backends[backend][strategy]
+            blank_or = lambda form, counter: or_blank(form, b.counter(counter))
+            table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES.get(strategy, strategy),
+                               spread(milliseconds, b), or_blank(milliseconds, exposed(b)), blank_or(milliseconds, "exposed"),
+                               blank_or(milliseconds, "communication"), blank_or(ratio, "overlap_ratio"), blank_or(ratio, "independent_ratio"),
+                               blank_or(significant, "samples_per_second"), blank_or(megabytes, "state_bytes")])
+    return table
+
+
+def steps_briefly(results, model, ranks):
+    """A row a strategy, a column a backend: step (exposed)."""
+    backends = step_cases(results)[model][ranks]
+    order = names.ordered(backends, names.BACKENDS)
+    table = Table(f"{model}, {ranks} ranks: ms a step (exposed)", ["strategy", *(names.BACKENDS[b].label if b in names.BACKENDS else b for b in order)])
+    named = {}  # what PyTorch calls the same stands in the same row
+    for backend in order:
+        for strategy, benchmark in backends[backend].items():
+            named.setdefault(names.STRATEGIES.get(strategy, strategy), {})[backend] = benchmark
+    for label in names.ordered(named, dict.fromkeys(names.STRATEGIES.values())):
+        cell = lambda b: "" if b is None else milliseconds(b.time) + ("" if exposed(b) is None else f" ({milliseconds(exposed(b))})")
+        table.rows.append([label, *(cell(named[label].get(backend)) for backend in order)])
+    return table
+
+
+def scaling_cases(results, model):
+    """{(backend, strategy): {ranks: Benchmark}} of what a user gets who chooses nothing."""
+    cases = {}
+    for ranks, backends in step_cases(results)[model].items():
+        for backend, strategies in backends.items():
+            for strategy in (names.DEFAULT, names.PEER_DEFAULT):
+                if strategy in strategies: cases.setdefault((backend, strategy), {})[ranks] = strategies[strategy]
+    return {key: dict(sorted(cases[key].items())) for key in sorted(cases, key=lambda key: names.ordered({k[0] for k in cases}, names.BACKENDS).index(key[0]))}
+
+
+def scaling(results, model):
+    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency"])
+    for (backend, strategy), of_ranks in scaling_cases(results, model).items():
+        for ranks, b in of_ranks.items():
+            table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES[strategy], str(ranks),
+                               or_blank(significant, b.counter("samples_per_second")), or_blank(ratio, b.counter("independent_ratio"))])
+    return table
+
+
+def memory(results):
+    table = Table("Memory of a rank, MB (10^6 bytes)", ["sharded", "ranks", *(look.label for look in names.MEMORY.values()), "peak RSS"])
+    for row in results.memory:
+        table.rows.append([names.STAGES.get(row["shard"], row["shard"]), str(row["ranks"]), *(megabytes(row[part]) for part in names.MEMORY),
+                           megabytes(row["peak_rss_bytes"])])
+    return table
+
+
+def marks(results):
+    """A row an overlap policy, a column a storage and number of ranks."""
+    found = results.parsed(MarkReady)
+    columns = sorted({(name["storage"], name["ranks"]) for name, _ in found}, key=lambda c: (c[0] != "in_buckets", c[1]))
+    table = Table("mark_ready", ["", *(f"{storage.replace('_', ' ')}, {ranks} rank{'s' * (ranks != 1)}" for storage, ranks in columns)])
+    for overlap in dict.fromkeys(name["overlap"] for name, _ in found):
+        of_overlap = {(name["storage"], name["ranks"]): b for name, b in found if name["overlap"] == overlap}
+        table.rows.append([f"`{overlap}`", *(or_blank(lambda b: f"{b.time * 1e9:.0f} ns", of_overlap.get(c)) for c in columns)])
+    return table
+
+
+def others(results, program, title):
+    """What has no chart: every benchmark of one program."""
+    ratios = ("all_reduce_ratio", "compute_ratio", "memcpy_ratio")
+    found = [b for b in results.benchmarks() if b.program == program]
+    present = [r for r in ratios if any(b.counter(r) is not None for b in found)]
+    table = Table(title, ["benchmark", "time (min, max)", *(r.replace("_", " ") for r in present)])
+    for b in found:
+        table.rows.append([b.name, spread(seconds, b), *(or_blank(ratio, b.counter(r)) for r in present)])
+    return table
+
+
+def goals(results):
+    """What the library is meant to reach on two cores, and what it does."""
+    table = Table("Goals", ["what", "goal", "measured", ""])
+
+    def row(what, goal, value, met, form=ratio):
+        table.rows.append([what, goal, form(value), "met" if met(value) else "missed"])
+
+    by_size = all_reduce_cases(results).get(2, {})
+    for count in (25 * 2 ** 20, 100 * 2 ** 20):
+        threads, gloo = (by_size.get(who, {}).get(count) for who in ("threads", "gloo"))
+        if threads and threads.counter("limit_ratio") is not None:
+            row(f"all-reduce, 2 ranks, {size(count)}: threads' bandwidth over the limit's", "0.9", threads.counter("limit_ratio"), lambda v: v >= 0.9)
+        if threads and gloo:
+            row(f"all-reduce, 2 ranks, {size(count)}: Gloo's time over threads'", "10", gloo.time / threads.time, lambda v: v >= 10)
+    for model, of_ranks in step_cases(results).items():
+        backends = of_ranks.get(2, {})
+        peer = backends.get("gloo", {}).get(names.PEER_DEFAULT)
+        for backend, goal in (("threads", 0.1), ("mpi", 0.2)):
+            ours = backends.get(backend, {}).get(names.DEFAULT)
+            if ours and peer and exposed(ours) is not None and (exposed(peer) or 0) > 0:
+                row(f"{model}, 2 ranks, {backend}: exposed, over PyTorch DDP's {milliseconds(exposed(peer))} ms", f"at most {goal}",
+                    max(exposed(ours), 0) / exposed(peer), lambda v: v <= goal)
+            if ours and ours.counter("independent_ratio") is not None:
+                row(f"{model}, 2 ranks, {backend}: scaling efficiency against two copies that do not synchronise", "0.98",
+                    ours.counter("independent_ratio"), lambda v: v >= 0.98, lambda v: f"{v:.3f}")
+    for model, of_ranks in step_cases(results).items():
+        alone = of_ranks.get(1, {})
+        ours, peer = alone.get("threads", {}).get("independent"), alone.get("gloo", {}).get("torch_independent")
+        if ours and peer:
+            row(f"{model}, 1 rank: PyTorch's eager step over ours, so that ours does not flatter the ratios", "1", peer.time / ours.time, lambda v: v >= 1)
+    return table

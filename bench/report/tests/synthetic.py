@@ -1,0 +1,58 @@
+"""Results that were computed, not measured: for tests of what is made of results. One core moves 10 GB/s; a call costs a microsecond;
+gradients are 13 MB; two processes need four times as long as threads; PyTorch ten times."""
+import random
+
+from report.results import Results
+
+SLOWNESS = {"limit": 1.0, "threads": 1.05, "mpi": 1.2, "mpi_borrowed": 4.0, "mpi_messages": 6.0, "mpi_library": 5.0, "mpi_library_nonblocking": 7.0, "gloo": 12.0}
+SIZES = [2 ** 12, 2 ** 16, 2 ** 20, 10 * 2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20]
+STRATEGIES = {"independent": 0.0, "naive": 1.0, "flat": 0.9, "overlap_per_parameter": 0.5, "buckets_1MB": 0.4, "buckets_10MB": 0.35, "buckets_25MB": 0.3,
+              "buckets_100MB": 0.6, "buckets_1000MB": 0.9, "optimal": 0.25, "forward": 0.2, "zero1": 0.5, "zero2": 0.5, "zero3": 0.7}
+TORCH = {"torch_independent": 0.0, "torch_naive": 9.0, "torch_naive_async": 6.0, "torch_flat": 2.0, "torch_ddp": 1.6, "torch_ddp_1MB": 2.0,
+         "torch_ddp_gradient_views": 1.5, "torch_zero1": 3.0}
+
+
+def results(rounds=5, noise=0.02, seed=1, slower=None):
+    """`slower`: {name: factor}, what was made slower on purpose; a ratio to what is measured beside it feels it too."""
+    chance = random.Random(seed)
+    made = Results({"cpu": "a made-up processor", "cores": 2, "memory_bytes": 2 ** 34, "system": "none", "kernel": "0", "compiler": "none", "build": "none",
+                    "commit": "0" * 40, "clean": True, "date": "2026-01-01", "load_before": 0.0, "caches": []},
+                   {"mode": "synthetic", "rounds": rounds, "minutes": 0.0, "commands": {"all_reduce": ["bench_all_reduce"]}})
+    jitter = lambda: chance.lognormvariate(0, noise)
+
+    def add(program, name, time, **counters):
+        columns = made.columns.setdefault(name, {"program": program})
+        for _ in range(rounds):
+            median = time * (slower or {}).get(name, 1) * jitter()
+            row = {"time": median, "time_min": median * 0.95, "time_max": median * 1.3, "samples": 15, "handoff_ns": 120 * jitter()}
+            for counter, value in counters.items(): row[counter] = value(median) if callable(value) else value
+            for counter, value in row.items(): columns.setdefault(counter, []).append(value)
+
+    for ranks in (2, 4):
+        for size in SIZES:
+            limit = 0.7e-6 * ranks / 2 + size * ranks / 40e9
+            for who, slowness in SLOWNESS.items():
+                add("bench_all_reduce", f"{who}/all_reduce/f32/ranks:{ranks}/bytes:{size}", limit * slowness, bytes=size, algbw=lambda t: size / t,
+                    busbw=lambda t: size / t * 2 * (ranks - 1) / ranks, **({} if who == "limit" else {"limit_ratio": lambda t: limit * jitter() / t}))
+    for model, compute, samples in (("transformer", 0.22, 8), ("mlp", 0.055, 64)):
+        for ranks in (1, 2, 4):
+            own = compute * max(1, ranks / 2)
+            for backend, strategies, base in (("threads", STRATEGIES, 0.002), ("mpi", STRATEGIES, 0.004), ("mpi_messages", STRATEGIES, 0.02), ("gloo", TORCH, 0.012)):
+                alone = own * (1.3 if backend == "gloo" else 1.0)
+                for strategy, part in strategies.items():
+                    wait = base * part * (ranks - 1)
+                    counters = {} if strategy.endswith("independent") else {
+                        "exposed": lambda t: wait, "communication": lambda t: base * (ranks - 1), "overlap_ratio": lambda t: max(0.0, 1 - part),
+                        "independent_ratio": lambda t: alone * jitter() / t, "exposed_against_independent": lambda t: t - alone}
+                    add("bench_train_step", f"train_step/{model}/{strategy}/{backend}/ranks:{ranks}", alone + wait,
+                        samples_per_second=lambda t: samples * ranks / t, tokens_per_second=lambda t: 128 * samples * ranks / t, state_bytes=5e7, **counters)
+    add("bench_convert", "convert/f32/bf16/elements:131072", 30e-6, memcpy_ratio=lambda t: 20e-6 / t)
+    add("bench_reducer", "reducer/construct/ranks:2/parameters:100000", 58e-3)
+    for overlap in ("NoOverlap", "OverlapBackward"):
+        for ranks in (1, 2): add("bench_reducer", f"reducer/mark_ready/{overlap}/in_buckets/ranks:{ranks}/parameters:1000", 14e-9 * ranks)
+    for ranks in (1, 2, 4):
+        for stage, parts in (("none", (1, 1, 1)), ("optimizer", (1, 1, ranks)), ("gradients", (1, ranks, ranks)), ("parameters", (ranks, ranks, ranks))):
+            held = [32.6e6 / parts[0], 32.6e6 / parts[1], 65.1e6 / parts[2], 1e6]
+            made.memory.append({"shard": stage, "ranks": ranks, **dict(zip(("bytes_parameters", "bytes_gradients", "bytes_optimizer", "bytes_activations"), held)),
+                                "peak_rss_bytes": sum(held) + 40e6, "transport": "synthetic"})
+    return made

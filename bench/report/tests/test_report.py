@@ -1,0 +1,403 @@
+#!/usr/bin/env python3
+"""Tests of what stands behind scripts/bench: no benchmark is run and no time is asserted."""
+import contextlib
+import html
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+BENCH = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(BENCH))
+try:
+    import matplotlib
+    import scipy.stats
+except ImportError as missing:
+    print(f"skipped: {missing}; install python3-matplotlib and python3-scipy")
+    sys.exit(77)
+
+from report import charts, compare, docs, machine, names, plan, run, tables, text
+from report.results import BadInput, Benchmark, Results
+from report.tests import synthetic
+
+LATENCY = "threads/all_reduce/f32/ranks:2/bytes:4096"
+# Of bench_all_reduce, as Google Benchmark 1.7 wrote it.
+ENTRY = {"name": LATENCY, "family_index": 0, "per_family_instance_index": 0, "run_name": LATENCY, "run_type": "iteration", "repetitions": 1,
+         "repetition_index": 0, "threads": 1, "iterations": 1, "real_time": 0.57681551967811351, "cpu_time": 3.5699999999996153, "time_unit": "us",
+         "algbw": 7101057201.5, "busbw": 7101057201.5, "bytes": 4096.0, "handoff_ns": 150.18, "limit_ratio": 0.99045, "samples": 86.0,
+         "time_max": 8.7238548281499287e-06, "time_min": 5.53734e-07}
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def saved(self, name, results):
+        results.save(self.folder / name)
+        return self.folder / name
+
+
+class ResultsTest(Folder):
+    def test_rounds_are_merged(self):
+        results = Results()
+        for factor in (1, 3, 2):
+            entry = {**ENTRY, "real_time": ENTRY["real_time"] * factor, "time_min": 5e-7 * factor, "time_max": 9e-6 * factor}
+            self.assertEqual(results.add_google_benchmark("bench_all_reduce", {"benchmarks": [entry]}), 1)
+        merged, = results.benchmarks()
+        self.assertAlmostEqual(merged.time, 2 * 0.57681551967811351e-6)
+        self.assertEqual((merged.least, merged.greatest, merged.samples), (5e-7, 2.7e-5, 3 * 86))
+        self.assertEqual(merged.counter("limit_ratio"), 0.99045)
+        self.assertIsNone(merged.counter("independent_ratio"))
+        self.assertEqual(merged.rounds("cpu_time"), [])
+
+    def test_an_error_of_a_benchmark_is_kept(self):
+        results = Results()
+        failed = {"name": "mpi/all_reduce", "error_occurred": True, "error_message": "no mpirun", "real_time": 0.0, "time_unit": "us"}
+        self.assertEqual(results.add_google_benchmark("bench_all_reduce", {"benchmarks": [failed]}), 0)
+        self.assertEqual(results.errors, {"mpi/all_reduce": "no mpirun"})
+        self.assertEqual(results.benchmarks(), [])
+
+    def test_a_file_brings_everything_back(self):
+        results = synthetic.results(rounds=2)
+        results.errors["a"] = 'said "no"'
+        again = Results.load(self.saved("r.json", results))
+        self.assertEqual(again.columns.keys(), results.columns.keys())
+        self.assertEqual((again.machine, again.run, again.errors), (results.machine, results.run, results.errors))
+        for name, columns in results.columns.items():
+            for counter, values in columns.items():
+                if counter == "program": self.assertEqual(again.columns[name][counter], values)
+                else:
+                    for a, b in zip(again.columns[name][counter], values, strict=True): self.assertAlmostEqual(a, b, delta=1e-4 * abs(b))
+        self.assertEqual(len(again.memory), 12)
+
+    def test_the_brief_form_shows_the_same(self):
+        results = synthetic.results(rounds=2)
+        brief = results.brief()
+        self.assertLess(len(json.dumps(brief.columns)), len(json.dumps(results.columns)))
+        for table in (tables.all_reduce, tables.bus_bandwidth, tables.to_limit, tables.contests, tables.goals, tables.memory):
+            self.assertEqual(table(brief).rows, table(results).rows)
+        self.assertEqual(tables.steps(brief, "mlp", 2).rows, tables.steps(results, "mlp", 2).rows)
+
+    def test_names_are_parsed(self):
+        results = synthetic.results(rounds=1)
+        self.assertEqual(set(tables.all_reduce_cases(results)), {2, 4})
+        self.assertEqual(set(tables.all_reduce_cases(results)[2]), set(synthetic.SLOWNESS))
+        self.assertEqual(set(tables.step_cases(results)["mlp"][4]["gloo"]), set(synthetic.TORCH))
+
+
+class TextTest(unittest.TestCase):
+    def test_units(self):
+        self.assertEqual([text.seconds(v) for v in (8.42e-7, 1.62e-6, 0.9996e-3, 0.0128, 1.5, 0)],
+                         ["842 ns", "1.62 us", "1 ms", "12.8 ms", "1.5 s", "0 s"])
+        self.assertEqual([text.size(v) for v in (0, 4096, 25 * 2 ** 20, 2 ** 30)], ["0 B", "4 KiB", "25 MiB", "1 GiB"])
+        self.assertEqual([text.bandwidth(v) for v in (2.1e6, 27.3e9)], ["2.1 MB/s", "27.3 GB/s"])
+        self.assertEqual([text.milliseconds(v) for v in (-0.0012, 0.0123, 0.25)], ["-1.20", "12.3", "250"])
+
+    def test_what_has_a_meaning_in_a_table_is_escaped(self):
+        table = text.Table("a < b", ["x|y", "z"], [["<i>", "1"]])
+        self.assertIn(r"| x\|y | z |", table.markdown())
+        self.assertIn("<td>&lt;i&gt;</td>", table.html())
+        self.assertIn("a &lt; b", table.html())
+
+
+class CompareTest(Folder):
+    def compared(self, old, new):
+        out = io.StringIO()
+        return compare.compare(old, new, out), out.getvalue()
+
+    def test_noise_is_no_regression(self):
+        for seed in range(2, 7):
+            good, said = self.compared(synthetic.results(seed=1, noise=0.03), synthetic.results(seed=seed, noise=0.03))
+            self.assertTrue(good, said)
+
+    def test_a_regression_is_found_and_named(self):
+        for rounds in (3, 5):
+            good, said = self.compared(synthetic.results(rounds), synthetic.results(rounds, seed=2, slower={LATENCY: 1.4}))
+            self.assertFalse(good)
+            self.assertIn(f"| {LATENCY} | the limit |", said)
+            self.assertIn("1 slower, 0 faster", said)
+
+    def test_what_became_faster_is_no_regression(self):
+        good, said = self.compared(synthetic.results(slower={LATENCY: 1.4}), synthetic.results(seed=2))
+        self.assertTrue(good)
+        self.assertIn("0 slower, 1 faster", said)
+
+    def test_a_step_is_guarded_more_closely(self):
+        step = "train_step/transformer/buckets_25MB/threads/ranks:2"
+        old, new = synthetic.results(noise=0.005), synthetic.results(noise=0.005, seed=2, slower={step: 1.08, LATENCY: 1.08})
+        good, said = self.compared(old, new)
+        self.assertFalse(good)
+        self.assertIn(step, said)
+        self.assertNotIn(LATENCY, said)
+
+    def test_peers_may_become_slower(self):
+        peers = {name: 2 for name in synthetic.results(1).columns if name.startswith(("gloo", "limit", "mpi_library", "train_step/mlp/torch", "train_step/mlp/indep"))}
+        self.assertGreater(len(peers), 50)
+        self.assertTrue(self.compared(synthetic.results(), synthetic.results(seed=2, slower=peers))[0])
+
+    def test_a_slower_machine_is_no_regression(self):
+        """Everything takes 1.5 times as long, ratios stay: only what has no ratio could be blamed, and the handoff clears it."""
+        old, new = synthetic.results(), synthetic.results(seed=2)
+        for columns in new.columns.values():
+            for counter in ("time", "time_min", "time_max", "handoff_ns"): columns[counter] = [1.5 * v for v in columns[counter]]
+        good, said = self.compared(old, new)
+        self.assertTrue(good, said)
+        self.assertIn("another state of the machine: 120 and 180 ns", said)
+        new = synthetic.results(seed=2, slower={"reducer/construct/ranks:2/parameters:100000": 1.5})
+        self.assertFalse(self.compared(old, new)[0])
+        new.machine["cpu"] = "another one"
+        good, said = self.compared(old, new)
+        self.assertTrue(good)
+        self.assertIn("another machine", said)
+        self.assertIn("1 could not be compared", said)
+
+    def test_what_fails_now_is_a_regression(self):
+        new = synthetic.results(seed=2)
+        del new.columns[LATENCY]
+        self.assertTrue(self.compared(synthetic.results(), new)[0])  # perhaps --only
+        new.errors[LATENCY] = "a rank died"
+        good, said = self.compared(synthetic.results(), new)
+        self.assertFalse(good)
+        self.assertIn("a rank died", said)
+
+    def test_one_round_is_too_few(self):
+        with self.assertRaisesRegex(BadInput, "1 rounds are too few"): self.compared(synthetic.results(1), synthetic.results(5))
+
+    def test_many_tests_make_no_alarm_by_themselves(self):
+        """Benjamini and Hochberg: of p-values that are evenly spread, none is significant, and of few small ones all are."""
+        make = lambda ps: [compare.Difference(str(i), "", 1, 2, p, 0.1) for i, p in enumerate(ps)]
+        even = make([(i + 1) / 100 for i in range(100)])
+        compare.mark_significant(even)
+        self.assertFalse(any(d.significant for d in even))
+        few = make([1e-5, 1e-4, 0.2, 0.5, 0.9])
+        compare.mark_significant(few)
+        self.assertEqual([d.significant for d in few], [True, True, False, False, False])
+
+
+class DocsTest(unittest.TestCase):
+    PAGE = "before\n<!-- bench: memory -->\nold\n<!-- end of bench: memory -->\nafter\n<!-- bench: conditions -->\n<!-- end of bench: conditions -->\n"
+
+    def test_blocks_are_written_and_nothing_else(self):
+        results = synthetic.results(2)
+        written = docs.rewritten("page", self.PAGE, results)
+        self.assertTrue(written.startswith("before\n<!-- bench: memory -->\n| sharded |"))
+        self.assertIn("\n<!-- end of bench: memory -->\nafter\n<!-- bench: conditions -->\n2 cores", written)
+        self.assertNotIn("old", written)
+        self.assertEqual(docs.rewritten("page", written, results), written)
+
+    def test_figures_of_another_run_do_not_stay(self):
+        results = synthetic.results(2)
+        results.memory = []
+        self.assertIn("<!-- bench: memory -->\nNot in this run.\n<!-- end", docs.rewritten("page", self.PAGE, results))
+
+    def test_a_busy_machine_is_told(self):
+        results = synthetic.results(2)
+        results.machine["load_before"] = 2.5
+        self.assertIn("the figures say little", docs.rewritten("page", self.PAGE, results))
+
+    def test_wrong_marks_are_refused(self):
+        with self.assertRaisesRegex(BadInput, "no block memroy"): docs.rewritten("page", self.PAGE.replace("memory", "memroy"), synthetic.results(2))
+        with self.assertRaisesRegex(BadInput, "no end: memory"): docs.rewritten("page", self.PAGE.replace("end of bench: memory", ""), synthetic.results(2))
+
+    def test_the_pages_have_blocks_and_charts_that_exist(self):
+        root = BENCH.parent
+        used = []
+        for page in docs.PAGES:
+            content = (root / page).read_text()
+            docs.rewritten(page, content, synthetic.results(2))
+            used += re.findall(r"<!-- bench: (\w+) -->", content)
+            for picture in re.findall(r"\]\(((?:docs/)?charts/\w+\.svg)\)", content): self.assertTrue(((root / page).parent / picture).exists(), picture)
+        self.assertGreater(len(used), 5)
+
+
+class ChartsTest(Folder):
+    def test_every_chart_is_drawn_and_the_same_each_time(self):
+        results = synthetic.results(2)
+        drawn = charts.drawn(results)
+        self.assertEqual(list(drawn), ["all_reduce_time", "all_reduce_bandwidth", "step_time_transformer", "step_time_mlp", "overlap_ratio", "scaling", "memory"])
+        for copy in ("a", "b"): charts.save_svg(charts.memory(results), self.folder / copy)
+        self.assertEqual((self.folder / "a").read_bytes(), (self.folder / "b").read_bytes())
+        self.assertNotIn(b"<dc:date>", (self.folder / "a").read_bytes())
+
+    def test_a_stacked_step_adds_up(self):
+        results = synthetic.results(3)
+        axis = charts.step_time(results, "mlp").axes[0]
+        strategies = tables.step_cases(results)["mlp"][2]["threads"]
+        ends = {}
+        for bar in axis.patches: ends[round(bar.get_y() + bar.get_height() / 2)] = max(ends.get(round(bar.get_y() + bar.get_height() / 2), 0), bar.get_x() + bar.get_width())
+        for place, strategy in enumerate(names.ordered(strategies, names.STRATEGIES)): self.assertAlmostEqual(ends[place], 1e3 * strategies[strategy].time)
+
+    def test_results_of_one_part_are_enough(self):
+        results = synthetic.results(1)
+        results.columns = {name: columns for name, columns in results.columns.items() if name.startswith("train_step/mlp/flat/threads/ranks:2")}
+        results.memory = []
+        self.assertEqual(list(charts.drawn(results)), ["step_time_mlp", "overlap_ratio"])
+        self.assertEqual(charts.drawn(Results()), {})
+
+
+class CommandLineTest(Folder):
+    def call(self, *arguments, **environment):
+        return subprocess.run([sys.executable, "-m", "report", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=100,
+                              env={**os.environ, "PYTHONPATH": str(BENCH), **environment})
+
+    def refused(self, expected, *arguments):
+        done = self.call(*arguments)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        self.assertIn(expected, done.stderr)
+
+    def test_wrong_input_is_refused_in_a_sentence(self):
+        (self.folder / "broken.json").write_text("{")
+        (self.folder / "other.json").write_text('{"benchmarks": {}, "format": 0}')
+        (self.folder / "list.json").write_text("[1]")
+        (self.folder / "empty.json").write_text('{"benchmarks": {}, "format": 1}')
+        good = self.saved("good.json", synthetic.results(1))
+        self.refused("cannot read absent.json: No such file", "--render", "absent.json")
+        self.refused("broken.json is not JSON", "--render", "broken.json")
+        self.refused("other.json has format 0", "--compare", "other.json")
+        self.refused("list.json holds no results", "--compare", good, "list.json")
+        self.refused("nothing was measured", "--render", "empty.json")
+        self.refused("1 rounds are too few", "--compare", good, good)
+        self.refused("--compare takes", "--compare", good, good, good)
+        self.refused("--compare and --render", "--compare", good, "--render", good)
+        self.refused("only compares", "--compare", good, good, "--docs")
+        self.refused("--only torch needs --peers", "--only", "torch")
+        self.refused("choose from 'all_reduce'", "--only", "everything")
+        for flag in ("--seconds", "--minutes", "--rounds"):
+            for value in ("0", "-1", "nan", "many"): self.refused(f"{flag}: takes a number above 0", flag, value)
+        self.refused("cannot write to", "--render", good, "--out", "/proc/nowhere")
+        self.refused("unrecognized arguments: --fast", "--fast")
+
+    def test_comparing_two_files(self):
+        old, new = self.saved("old.json", synthetic.results()), self.saved("new.json", synthetic.results(seed=2))
+        slow = self.saved("slow.json", synthetic.results(seed=2, slower={LATENCY: 1.5}))
+        self.assertEqual(self.call("--compare", old, new).returncode, 0)
+        done = self.call("--compare", old, slow)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(LATENCY, done.stdout)
+
+    def test_a_page_holds_the_figures(self):
+        results = synthetic.results(3)
+        results.errors["mpi/something"] = "no <mpirun>"
+        saved = self.saved("r.json", results)
+        results = Results.load(saved)  # of five digits
+        done = self.call("--render", saved, "--out", "page")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        page = (self.folder / "page/index.html").read_text()
+        self.assertEqual(page.count("<svg "), 7)
+        for table in (tables.all_reduce(results), tables.bus_bandwidth(results), tables.steps(results, "mlp", 2), tables.memory(results), tables.goals(results)):
+            self.assertGreater(len(table.rows), 3)
+            for row in table.rows:
+                for cell in row: self.assertTrue(f"<td>{html.escape(cell)}</td>" in page, cell)
+        for expected in ("no &lt;mpirun&gt;", "prefers-color-scheme: dark", "stroke: currentColor"): self.assertTrue(expected in page, expected)
+        self.assertEqual(page.count(names.INK), 1)  # of the page's own style: charts take the reader's
+        ids = re.findall(r'\sid="([^"]+)"', page)
+        self.assertEqual(len(ids), len(set(ids)))
+        self.assertEqual(set(re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)), set())  # nothing from elsewhere
+        for name in ("all_reduce_time", "step_time_transformer", "memory"):
+            self.assertEqual((self.folder / f"page/charts/{name}.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+            self.assertIn("<svg", (self.folder / f"page/charts/{name}.svg").read_text())
+
+
+class RunTest(Folder):
+    def task(self, label, script, seconds=1.0, kind="google", **more):
+        path = self.folder / f"bench_{label}"
+        path.write_text("#!/usr/bin/env python3\nimport json, sys, time\nfile = next((a.split('=')[1] for a in sys.argv if a.startswith('--benchmark_out=')), sys.argv[-1])\n"
+                        + textwrap.dedent(script))
+        path.chmod(0o755)
+        return plan.Task("part", label, [str(path)], kind, seconds, **more)
+
+    def measured(self, tasks, rounds=3, minutes=1.0):
+        planned = plan.Plan(self.folder, self.folder, sys.executable)
+        planned.tasks = tasks
+        results = Results()
+        with contextlib.redirect_stderr(io.StringIO()) as said: run.Runner(planned, results, self.folder, rounds, minutes).run()
+        return results, said.getvalue()
+
+    def test_rounds_are_collected(self):
+        good = self.task("good", f"open(file, 'w').write(json.dumps({{'benchmarks': [{ENTRY!r}]}}))")
+        results, said = self.measured([good])
+        self.assertEqual(len(results.columns[LATENCY]["time"]), 3)
+        self.assertEqual((results.run["rounds"], results.errors), (3, {}))
+        self.assertEqual(results.run["commands"], {"part": ["bench_good"]})
+        self.assertEqual(len(re.findall(r"round \d/3, 1/1, 0:0\d spent, about 0:\d\d left: good", said)), 3, said)
+        self.assertEqual(len(Results.load(self.folder / "results.json").benchmarks()), 1)
+
+    def test_one_that_fails_does_not_stop_the_others(self):
+        good = self.task("good", f"open(file, 'w').write(json.dumps({{'benchmarks': [{ENTRY!r}]}}))")
+        results, _ = self.measured([self.task("bad", "print('a reason'); sys.exit(3)"), self.task("silent", ""), good], rounds=1)
+        self.assertIn("exit code 3", results.errors["bad"])
+        self.assertIn("measured nothing", results.errors["silent"])
+        self.assertEqual(len(results.columns), 1)
+        self.assertIn("a reason", (self.folder / "log.txt").read_text())
+
+    def test_time_is_bounded(self):
+        results, said = self.measured([self.task("endless", "time.sleep(600)"), self.task("late", "")], minutes=1.5 / 60)
+        self.assertIn("was ended after", results.errors["endless"])
+        self.assertIn("no time was left", results.errors["late"])
+        self.assertNotIn("round 2", said)
+
+    def test_memory_is_measured_once(self):
+        row = {key: 1 for key in ("transport", "parameters", "peak_rss_bytes", *names.MEMORY)}
+        results, _ = self.measured([self.task("m", f"open(file, 'w').write(json.dumps({row!r}))", kind="memory", once=True, about={"shard": "none", "ranks": 2})])
+        self.assertEqual([(r["shard"], r["ranks"], r["bytes_optimizer"]) for r in results.memory], [("none", 2, 1)])
+
+
+class PlanTest(Folder):
+    def planned(self, *programs, **options):
+        for name in programs:
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        return plan.Plan(self.folder, self.folder, sys.executable, **options).add_parts(plan.PARTS)
+
+    def test_what_is_not_built_is_left_out_with_a_reason(self):
+        planned = self.planned("bench/bench_all_reduce")
+        self.assertEqual({t.part for t in planned.tasks}, {"all_reduce", "collectives"})
+        self.assertEqual(set(planned.left_out), {"reducer", "convert", "train_step", "memory"})
+
+    def test_filters_choose_what_is_meant(self):
+        every = synthetic.results(1).columns
+        for quick, peers in ((True, False), (True, True), (False, True)):
+            planned = self.planned("bench/bench_all_reduce", "bench/bench_train_step", quick=quick, peers=peers)
+            filters = [t.command[-1].partition("=")[2] for t in planned.tasks if t.kind == "google"]
+            for name in every:
+                if not name.startswith(("train_step", "gloo", "threads/all_reduce/f32")) or "torch" in name: continue
+                chosen = sum(bool(re.search(f, name)) for f in filters)
+                wanted = peers if name.startswith("gloo") else True
+                if quick: self.assertLessEqual(chosen, wanted, name)
+                elif "train_step" in name and "ranks:2" not in name: self.assertEqual(chosen, "/independent/" in name or f"/{names.DEFAULT}/" in name, name)
+                else: self.assertEqual(chosen, wanted, name)
+
+    def test_every_part_is_known_by_name(self):
+        self.assertTrue(all(description and callable(add) for description, add in plan.PARTS.values()))
+
+
+class MachineTest(unittest.TestCase):
+    def test_it_is_described(self):
+        found = machine.describe(BENCH.parent, pathlib.Path("/nowhere"), sys.executable)
+        self.assertEqual(found["cores"], os.cpu_count())
+        self.assertGreater(found["memory_bytes"], 2 ** 20)
+        self.assertTrue(found["cpu"] and found["kernel"] and found["date"])
+
+    def test_mpi_libraries_are_told_apart(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for said, expected in (("mpiexec (OpenRTE) 4.1.4", "Open MPI 4.1.4"), ("mpirun (Open MPI) 5.0.1", "Open MPI 5.0.1"),
+                                   ("HYDRA build details:\n    Version:                                 4.0.2", "MPICH 4.0.2")):
+                program = pathlib.Path(folder, "mpiexec")
+                program.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+                program.chmod(0o755)
+                self.assertEqual(machine.mpi_library(str(program)), expected)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
