@@ -92,7 +92,7 @@ def train_step(plan):
         for ranks, strategies in ((1, (names.INDEPENDENT[0], names.DEFAULT)), (2, every), (4, (names.INDEPENDENT[0], names.DEFAULT))):
             if plan.quick and ranks == 4: continue
             pattern = f"^train_step/{model}/({'|'.join(strategies)})/({backends})/ranks:{ranks}$"
-            estimate = 2 + step * max(1, ranks / 2) * len(strategies) * (10 if plan.quick else 21)
+            estimate = 2 + step * max(1, ranks / 2) * len(strategies) * (5 if plan.quick else 7) * (1 + backends.count("|"))
             plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}", "bench_train_step", pattern, estimate, *plan.turns())
 
 
@@ -106,10 +106,9 @@ def torch(plan):
         for ranks in (1, 2) if plan.quick else (1, 2, 4):
             modes = QUICK_TORCH if ranks == 2 and plan.quick else ("independent", "ddp") if ranks != 2 else ()
             flags = ["--modes", ",".join(modes)] if modes else []
-            seconds = plan.seconds or (len(modes) or 8) * step * max(1, ranks / 2) * (3 if plan.quick else 5)
+            estimate = 5 + (len(modes) or 8) * step * max(1, ranks / 2) * (6 if plan.quick else 8)
             plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}",
-                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), *flags, "--seconds", f"{seconds:.3g}"],
-                                   "torch", 8 + 1.5 * seconds))
+                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), *flags, *plan.turns()], "torch", estimate))
 
 
 def nccl(plan):

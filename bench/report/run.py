@@ -59,7 +59,7 @@ class Runner:
             return
         answer = self.folder / "answer.json"
         answer.unlink(missing_ok=True)
-        flags = {"google": [f"--benchmark_out={answer}", "--benchmark_out_format=json"], "torch": ["--out", str(answer)], "memory": ["--json", str(answer)]}
+        flags = {"google": [f"--benchmark_out={answer}", "--benchmark_out_format=json"], "torch": [f"--out={answer}"], "memory": ["--json", str(answer)]}
         written = " ".join(shlex.quote(self.shown(word)) for word in task.command)
         commands = self.results.run.setdefault("commands", {}).setdefault(task.part, [])
         if written not in commands: commands.append(written)
