@@ -1,5 +1,6 @@
 """Results as pictures. Every function returns a matplotlib figure, or None where there is nothing to show."""
 import io
+import pathlib
 import re
 
 import matplotlib
@@ -24,18 +25,23 @@ def save_png(figure, path):
     figure.savefig(path, facecolor="white", metadata={"Software": None})
 
 
+def svg(figure, **options):
+    """The same bytes for the same results: no date, no version; and small."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, **options)
+    text = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue(), flags=re.DOTALL)
+    text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)
+    return re.sub(r"\s*\n\s*", "\n", text)
+
+
 def save_svg(figure, path):
-    """The same bytes for the same results: no date, no version."""
-    figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    pathlib.Path(path).write_text(svg(figure, facecolor="white"))
 
 
 def inline_svg(figure, name, description):
     """For a page: no background, the page's text colour as ink, and identifiers that no other chart has."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
+    text = svg(figure, transparent=True)
     text = text[text.index("<svg"):].replace(INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\sid="|url\(#|href="#)', lambda found: f"{found.group(1)}{name}-", text)
     return text.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
 

@@ -5,9 +5,9 @@ from . import charts, tables
 from .text import or_blank
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #d0d7de; --stripe: #f6f8fa; --good: #1a7f37; --bad: #b35900; }
+:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #d0d7de; --stripe: #f6f8fa; --bad: #b35900; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --paper: #0d1117; --faint: #30363d; --stripe: #161b22; --good: #56d364; --bad: #ffa657; }
+  :root { --ink: #e6edf3; --paper: #0d1117; --faint: #30363d; --stripe: #161b22; --bad: #ffa657; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid var(--faint); }
