@@ -64,7 +64,7 @@ def arguments():
     parser.add_argument("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
     parser.add_argument("--seconds", metavar="S", type=positive(float), help="for each contest, instead of what suits each program")
     parser.add_argument("--rounds", metavar="N", type=positive(int), default=3, help="of all programs, as many as there is time for [3]")
-    parser.add_argument("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on [15; quick: 4.5]")
+    parser.add_argument("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on [18; quick: 4.5]")
     parser.add_argument("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
     parser.add_argument("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
     parser.add_argument("--compare", metavar=("OLD.json", "NEW.json"), nargs="+", type=pathlib.Path,
@@ -110,7 +110,7 @@ def measure(options):
     results = Results(machine.describe(ROOT, BUILD, sys.executable), {"mode": "quick" if options.quick else "full", "peers": options.peers})
     results.errors.update(plan.left_out)
     begun = time.monotonic()
-    Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 15)).run()
+    Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 18)).run()
     results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
     results.save(options.out / "results.json")
     return results

@@ -9,7 +9,7 @@ MIB = 2 ** 20
 # Tasks of a size each, so that a program that hangs costs little.
 SIZES = {"small": (2 ** 12, 2 ** 16, MIB), "large": (10 * MIB, 25 * MIB), "largest": (100 * MIB,)}
 OURS = "threads|limit|mpi|mpi_borrowed|mpi_messages|mpi_library|mpi_library_nonblocking"
-PEERS = "gloo|mpich_library|mpich_library_nonblocking"
+GLOO, MPICH = "gloo", "mpich_library|mpich_library_nonblocking"
 QUICK_STRATEGIES = ("independent", "naive", "flat", "overlap_per_parameter", "buckets_25MB", "optimal", "zero1", "zero3")
 QUICK_TORCH = ("independent", "naive", "flat", "ddp")
 MEMORY_MODEL = ["--model", "mlp", "--hidden", ",".join(["1024"] * 8), "--micro-batch", "1", "--steps", "2"]
@@ -45,13 +45,13 @@ class Plan:
         if self.built(part, f"bench/{name}"):
             self.tasks.append(Task(part, label, [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"], "google", estimate))
 
-    def contest(self, full, quick):
-        """--seconds for a contest."""
-        return f"--seconds={self.seconds or (quick if self.quick else full):g}"
+    def contest(self, full):
+        """The length of a contest among collectives: `full` seconds; quick: so many batches of a third of a millisecond."""
+        return f"--seconds={self.seconds:g}" if self.seconds else "--rounds=9" if self.quick else f"--seconds={full:g}"
 
     def turns(self):
-        """How often each strategy has its turn in one round of ours."""
-        return [f"--seconds={self.seconds:g}"] if self.seconds else [f"--rounds={3 if self.quick else 5}"]
+        """How often each strategy takes a step."""
+        return f"--seconds={self.seconds:g}" if self.seconds else f"--rounds={3 if self.quick else 4}"
 
 
 def ranks_of(count):
@@ -59,26 +59,25 @@ def ranks_of(count):
 
 
 def all_reduce(plan):
-    who = f"{OURS}|{PEERS}" if plan.peers else OURS
     for ranks in (2, 4) if plan.quick else (2, 4, 6):
         for size, of_size in SIZES.items():
-            if size == "largest" and ranks > (2 if plan.quick else 4): continue
-            pattern = f"^({who})/all_reduce/f32/ranks:{ranks}/bytes:({'|'.join(map(str, of_size))})$"
-            estimate = {"small": 4, "large": 5, "largest": 7}[size]
-            plan.google("all_reduce", f"all-reduce, {ranks_of(ranks)}, {size}", "bench_all_reduce", pattern, estimate, plan.contest(0.2, 0.05))
+            if (ranks, size) in ((6, "large"), (6, "largest"), *([(4, "largest")] if plan.quick else [])): continue
+            who = [OURS] + [GLOO] * plan.peers + [MPICH] * (plan.peers and not plan.quick and ranks == 2)
+            pattern = f"^({'|'.join(who)})/all_reduce/f32/ranks:{ranks}/bytes:({'|'.join(map(str, of_size))})$"
+            estimate = {"small": 4, "large": 6, "largest": 8}[size] * (1 if plan.quick else 2) * len(who) / 2
+            plan.google("all_reduce", f"all-reduce, {ranks_of(ranks)}, {size}", "bench_all_reduce", pattern, estimate, plan.contest(0.2))
 
 
 def collectives(plan):
     if plan.quick: return
-    flags = plan.contest(0.1, 0.05)
-    plan.google("collectives", "all-reduce of other types", "bench_all_reduce", "/all_reduce/(bf16|f16|f64)/", 15, flags)
+    plan.google("collectives", "all-reduce of other types", "bench_all_reduce", "/all_reduce/(bf16|f16|f64)/", 12, plan.contest(0.05))
     plan.google("collectives", "other collectives", "bench_all_reduce", "/(reduce_scatter|all_gather|broadcast|reduce|gather|scatter|barrier)/f32/ranks:[24]/", 20,
-                flags)
+                plan.contest(0.05))
 
 
 def reducer(plan):
-    pattern = "mark_ready/.*/in_buckets/|step/.*/bytes:26214400$" if plan.quick else "."
-    plan.google("reducer", "reducer", "bench_reducer", pattern, 5 if plan.quick else 25, plan.contest(0.1, 0.05))
+    pattern = "mark_ready/|step/.*/bytes:26214400$" if plan.quick else "."
+    plan.google("reducer", "reducer", "bench_reducer", pattern, 4 if plan.quick else 20, plan.contest(0.1))
 
 
 def convert(plan):
@@ -86,14 +85,15 @@ def convert(plan):
 
 
 def train_step(plan):
-    backends = "threads|mpi" if plan.quick else "threads|mpi|mpi_messages"
     every = QUICK_STRATEGIES if plan.quick else [name for name in names.STRATEGIES if not name.startswith("torch_")]
+    default = (names.INDEPENDENT[0], names.DEFAULT)
     for model, step in (("transformer", 0.25), ("mlp", 0.06)):
-        for ranks, strategies in ((1, (names.INDEPENDENT[0], names.DEFAULT)), (2, every), (4, (names.INDEPENDENT[0], names.DEFAULT))):
-            if plan.quick and ranks == 4: continue
-            pattern = f"^train_step/{model}/({'|'.join(strategies)})/({backends})/ranks:{ranks}$"
-            estimate = 2 + step * max(1, ranks / 2) * len(strategies) * (5 if plan.quick else 7) * (1 + backends.count("|"))
-            plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}", "bench_train_step", pattern, estimate, *plan.turns())
+        for ranks, strategies in ((2, every), (1, default), (4, default)):
+            for backend in ("threads", "mpi") if plan.quick else ("threads", "mpi", "mpi_messages"):
+                if plan.quick and (ranks, backend) not in ((2, "threads"), (2, "mpi"), (1, "threads")): continue
+                pattern = f"^train_step/{model}/({'|'.join(strategies)})/{backend}/ranks:{ranks}$"
+                estimate = 1 + step * max(1, ranks / 2) * len(strategies) * (7 if plan.quick else 8)
+                plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}", "bench_train_step", pattern, estimate, plan.turns())
 
 
 def torch(plan):
@@ -103,16 +103,17 @@ def torch(plan):
         plan.left_out["torch"] = f"{plan.python} has no torch; install python3-torch"
         return
     for model, step in (("transformer", 0.32), ("mlp", 0.1)):
-        for ranks in (1, 2) if plan.quick else (1, 2, 4):
+        for ranks in (2, 1) if plan.quick else (2, 1, 4):
+            if plan.quick and (model, ranks) == ("mlp", 1): continue
             modes = QUICK_TORCH if ranks == 2 and plan.quick else ("independent", "ddp") if ranks != 2 else ()
             flags = ["--modes", ",".join(modes)] if modes else []
-            estimate = 5 + (len(modes) or 8) * step * max(1, ranks / 2) * (6 if plan.quick else 8)
+            estimate = 5 + (len(modes) or 8) * step * max(1, ranks / 2) * (7 if plan.quick else 8)
             plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}",
-                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), *flags, *plan.turns()], "torch", estimate))
+                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), *flags, plan.turns()], "torch", estimate))
 
 
 def nccl(plan):
-    plan.google("nccl", "collectives between GPUs", "bench_nccl", ".", 5, plan.contest(0.2, 0.05))
+    plan.google("nccl", "collectives between GPUs", "bench_nccl", ".", 5, plan.contest(0.2))
     plan.left_out.pop("nccl", None)  # most machines have none
 
 
@@ -120,7 +121,7 @@ def memory(plan):
     if not plan.built("memory", "examples/gradsync_train"): return
     program = str(plan.build / "examples/gradsync_train")
     mpiexec = machine.cmake_cache(plan.build).get("MPIEXEC_EXECUTABLE", "")
-    for ranks in (1, 2, 4):
+    for ranks in (2,) if plan.quick else (1, 2, 4):
         # Processes that share memory count one another's pages; as threads, only the library's own account says what a rank has.
         launch = [mpiexec, "-n", str(ranks), program, "--backend", "mpi", "--no-shared-memory"] if mpiexec else [program, "--ranks", str(ranks)]
         for stage in names.STAGES:
@@ -129,11 +130,12 @@ def memory(plan):
                                    "memory", 2, once=True, about={"shard": stage, "ranks": ranks}))
 
 
+# In the order in which they are missed most, should the time not do for all.
 PARTS = {"all_reduce": ("all-reduce against the limit, MPI and (--peers) Gloo and MPICH", all_reduce),
          "train_step": ("a training step under every strategy", train_step),
-         "torch": ("the same with PyTorch (--peers)", torch),
+         "memory": ("memory by stage of sharding", memory),
          "reducer": ("what the Reducer costs beside the bytes", reducer),
          "convert": ("conversion between floating types", convert),
+         "torch": ("the training step with PyTorch (--peers)", torch),
          "collectives": ("other collectives and types (not --quick)", collectives),
-         "nccl": ("collectives between GPUs, where there are some", nccl),
-         "memory": ("memory by stage of sharding", memory)}
+         "nccl": ("collectives between GPUs, where there are some", nccl)}

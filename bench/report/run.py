@@ -29,16 +29,22 @@ class Runner:
             if done > 0 and self.spent() + sum(map(self.estimate, tasks)) > self.limit:
                 self.say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
                 return done
-            first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
-            for place, task in enumerate(turned := tasks[first:] + tasks[:first]):
-                left = sum(map(self.estimate, turned[place:]))
-                more = (self.rounds - done - 1) * sum(self.estimate(t) for t in tasks if not t.once)
-                self.say(f"round {done + 1}/{self.rounds}, {place + 1}/{len(tasks)}, {minutes_of(self.spent())} spent, "
-                         f"about {minutes_of(min(left + more, max(self.limit - self.spent(), left)))} left: {task.label}")
-                self.do(task)
+            self.round(done, tasks)
             self.results.run["rounds"] = done + 1
             self.results.save(self.folder / "results.json")
         return self.rounds
+
+    def round(self, done, tasks):
+        first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
+        tasks = tasks[first:] + tasks[:first]
+        later = (self.rounds - done - 1) * sum(self.estimate(task) for task in tasks if not task.once)
+        for place, task in enumerate(tasks):
+            if self.limit - self.spent() < 1:
+                for each in tasks[place:]: self.results.errors[each.label] = "no time was left for it; see --minutes"
+                return self.say(f"{len(tasks) - place} of {len(tasks)} are left out: the time is up")
+            left = min(sum(map(self.estimate, tasks[place:])) + later, self.limit - self.spent())
+            self.say(f"round {done + 1}/{self.rounds}, {place + 1}/{len(tasks)}, {minutes_of(self.spent())} spent, about {minutes_of(left)} left: {task.label}")
+            self.do(task)
 
     def spent(self):
         return time.monotonic() - self.begun
@@ -53,10 +59,6 @@ class Runner:
         print(text, file=sys.stderr, flush=True)
 
     def do(self, task):
-        left = self.limit - self.spent()
-        if left < 1:
-            self.results.errors[task.label] = "no time was left for it; see --minutes"
-            return
         answer = self.folder / "answer.json"
         answer.unlink(missing_ok=True)
         flags = {"google": [f"--benchmark_out={answer}", "--benchmark_out_format=json"], "torch": [f"--out={answer}"], "memory": ["--json", str(answer)]}
@@ -64,7 +66,7 @@ class Runner:
         commands = self.results.run.setdefault("commands", {}).setdefault(task.part, [])
         if written not in commands: commands.append(written)
         begun = time.monotonic()
-        failure = self.call([*task.command, *flags[task.kind]], left, written)
+        failure = self.call([*task.command, *flags[task.kind]], self.limit - self.spent(), written)
         self.took[task.label] = time.monotonic() - begun
         if not failure: failure = self.take(task, answer)
         if failure: self.fail(task, failure)
