@@ -17,7 +17,7 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 caption { text-align: left; font-weight: 600; padding: 0.25rem 0; }
 th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid var(--faint); }
 th:first-child, td:first-child { text-align: left; } tbody tr:nth-child(even) { background: var(--stripe); }
-th { vertical-align: bottom; } td { white-space: nowrap; }
+.words td { text-align: left; } th { vertical-align: bottom; } td { white-space: nowrap; }
 pre { background: var(--stripe); padding: 0.6rem; overflow-x: auto; font-size: 12px; }
 .warning { border-left: 4px solid var(--bad); padding-left: 0.8rem; }
 nav a { margin-right: 1rem; } a { color: inherit; } summary { cursor: pointer; }
@@ -92,7 +92,7 @@ def render(results, drawn):
 <p>Medians over {results.run.get('rounds', 0)} rounds; in brackets the least and the greatest sample of all. Compare columns of one run: machines change their
 state.{handoff}</p>{warning}
 <nav>{links}</nav>
-{tables.machine(results).html()}
+<div class="words">{tables.machine(results).html()}</div>
 {body}
 {not_measured}
 </body></html>
