@@ -11,6 +11,7 @@ import time
 # One thread of compute a rank. Open MPI asks for the others to run as root in a container, and with more ranks than cores.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+NOT_HERE = "needs what this machine does not have"  # exit code 77: no GPU, for instance; nothing has failed
 
 
 class Runner:
@@ -69,7 +70,8 @@ class Runner:
         failure = self.call([*task.command, *flags[task.kind]], self.limit - self.spent(), written)
         self.took[task.label] = time.monotonic() - begun
         if not failure: failure = self.take(task, answer)
-        if failure: self.fail(task, failure)
+        if failure == NOT_HERE: self.plan.tasks = [t for t in self.plan.tasks if t is not task]
+        elif failure: self.fail(task, failure)
 
     def shown(self, word):
         """A command as it stands in the results: from the root of the sources."""
@@ -92,7 +94,7 @@ class Runner:
                 process.wait()
             if isinstance(e, subprocess.TimeoutExpired): return f"was ended after {limit:.0f} s, when the time was up"
             raise
-        return f"failed with exit code {code}" if code != 0 else ""
+        return NOT_HERE if code == 77 else f"failed with exit code {code}" if code != 0 else ""
 
     def take(self, task, answer):
         """Its answer into the results; returns why not."""

@@ -340,6 +340,11 @@ class RunTest(Folder):
         self.assertEqual(len(results.columns), 1)
         self.assertIn("a reason", (self.folder / "log.txt").read_text())
 
+    def test_what_a_machine_cannot_do_is_no_failure(self):
+        results, said = self.measured([self.task("gpu", "sys.exit(77)"), self.task("bad", "sys.exit(1)")])
+        self.assertEqual(list(results.errors), ["bad"])
+        self.assertEqual(said.count(": gpu"), 1)
+
     def test_time_is_bounded(self):
         results, said = self.measured([self.task("endless", "time.sleep(600)"), self.task("late", "")], minutes=1.5 / 60)
         self.assertIn("was ended after", results.errors["endless"])
