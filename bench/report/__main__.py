@@ -116,9 +116,8 @@ def measure(options):
     return results
 
 
-def render(results, folder):
+def render(results, drawn, folder):
     from . import charts, page
-    drawn = charts.drawn(results)
     (folder / "charts").mkdir(parents=True, exist_ok=True)
     for name, (figure, _) in drawn.items():
         charts.save_png(figure, folder / "charts" / f"{name}.png")
@@ -140,10 +139,11 @@ def main():
                 options.out.mkdir(parents=True, exist_ok=True)
             except OSError as e: raise BadInput(f"cannot write to {options.out}: {e.strerror}") from e
             results = given or measure(options)
-            render(results, options.out)
+            from . import charts, docs
+            drawn = charts.drawn(results)
+            render(results, drawn, options.out)
             if options.docs:
-                from . import docs
-                for path in docs.write(ROOT, results): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
+                for path in docs.write(ROOT, results, drawn): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
         if old:
             from .compare import compare
             return 0 if compare(old, new or results, sys.stdout) else 1

@@ -26,7 +26,7 @@ LEAST_EFFECT_OF_TIMES = 0.25
 SAME_HANDOFF = 1.25
 # Counters WHO_ratio: that one's time over this one's, measured in turns.
 REFERENCES = {"limit_ratio": "the limit", "independent_ratio": "no synchronisation", "all_reduce_ratio": "a bare all-reduce",
-              "compute_ratio": "the compute", "memcpy_ratio": "memcpy"}
+              "compute_ratio": "the compute", "memcpy_ratio": "memcpy", "nccl_library_ratio": "NCCL"}
 
 
 @dataclass

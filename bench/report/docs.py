@@ -3,7 +3,7 @@
     <!-- bench: NAME -->
     <!-- end of bench: NAME -->
 
-is written from results.json, and only from there."""
+is written from results.json, and only from there. A block chart_NAME shows the chart of that name."""
 import pathlib
 import re
 
@@ -58,7 +58,11 @@ def steps(results, model):
     return tables.steps_briefly(results, model, ranks) if ranks else Table("", [])
 
 
-BLOCKS = {
+def chart(name, what):
+    return f"![{what[0].upper()}{what[1:]}]({CHARTS.removeprefix('docs/')}/{name}.svg)"
+
+
+BLOCKS = {  # by name: what makes its text of the results
     "conditions": conditions,
     "summary": summary,
     "goals": lambda results: tables.goals(results).markdown(),
@@ -76,28 +80,29 @@ BLOCKS = {
 }
 
 
-def rewritten(page, text, results):
-    """`text` with every block anew."""
+def rewritten(page, text, results, drawn):
+    """`text` with every block anew; `drawn`: the charts that there are."""
     opened = re.findall(r"<!-- bench: (.*?) -->", text)
     whole = [name for _, name, _, _ in BLOCK.findall(text)]
     for name in opened:
-        if name not in BLOCKS: raise BadInput(f"{page}: there is no block {name}; choose from {', '.join(BLOCKS)}")
+        if name not in BLOCKS and not name.startswith("chart_"): raise BadInput(f"{page}: there is no block {name}; choose from {', '.join(BLOCKS)}")
     if opened != whole: raise BadInput(f"{page}: a block has no end: {', '.join(name for name in opened if name not in whole)}")
 
-    def block(found):
-        begin, name, before, end = found.groups()
-        content = BLOCKS[name](results).strip("\n")
-        return f"{begin}{content or 'Not in this run.'}\n{end}"
-    return BLOCK.sub(block, text)
+    def content(name):
+        picture = name.removeprefix("chart_")
+        if name != picture: return chart(picture, drawn[picture][1]) if picture in drawn else ""
+        return BLOCKS[name](results).strip("\n")
+
+    return BLOCK.sub(lambda found: f"{found.group(1)}{content(found.group(2)) or 'Not in this run.'}\n{found.group(4)}", text)
 
 
-def write(root, results):
+def write(root, results, drawn):
     """Figures, charts and the results of the main branch, all from one run; returns the paths."""
-    changed = {pathlib.Path(root, page): rewritten(page, pathlib.Path(root, page).read_text(), results) for page in PAGES}
-    for path, text in changed.items(): path.write_text(text)
+    pages = {pathlib.Path(root, page): rewritten(page, pathlib.Path(root, page).read_text(), results, drawn) for page in PAGES}
+    for path, text in pages.items(): path.write_text(text)
     folder = pathlib.Path(root, CHARTS)
     folder.mkdir(exist_ok=True)
-    drawn = charts.drawn(results)
     for name, (figure, _) in drawn.items(): charts.save_svg(figure, folder / f"{name}.svg")
-    results.brief().save(pathlib.Path(root, "bench/results.json"))
-    return [*changed, *(folder / f"{name}.svg" for name in drawn), pathlib.Path(root, "bench/results.json")]
+    kept = pathlib.Path(root, "bench/results.json")
+    results.brief().save(kept)
+    return [*pages, *(folder / f"{name}.svg" for name in drawn), kept]

@@ -21,13 +21,14 @@ WHO = {
     "mpi_borrowed": Look("gradsync, MPI, borrowed memory", "#E69F00", "D"),
     "mpi_messages": Look("gradsync, MPI, messages", "#CC79A7", "^"),
     "nccl": Look("gradsync, NCCL", "#882255", "*"),
+    "nccl_library": Look("NCCL's own", "#882255", "*", ":"),
     "mpi_library": Look("MPI_Allreduce", "#56B4E9", "v"),
     "mpi_library_nonblocking": Look("MPI_Iallreduce", "#56B4E9", "v", ":"),
     "mpich_library": Look("MPICH, MPI_Allreduce", "#8A8A8A", "P"),
     "mpich_library_nonblocking": Look("MPICH, MPI_Iallreduce", "#8A8A8A", "P", ":"),
     "gloo": Look("Gloo", "#009E73", "X"),
 }
-PEERS = {"limit", "mpi_library", "mpi_library_nonblocking", "mpich_library", "mpich_library_nonblocking", "gloo"}
+PEERS = {"limit", "nccl_library", "mpi_library", "mpi_library_nonblocking", "mpich_library", "mpich_library_nonblocking", "gloo"}
 
 # By the names of bench_train_step.
 BACKENDS = {"threads": Look("gradsync, threads", WHO["threads"].colour, "o"),

@@ -19,7 +19,7 @@ FORMAT = 1
 # Of Google Benchmark's fields, those that say nothing about the measurement.
 NOT_COUNTERS = {"name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index", "threads",
                 "iterations", "real_time", "cpu_time", "time_unit", "error_occurred", "error_message", "label"}
-KEPT = {"program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio",
+KEPT = {"program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio", "nccl_library_ratio",
         "exposed", "communication", "overlap_ratio", "independent_ratio", "exposed_against_independent", "samples_per_second", "state_bytes"}
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 

@@ -187,35 +187,40 @@ class DocsTest(unittest.TestCase):
 
     def test_blocks_are_written_and_nothing_else(self):
         results = synthetic.results(2)
-        written = docs.rewritten("page", self.PAGE, results)
+        written = docs.rewritten("page", self.PAGE, results, {})
         self.assertTrue(written.startswith("before\n<!-- bench: memory -->\n| sharded |"))
         self.assertIn("\n<!-- end of bench: memory -->\nafter\n<!-- bench: conditions -->\n2 cores", written)
         self.assertNotIn("old", written)
-        self.assertEqual(docs.rewritten("page", written, results), written)
+        self.assertEqual(docs.rewritten("page", written, results, {}), written)
 
     def test_figures_of_another_run_do_not_stay(self):
         results = synthetic.results(2)
         results.memory = []
-        self.assertIn("<!-- bench: memory -->\nNot in this run.\n<!-- end", docs.rewritten("page", self.PAGE, results))
+        self.assertIn("<!-- bench: memory -->\nNot in this run.\n<!-- end", docs.rewritten("page", self.PAGE, results, {}))
 
     def test_a_busy_machine_is_told(self):
         results = synthetic.results(2)
         results.machine["load_before"] = 2.5
-        self.assertIn("the figures say little", docs.rewritten("page", self.PAGE, results))
+        self.assertIn("the figures say little", docs.rewritten("page", self.PAGE, results, {}))
 
     def test_wrong_marks_are_refused(self):
-        with self.assertRaisesRegex(BadInput, "no block memroy"): docs.rewritten("page", self.PAGE.replace("memory", "memroy"), synthetic.results(2))
-        with self.assertRaisesRegex(BadInput, "no end: memory"): docs.rewritten("page", self.PAGE.replace("end of bench: memory", ""), synthetic.results(2))
+        with self.assertRaisesRegex(BadInput, "no block memroy"): docs.rewritten("page", self.PAGE.replace("memory", "memroy"), synthetic.results(2), {})
+        with self.assertRaisesRegex(BadInput, "no end: memory"): docs.rewritten("page", self.PAGE.replace("end of bench: memory", ""), synthetic.results(2), {})
 
-    def test_the_pages_have_blocks_and_charts_that_exist(self):
+    def test_the_pages_show_every_chart_and_what_they_show_exists(self):
         root = BENCH.parent
-        used = []
-        for page in docs.PAGES:
-            content = (root / page).read_text()
-            docs.rewritten(page, content, synthetic.results(2))
-            used += re.findall(r"<!-- bench: (\w+) -->", content)
+        results = synthetic.results(2)
+        drawn = dict.fromkeys(("all_reduce_time", "all_reduce_bandwidth", "step_time_transformer", "step_time_mlp", "overlap_ratio", "scaling", "memory"), (None, "a chart"))
+        pages = {page: (root / page).read_text() for page in docs.PAGES}
+        for page, content in pages.items():
             for picture in re.findall(r"\]\(((?:docs/)?charts/\w+\.svg)\)", content): self.assertTrue(((root / page).parent / picture).exists(), picture)
-        self.assertGreater(len(used), 5)
+        written = "".join(docs.rewritten(page, content, results, drawn) for page, content in pages.items())
+        for name in drawn: self.assertIn(f"![A chart](charts/{name}.svg)", written)
+        self.assertEqual(len(re.findall(r"Not in this run\.", written)), written.count("_command -->\nNot in"))  # the synthetic run has few commands
+
+    def test_a_chart_that_is_not_drawn_is_not_shown(self):
+        page = "<!-- bench: chart_memory -->\n![Old](charts/memory.svg)\n<!-- end of bench: chart_memory -->"
+        self.assertNotIn("![", docs.rewritten("page", page, synthetic.results(2), {}))
 
 
 class ChartsTest(Folder):
