@@ -11,6 +11,7 @@
 //   read(n, from, own)          numbers for the host: where they are, or copied to `own`. Waits for what computes them
 //   write(n, to, fill)          fill(span) writes them on the host
 //   Loss, value(loss)           a loss, which may still be under way, and the number, which is waited for
+//   finish()                    on a device: waits for all that is under way
 
 #include <cstddef>
 

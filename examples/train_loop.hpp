@@ -146,8 +146,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     losses.fill(std::vector<typename Ops::Loss>(o.accumulate));
     const std::uint64_t first_step = progress.steps;
     std::size_t losses_read = 0;
-    const auto read_losses = [&](std::size_t but) {
-        for (; losses_read + but < steps.size(); ++losses_read) {
+    const auto read_losses = [&] {
+        for (; losses_read < steps.size(); ++losses_read) {
             StepRecord& record = steps[losses_read];
             const std::uint64_t step = first_step + losses_read;
             for (const auto& loss : losses[step % 2]) record.loss += ops.value(loss);
@@ -187,13 +187,17 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
                 sync->step(schedule.at(progress.steps));
             }
 
+            const bool last = progress.steps + 1 == o.last_step();
+            if constexpr (Ops::on_device) {
+                read_losses();  // those of the step before: the time of a step is the device's, as soon as it has enough to do
+                if (last) ops.finish();
+            }
             const double seconds = seconds_since(started);
             const auto& spent = sync->statistics().last;
             steps.push_back({seconds, spent.communication_seconds, spent.exposed_seconds, 0});
             progress.steps += 1;
             progress.samples += o.samples_per_step();
-            const bool last = progress.steps == o.last_step();
-            read_losses(Ops::on_device && !last ? 1 : 0);
+            if (!Ops::on_device || last) read_losses();
 
             if (o.validate_every > 0 && progress.steps % o.validate_every == 0 && !last) {
                 const double mean = validate(model, *sync, rank, size, validation, o.micro_batch);

@@ -124,6 +124,8 @@ CudaOps::CudaOps(Precision precision) : context_(std::make_shared<Context>(preci
 
 cudaStream_t CudaOps::stream() const { return context_->stream.get(); }
 
+void CudaOps::finish() const { gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"); }
+
 // ---- memory
 
 CudaOps::Bytes::Bytes(Size n) : device_(n) {

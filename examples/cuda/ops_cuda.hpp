@@ -73,6 +73,8 @@ public:
     explicit CudaOps(Precision precision);
 
     cudaStream_t stream() const;
+    /// Waits for all of it.
+    void finish() const;
 
     // ---- memory
 
