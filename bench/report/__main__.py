@@ -8,6 +8,7 @@ import sys
 import time
 
 from . import plan as planning
+from .compare import compare, require_rounds
 from .results import BadInput, Results
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -74,6 +75,7 @@ def arguments():
     if options.compare and len(options.compare) == 2 and (options.render or options.docs):
         parser.error("--compare OLD.json NEW.json only compares; leave out --render and --docs")
     if options.compare and options.render: parser.error("--compare and --render do not go together; give both files to --compare")
+    if options.docs and not options.render and (options.only or options.quick): parser.error("--docs needs a whole run; leave out --only and --quick")
     if options.only and "torch" in options.only and not options.peers: parser.error("--only torch needs --peers")
     return options
 
@@ -103,11 +105,12 @@ def build():
 def measure(options):
     from . import machine
     from .run import Runner
+    load = os.getloadavg()[0]  # the build is none of the others'
     install("build", *(["peers"] if options.peers else []))
     build()
     plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, options.seconds).add_parts(options.only or planning.PARTS)
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
-    results = Results(machine.describe(ROOT, BUILD, sys.executable), {"mode": "quick" if options.quick else "full", "peers": options.peers})
+    results = Results({**machine.describe(ROOT, BUILD, sys.executable), "load_before": load}, {"mode": "quick" if options.quick else "full", "peers": options.peers})
     results.errors.update(plan.left_out)
     begun = time.monotonic()
     Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 18)).run()
@@ -132,6 +135,8 @@ def main():
         old = Results.load(options.compare[0]) if options.compare else None
         new = Results.load(options.compare[1]) if options.compare and len(options.compare) == 2 else None
         given = Results.load(options.render) if options.render else None
+        for results, path in zip((old, new), options.compare or ()):
+            if results: require_rounds(results, path)
         if old: need("scipy.stats", "comparison")
         if not new:
             need("matplotlib", "charts")
@@ -145,11 +150,11 @@ def main():
             if options.docs:
                 for path in docs.write(ROOT, results, drawn): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
         if old:
-            from .compare import compare
             return 0 if compare(old, new or results, sys.stdout) else 1
         return 1 if not given and results.errors else 0
     except BadInput as e: return fail(e)
     except Failed as e: return fail(e, 1)
+    except KeyboardInterrupt: return fail("interrupted; results.json holds the rounds that were made", 130)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,11 @@ def differences(old, new, times):
     return found, left_out
 
 
+def require_rounds(results, name):
+    rounds = results.run.get("rounds", 0)
+    if rounds < LEAST_ROUNDS: raise BadInput(f"{name} has {rounds} round{'s' * (rounds != 1)}; a test needs {LEAST_ROUNDS} or more of each run")
+
+
 def table(title, differences):
     show = lambda d, value: f"{significant(value)} x" if d.against else seconds(value)
     return Table(title, ["benchmark", "over", "old", "new", "new / old", "p"],
@@ -115,9 +120,6 @@ def table(title, differences):
 
 def compare(old, new, out):
     """Prints what changed; returns whether nothing became slower."""
-    for results in (old, new):
-        if results.run.get("rounds", 0) < LEAST_ROUNDS:
-            raise BadInput(f"{results.machine.get('date', 'one of them')}: {results.run.get('rounds', 0)} rounds are too few for a test; measure {LEAST_ROUNDS} or more")
     state = another_state(old, new)
     found, left_out = differences(old, new, not state)
     broken = sorted(name for name in new.errors if name in old.columns and guarded(name))

@@ -76,5 +76,4 @@ def describe(root, build, python):
         "commit": answer("git", "rev-parse", "HEAD", folder=root),
         "clean": answer("git", "status", "--porcelain", folder=root) == "",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "load_before": os.getloadavg()[0],
     }

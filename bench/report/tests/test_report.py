@@ -169,7 +169,7 @@ class CompareTest(Folder):
         self.assertIn("a rank died", said)
 
     def test_one_round_is_too_few(self):
-        with self.assertRaisesRegex(BadInput, "1 rounds are too few"): self.compared(synthetic.results(1), synthetic.results(5))
+        with self.assertRaisesRegex(BadInput, "old.json has 1 round; a test needs 2"): compare.require_rounds(synthetic.results(1), "old.json")
 
     def test_many_tests_make_no_alarm_by_themselves(self):
         """Benjamini and Hochberg: of p-values that are evenly spread, none is significant, and of few small ones all are."""
@@ -271,7 +271,8 @@ class CommandLineTest(Folder):
         self.refused("other.json has format 0", "--compare", "other.json")
         self.refused("list.json holds no results", "--compare", good, "list.json")
         self.refused("nothing was measured", "--render", "empty.json")
-        self.refused("1 rounds are too few", "--compare", good, good)
+        self.refused("good.json has 1 round;", "--compare", good)
+        self.refused("--docs needs a whole run", "--docs", "--quick")
         self.refused("--compare takes", "--compare", good, good, good)
         self.refused("--compare and --render", "--compare", good, "--render", good)
         self.refused("only compares", "--compare", good, good, "--docs")
