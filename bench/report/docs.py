@@ -21,7 +21,7 @@ def conditions(results):
     load = m.get("load_before", 0)
     return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
             f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
-            f"{'' if m.get('clean') else ' with changes'}, {run.get('rounds')} rounds"
+            f"{'' if m.get('clean') else ' with changes'}, rounds: {run.get('rounds')}"
             + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", load before {load:.1f}."
             + (" **Others used the machine: the figures say little.**" if load > 1 else ""))
 
@@ -42,7 +42,12 @@ def summary(results):
 
 
 def commands(part):
-    return lambda results: "\n".join(f"    {line}" for line in results.run.get("commands", {}).get(part, []))
+    """Those of memory differ in the stage S and the number of ranks N alone."""
+    def text(results):
+        lines = results.run.get("commands", {}).get(part, [])
+        if part == "memory": lines = dict.fromkeys(re.sub(r"--shard (?!parameters)\w+", "--shard S", re.sub(r"(-n|--ranks) \d+", r"\1 N", line)) for line in lines)
+        return "\n".join(f"    {line}" for line in lines)
+    return text
 
 
 def of_models(table):

@@ -14,7 +14,7 @@ def machine(results):
              ("compiler", f"{m.get('compiler', '')}; {m.get('build', '')}"),
              ("peers", "; ".join(m.get("peers", []))),
              ("sources", f"{m.get('commit', 'unknown')[:12]}{'' if m.get('clean') else ', with changes that are not committed'}"),
-             ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, {run.get('rounds', 0)} rounds, {run.get('minutes', 0):.0f} minutes"),
+             ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, rounds: {run.get('rounds', 0)}, minutes: {run.get('minutes', 0):.0f}"),
              ("load before", "" if load is None else f"{load:.2f}"),
              ("handoff", or_blank(lambda ns: f"{ns:.0f} ns from core to core, median", results.handoff()))]
     return Table("The machine", ["", ""], [[name, value] for name, value in lines if value.strip(" ,;")])
