@@ -78,8 +78,9 @@ def over_size(results, what, form, label):
     cases = {ranks: whos for ranks, whos in tables.all_reduce_cases(results).items() if ranks > 1}
     if not cases: return None
     values = [what(b) for contestants in cases.values() for of_who in contestants.values() for b in of_who.values() if what(b)]
+    sizes = sorted({count for contestants in cases.values() for of_who in contestants.values() for count in of_who})
     wide = max(values) > 1000 * min(values)
-    figure, axes = panels(len(cases), {1: 6.5, 2: 9.4}.get(len(cases), 4 * len(cases)), 4.6, sharey=True)
+    figure, axes = panels(len(cases), {1: 6.5, 2: 9.4}.get(len(cases), 4 * len(cases)), 4.6, sharex=True, sharey=True)
     for axis, (ranks, contestants) in zip(axes, cases.items()):
         for who in names.ordered(contestants, names.WHO):
             look = names.WHO.get(who, names.Look(who, "#555555"))
@@ -89,7 +90,6 @@ def over_size(results, what, form, label):
         axis.set_yscale("log")
         axis.set_title(number_of_ranks(ranks, results.machine.get("cores")))
         axis.set_xlabel("bytes of each rank (logarithmic)")
-        sizes = sorted({count for of_who in contestants.values() for count in of_who})
         axis.set_xticks([count for i, count in enumerate(sizes) if i == 0 or count / sizes[i - 1] > 3] or sizes)
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axis.xaxis.set_minor_formatter(NullFormatter())
