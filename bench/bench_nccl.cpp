@@ -61,6 +61,7 @@ void check_sum(DeviceContestant& contestant, const OnDevice& what, int rank, int
     const gradsync::kernel::HostBuffer host(what.bytes());
     const auto copy = [&](void* to, const void* from, cudaMemcpyKind kind) {
         gradsync::cuda::check(cudaMemcpy(to, from, what.bytes(), kind), "cudaMemcpy");
+        gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // what it left to do no other stream waits for
     };
     fill(host.data(), what.bytes(), what.dtype, static_cast<float>(rank + 1));
     copy(what.data, host.data(), cudaMemcpyHostToDevice);
@@ -69,6 +70,7 @@ void check_sum(DeviceContestant& contestant, const OnDevice& what, int rank, int
     copy(host.data(), what.data, cudaMemcpyDeviceToHost);
     check_filled(host.data(), what.bytes(), what.dtype, sum_of_ranks(ranks), who);
     gradsync::cuda::check(cudaMemset(what.data, 0, what.bytes()), "cudaMemset");
+    gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
 std::vector<Summary> measure(Devices& devices, const Case& c, const std::vector<std::string>& names) {

@@ -128,14 +128,15 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     row("throughput",
         rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
     row("communication",
-        formatted("%.2f ms a step, %.2f ms of it exposed", number("comm_ms"), number("exposed_comm_ms")));
+        formatted("%.2f ms a step, %.2f ms of it exposed%s", number("comm_ms"), number("exposed_comm_ms"),
+                  o.device == "cuda" ? " (of the host's time, not the device's)" : ""));
     const auto mib = [&](const char* name) { return number(name) / (1024 * 1024); };
     row("memory of a rank", formatted("%.1f MiB weights, %.1f gradients, %.1f optimizer, %.1f activations",
                                       mib("bytes_parameters"), mib("bytes_gradients"), mib("bytes_optimizer"),
                                       mib("bytes_activations")));
     row("peak memory", formatted("%.0f MiB, of %s", mib("peak_rss_bytes"),
-                                 o.backend == "mpi" ? "the largest rank's process, what it shares included"
-                                                   : "the process: all ranks together"));
+                                 o.backend == "threads" ? "the process: all ranks together"
+                                                       : "the largest rank's process, what it shares included"));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
     row("validation loss",
         formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));

@@ -134,11 +134,13 @@ struct Results {
 
 std::uint64_t peak_rss_bytes();
 
+/// So many of these first steps are not counted: memory and caches warm up.
+constexpr std::size_t warm_up_steps(std::size_t steps) { return std::min<std::size_t>(5, steps / 5); }
+
 /// Fills in what follows from the steps.
 inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& summary) {
     if (all.empty()) return;
-    // In the first few steps memory and caches warm up.
-    const std::span steps = std::span(all).subspan(std::min<std::size_t>(5, all.size() / 5));
+    const std::span steps = std::span(all).subspan(warm_up_steps(all.size()));
     const auto mean = [](std::span<const StepRecord> records, double StepRecord::*member) {
         double sum = 0;
         for (const auto& record : records) sum += record.*member;

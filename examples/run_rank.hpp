@@ -55,7 +55,12 @@ Results run_rank(Ops ops, Backend comm, const Job& job) {
     }
     results.transport = comm.describe();
     if (timeline) {
-        gs::write_trace(host_of(comm), *timeline, o.trace);
+        try {
+            gs::write_trace(host_of(comm), *timeline, o.trace);
+        } catch (const gs::Error& error) {
+            if (error.errc() != gs::Errc::storage) throw;  // what was trained is there all the same
+            std::fprintf(stderr, "gradsync_train: %s\n", error.what());
+        }
         results.timeline = gs::describe(gs::summarise(*timeline));
     }
     return results;

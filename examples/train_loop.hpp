@@ -187,10 +187,14 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
                 sync->step(schedule.at(progress.steps));
             }
 
-            const bool last = progress.steps + 1 == o.last_step();
+            const std::uint64_t done = progress.steps + 1;
+            const bool last = done == o.last_step();
+            const bool validates = o.validate_every > 0 && done % o.validate_every == 0 && !last;
+            const bool saves = !o.checkpoint.empty() && (last || (o.checkpoint_every > 0 && done % o.checkpoint_every == 0));
             if constexpr (Ops::on_device) {
                 read_losses();  // those of the step before: the time of a step is the device's, as soon as it has enough to do
-                if (last) ops.finish();
+                // What it still has to do is this step's, and not that of what comes between steps or is counted by itself.
+                if (last || validates || saves || steps.size() + 1 == warm_up_steps(o.last_step() - first_step)) ops.finish();
             }
             const double seconds = seconds_since(started);
             const auto& spent = sync->statistics().last;
@@ -199,14 +203,13 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
             progress.samples += o.samples_per_step();
             if (!Ops::on_device || last) read_losses();
 
-            if (o.validate_every > 0 && progress.steps % o.validate_every == 0 && !last) {
+            if (validates) {
                 const double mean = validate(model, *sync, rank, size, validation, o.micro_batch);
                 if (speaks)
                     line->note(formatted("step %llu  validation loss %.3f",
                                          static_cast<unsigned long long>(progress.steps), mean));
             }
-            const bool due = o.checkpoint_every > 0 && progress.steps % o.checkpoint_every == 0;
-            if (!o.checkpoint.empty() && (due || last)) save();
+            if (saves) save();
         }
         line.reset();
 

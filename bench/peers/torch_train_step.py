@@ -143,7 +143,7 @@ class Trainee:
     def step(self):
         text = self.text[self.steps % len(self.text)]
         self.steps += 1
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=True)
         # The bytes after each prefix, or only the one after the whole row.
         targets = text[:, text.shape[1] - self.model.targets:].reshape(-1)
         loss = F.cross_entropy(self.net(text[:, :-1]), targets)

@@ -144,14 +144,14 @@ def main():
                 options.out.mkdir(parents=True, exist_ok=True)
             except OSError as e: raise BadInput(f"cannot write to {options.out}: {e.strerror}") from e
             results = given or measure(options)
+            if old: require_rounds(results, "this run")
             from . import charts, docs
             drawn = charts.drawn(results)
             render(results, drawn, options.out)
             if options.docs:
                 for path in docs.write(ROOT, results, drawn): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
-        if old:
-            return 0 if compare(old, new or results, sys.stdout) else 1
-        return 1 if not given and results.errors else 0
+        good = compare(old, new or results, sys.stdout) if old else True
+        return 0 if good and (new or given or not results.errors) else 1
     except BadInput as e: return fail(e)
     except Failed as e: return fail(e, 1)
     except KeyboardInterrupt: return fail("interrupted; results.json holds the rounds that were made", 130)

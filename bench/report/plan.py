@@ -87,9 +87,11 @@ def convert(plan):
 def train_step(plan):
     every = QUICK_STRATEGIES if plan.quick else [name for name in names.STRATEGIES if not name.startswith("torch_")]
     default = (names.INDEPENDENT[0], names.DEFAULT)
+    over_mpi = (plan.build / "bench/bench_mpi_train_step").exists()
     for model, step in (("transformer", 0.25), ("mlp", 0.06)):
         for ranks, strategies in ((2, every), (1, default), (4, default)):
             for backend in ("threads", "mpi") if plan.quick else ("threads", "mpi", "mpi_messages"):
+                if backend != "threads" and not over_mpi: continue
                 if plan.quick and (ranks, backend) not in ((2, "threads"), (2, "mpi"), (1, "threads")): continue
                 pattern = f"^train_step/{model}/({'|'.join(strategies)})/{backend}/ranks:{ranks}$"
                 estimate = 1 + step * max(1, ranks / 2) * len(strategies) * (7 if plan.quick else 8)
@@ -120,7 +122,7 @@ def nccl(plan):
 def memory(plan):
     if not plan.built("memory", "examples/gradsync_train"): return
     program = str(plan.build / "examples/gradsync_train")
-    mpiexec = machine.cmake_cache(plan.build).get("MPIEXEC_EXECUTABLE", "")
+    mpiexec = machine.cmake_cache(plan.build).get("MPIEXEC_EXECUTABLE", "") if (plan.build / "bench/bench_mpi_train_step").exists() else ""
     for ranks in (2,) if plan.quick else (1, 2, 4):
         # Processes that share memory count one another's pages; as threads, only the library's own account says what a rank has.
         launch = [mpiexec, "-n", str(ranks), program, "--backend", "mpi", "--no-shared-memory"] if mpiexec else [program, "--ranks", str(ranks)]

@@ -11,6 +11,7 @@ import time
 # One thread of compute a rank. Open MPI asks for the others to run as root in a container, and with more ranks than cores.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+FAILED_WITH = "failed with exit code {}"
 NOT_HERE = "needs what this machine does not have"  # exit code 77: no GPU, for instance; nothing has failed
 
 
@@ -30,8 +31,8 @@ class Runner:
             if done > 0 and self.spent() + sum(map(self.estimate, tasks)) > self.limit:
                 self.say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
                 return done
-            self.round(done, tasks)
-            self.results.run["rounds"] = done + 1
+            whole = self.round(done, tasks)
+            if whole or done == 0: self.results.run["rounds"] = done + 1
             self.results.save(self.folder / "results.json")
         return self.rounds
 
@@ -41,11 +42,14 @@ class Runner:
         later = (self.rounds - done - 1) * sum(self.estimate(task) for task in tasks if not task.once)
         for place, task in enumerate(tasks):
             if self.limit - self.spent() < 1:
-                for each in tasks[place:]: self.results.errors[each.label] = "no time was left for it; see --minutes"
-                return self.say(f"{len(tasks) - place} of {len(tasks)} are left out: the time is up")
+                for each in tasks[place:]:
+                    if each.label not in self.took: self.results.errors[each.label] = "no time was left for it; see --minutes"
+                self.say(f"{len(tasks) - place} of {len(tasks)} are left out: the time is up")
+                return False
             left = min(sum(map(self.estimate, tasks[place:])) + later, self.limit - self.spent())
             self.say(f"round {done + 1}/{self.rounds}, {place + 1}/{len(tasks)}, {minutes_of(self.spent())} spent, about {minutes_of(left)} left: {task.label}")
             self.do(task)
+        return True
 
     def spent(self):
         return time.monotonic() - self.begun
@@ -69,7 +73,8 @@ class Runner:
         begun = time.monotonic()
         failure = self.call([*task.command, *flags[task.kind]], self.limit - self.spent(), written)
         self.took[task.label] = time.monotonic() - begun
-        if not failure: failure = self.take(task, answer)
+        # Exit code 1 of our own programs: some benchmark of many has failed, and the answer says which.
+        if not failure or (failure == FAILED_WITH.format(1) and task.kind == "google"): failure = self.take(task, answer) and (failure or "measured nothing")
         if failure == NOT_HERE: self.plan.tasks = [t for t in self.plan.tasks if t is not task]
         elif failure: self.fail(task, failure)
 
@@ -81,8 +86,11 @@ class Runner:
         """Runs it, in a process group of its own; returns why it failed."""
         self.log.write(f"\n$ {written}\n")
         self.log.flush()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**os.environ, **{k: v for k, v in ENVIRONMENT.items() if k not in os.environ}})
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+                                       env={**os.environ, **{k: v for k, v in ENVIRONMENT.items() if k not in os.environ}})
+        except OSError as e:
+            return f"cannot be started: {e.strerror}"
         try:
             code = process.wait(limit)
         except BaseException as e:  # whoever started programs ends them
@@ -94,7 +102,7 @@ class Runner:
                 process.wait()
             if isinstance(e, subprocess.TimeoutExpired): return f"was ended after {limit:.0f} s, when the time was up"
             raise
-        return NOT_HERE if code == 77 else f"failed with exit code {code}" if code != 0 else ""
+        return NOT_HERE if code == 77 else FAILED_WITH.format(code) if code != 0 else ""
 
     def take(self, task, answer):
         """Its answer into the results; returns why not."""
@@ -110,7 +118,7 @@ class Runner:
         return "" if self.results.add_google_benchmark(program, content) else "measured nothing"
 
     def fail(self, task, why):
-        self.results.errors[task.label] = f"{why}; see {self.log.name}"
+        self.results.errors[task.label] = f"{why}; see log.txt"
         self.say(f"  {task.label}: {self.results.errors[task.label]}")
 
 

@@ -259,6 +259,7 @@ __global__ void __launch_bounds__(threads) causal_softmax(Size rows, Size length
     float top = scores[0];
     for (Size j = lane(); j < seen; j += warp) top = scores[j] > top ? scores[j] : top;
     top = warp_maximum(top);
+    __syncwarp();  // no lane reads what another one writes from here on
     float sum = 0;
     for (Size j = lane(); j < seen; j += warp) {
         const float e = expf(scale * (scores[j] - top));
@@ -301,7 +302,8 @@ __global__ void __launch_bounds__(threads) cross_entropy(Size rows, Size classes
     const float target_score = logits[target];
     float top = logits[0];
     for (Size j = lane(); j < classes; j += warp) top = logits[j] > top ? logits[j] : top;
-    top = warp_maximum(top);  // after this no lane reads what another writes
+    top = warp_maximum(top);
+    __syncwarp();  // no lane reads what another one writes from here on
     float sum = 0;
     for (Size j = lane(); j < classes; j += warp) {
         const float e = expf(logits[j] - top);

@@ -230,14 +230,16 @@ public:
     bool try_finish() {
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) return false;
-        auto held = step_.watch().hold(Activity::finish);
+        const auto begin = step_.watch().now();
         bool complete = false;
         failure_.guard([&] {
             close_step();
             const auto lock = step_.exclusive();
             step_.advance();
             complete = !step_.in_flight() && used_map_work_.test();
-            if (complete) complete_step(held);
+            if (!complete) return step_.watch().add(begin, step_.watch().now());
+            auto held = step_.watch().hold_since(begin, Activity::finish);
+            complete_step(held);
         });
         return complete;
     }
@@ -515,7 +517,7 @@ private:
     // ------------------------------------------------------------------------------------------ the end of a step
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
-    void complete_step(typename detail::Watch<B>::Held& held) {
+    void complete_step(typename detail::Watch<B>::Span& held) {
         const bool agree = options_.unused == UnusedParameters::agree;
         for (std::size_t b = 0; b < plan().size(); ++b) {
             step_.complete(b);
@@ -540,6 +542,10 @@ private:
         }
         held.end();
         statistics_.last = step_.take_statistics(statistics_.buckets);
+        if (decoupled && backend_.size() > 1) {  // the other halves are on their way
+            for (std::size_t b = 0; b < plan().size(); ++b) statistics_.last.bytes += gradients_.bucket(b).bytes();
+            statistics_.last.collectives += plan().size();
+        }
         statistics_.total += statistics_.last;
         ++statistics_.steps;
         readiness_.reset();

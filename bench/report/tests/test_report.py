@@ -346,6 +346,17 @@ class RunTest(Folder):
         self.assertEqual(len(results.columns), 1)
         self.assertIn("a reason", (self.folder / "log.txt").read_text())
 
+    def test_one_benchmark_that_fails_does_not_take_the_others_along(self):
+        lost = {**ENTRY, "name": ENTRY["name"].replace("threads/", "mpich_library/"), "error_occurred": True, "error_message": "no ranks"}
+        mixed = self.task("mixed", f"open(file, 'w').write(json.dumps({{'benchmarks': [{ENTRY!r}, {lost!r}]}})); sys.exit(1)")
+        results, _ = self.measured([mixed], rounds=1)
+        self.assertEqual(list(results.columns), [LATENCY])
+        self.assertEqual(results.errors, {lost["name"]: "no ranks"})
+
+    def test_what_cannot_be_started_is_said(self):
+        results, _ = self.measured([plan.Task("part", "gone", [str(self.folder / "gone")], "google", 1.0)], rounds=1)
+        self.assertIn("cannot be started", results.errors["gone"])
+
     def test_what_a_machine_cannot_do_is_no_failure(self):
         results, said = self.measured([self.task("gpu", "sys.exit(77)"), self.task("bad", "sys.exit(1)")])
         self.assertEqual(list(results.errors), ["bad"])
@@ -379,7 +390,7 @@ class PlanTest(Folder):
     def test_filters_choose_what_is_meant(self):
         every = synthetic.results(1).columns
         for quick, peers in ((True, False), (True, True), (False, True)):
-            planned = self.planned("bench/bench_all_reduce", "bench/bench_train_step", quick=quick, peers=peers)
+            planned = self.planned("bench/bench_all_reduce", "bench/bench_train_step", "bench/bench_mpi_train_step", quick=quick, peers=peers)
             filters = [t.command[-1].partition("=")[2] for t in planned.tasks if t.kind == "google"]
             for name in every:
                 if not name.startswith(("train_step", "gloo", "threads/all_reduce/f32")) or "torch" in name: continue

@@ -62,10 +62,10 @@ public:
     ~NcclEngine() override {
         control_->world().chores().dismiss(*this);
         const auto deadline = Clock::now() + timeout();
-        while (!world().failed() && cudaStreamQuery(channel_.stream()) == cudaErrorNotReady && Clock::now() < deadline)
+        while (!world().failed() && cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady && Clock::now() < deadline)
             std::this_thread::sleep_for(std::chrono::microseconds(50));
         const std::lock_guard lock(mutex_);
-        if (world().failed() || cudaStreamQuery(channel_.stream()) == cudaErrorNotReady) channel_.communicator().abort();
+        if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
     }
 
     /// One for the ranks of `control`, of whom all call this.
@@ -303,7 +303,7 @@ private:
         if (world().failed()) return;
         if (const std::string problem = channel_.communicator().problem(); !problem.empty())
             return fail_device(collective::name_of(oldest.call, first_), problem);
-        if (cudaEventQuery(oldest.begin.get()) != cudaSuccess) return;  // its turn has not come: the device computes
+        if (cuda::answer(cudaEventQuery(oldest.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
         const auto now = Clock::now();
         if (oldest.begun_at == Clock::time_point{}) oldest.begun_at = now;
         if (now - oldest.begun_at >= timeout()) world().fail(timed_out(oldest));
@@ -339,7 +339,7 @@ private:
             {
                 std::lock_guard lock(mutex_);
                 abort();
-                if (channel_.communicator().aborted() && cudaStreamQuery(channel_.stream()) != cudaErrorNotReady) return;
+                if (channel_.communicator().aborted() && cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady) return;
             }
             if (Clock::now() > deadline) return;
             std::this_thread::sleep_for(std::chrono::microseconds(100));

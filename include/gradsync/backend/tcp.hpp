@@ -39,7 +39,8 @@ public:
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 
-    /// Between machines messages move only inside calls: those of a thread.
+    /// Where the ranks (of the first communicator, for parts of it too) are on several machines, messages move only inside calls: those of a
+    /// thread.
     bool wants_progress_thread() const noexcept { return engine_->world().spans_machines; }
 
     std::string describe() const {

@@ -27,7 +27,7 @@ std::shared_ptr<message_passing::MessageEngine> make_tcp_engine(R& rendezvous, s
         bootstrap::connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))),
         rendezvous.rank());
     const auto here =
-        std::count_if(processes.begin(), processes.end(), [&](const auto& process) { return process.system == own.system; });
+        std::count_if(processes.begin(), processes.end(), [&](const auto& process) { return process.machine == own.machine; });
     std::vector<int> ranks;
     for (int r = 0; r < rendezvous.size(); ++r) ranks.push_back(r);
     auto world = MessageWorld::make(std::move(transport), std::move(processes), static_cast<int>(here));

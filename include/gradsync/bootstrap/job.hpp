@@ -23,8 +23,8 @@ struct Job {
     /// the processes of `srun`: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first of SLURM_STEP_NODELIST (or
     /// SLURM_JOB_NODELIST), and a port and a token made of SLURM_JOB_ID. MASTER_ADDR, MASTER_PORT and GRADSYNC_JOB_TOKEN
     /// override Slurm's. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after it,
-    /// and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. Without any of them: one rank. `variable(name)`: its
-    /// value, or nullptr.
+    /// and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. Without any of them:
+    /// one rank. `variable(name)`: its value, or nullptr.
     ///
     /// Throws Error(invalid_argument), naming the variable.
     template <class Lookup>
@@ -113,12 +113,14 @@ Job Job::from(Lookup&& lookup) {
     }
     if (const char* const address = variables.get("MASTER_ADDR")) job.address = address;
     job.port = static_cast<std::uint16_t>(variables.number("MASTER_PORT", 1, 65535, job.port));
-    if (const char* const agent = variables.get("TORCHELASTIC_USE_AGENT_STORE"); plain && agent != nullptr && std::string_view(agent) == "True") {
+    const char* const agent = variables.get("TORCHELASTIC_USE_AGENT_STORE");
+    if (plain && agent != nullptr && std::string_view(agent) == "True") {
         job.port = static_cast<std::uint16_t>(job.port == 65535 ? 1024 : job.port + 1);
         job.token = "torchrun";
         for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
             if (const char* const value = variables.get(name)) (job.token += ' ') += value;
     }
+    job.port = static_cast<std::uint16_t>(variables.number("GRADSYNC_PORT", 1, 65535, job.port));
     if (const char* const token = variables.get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
         throw Error(Errc::invalid_argument,

@@ -40,7 +40,8 @@ inline std::uint64_t hash_bytes(const char* data, std::size_t size, std::uint64_
 
 /// A process, so that others can see whether it is alive. Plain bytes, to be sent.
 struct ProcessIdentity {
-    std::uint64_t system = 0;   ///< the running system and its process namespace; 0: not known
+    std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: not known
+    std::uint64_t system = 0;   ///< likewise, and the process namespace: where numbers mean the same
     std::int64_t number = 0;
 
     static ProcessIdentity own() noexcept {
@@ -52,9 +53,10 @@ struct ProcessIdentity {
         if (file == nullptr) return identity;
         const std::size_t length = std::fread(text, 1, sizeof text, file);
         std::fclose(file);
-        const std::uint64_t boot = detail::hash_bytes(text, length);
+        if (length == 0) return identity;
+        identity.machine = detail::hash_bytes(text, length);
         const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);
-        if (length > 0 && linked > 0) identity.system = detail::hash_bytes(text, static_cast<std::size_t>(linked), boot);
+        if (linked > 0) identity.system = detail::hash_bytes(text, static_cast<std::size_t>(linked), identity.machine);
 #endif
         return identity;
     }

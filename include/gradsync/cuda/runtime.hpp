@@ -51,9 +51,15 @@ inline Event make_event() {
     return Event(event);
 }
 
+/// What a query says. That something is not over yet is no error: nobody is to find it as the runtime's last one.
+inline cudaError_t answer(cudaError_t code) noexcept {
+    if (code == cudaErrorNotReady) (void)cudaGetLastError();
+    return code;
+}
+
 /// Has all that the event stands for been done?
 inline bool is_over(const Event& event) {
-    const cudaError_t code = cudaEventQuery(event.get());
+    const cudaError_t code = answer(cudaEventQuery(event.get()));
     if (code != cudaErrorNotReady) check(code, "cudaEventQuery");
     return code == cudaSuccess;
 }

@@ -10,14 +10,14 @@
 
 namespace gradsync::inline v0 {
 
-/// What a Reducer, or a sharded training, is busy with. All but `collective` and `gather` hold the step up while they last, unless a
-/// thread of the overlap policy's does them.
+/// What a Reducer, or a sharded training, is busy with. All but the last three hold the step up while they last, unless a thread of the overlap
+/// policy's does them.
 enum class Activity : std::uint8_t {
     copy,        ///< a gradient is copied into its bucket (only larger ones are told of)
     launch,      ///< a bucket's collective is started
     progress,    ///< collectives are advanced in a hook
     finish,      ///< `finish()`: what is left is launched, waited for and handed out
-    wait,        ///< for what a gather brings
+    wait,        ///< for what a gather brings; without an index: for memory of gradients that are pooled
     optimizer,   ///< a sharded training steps its shard of a bucket
     collective,  ///< a bucket is on its way, until this rank sees that it has arrived
     gather,      ///< likewise, the all-gather of a bucket
@@ -49,8 +49,8 @@ public:
     virtual void plan([[maybe_unused]] const BucketPlan& plan, [[maybe_unused]] std::span<const std::size_t> bytes,
                       [[maybe_unused]] std::span<const std::string_view> names) {}
     virtual void ready(std::size_t parameter, Time at) noexcept = 0;
-    /// `index`: the bucket; for `copy` the parameter; for `progress` and `finish` `no_index`. An activity of one index ends before it
-    /// begins again.
+    /// `index`: the bucket; for `copy` the parameter; `no_index` where it is no bucket's. An activity of one index ends before it begins again.
+    /// `at` may be a little earlier than the call.
     virtual void begin(Activity activity, std::size_t index, Time at) noexcept = 0;
     virtual void end(Activity activity, std::size_t index, Time at) noexcept = 0;
 

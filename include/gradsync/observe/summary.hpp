@@ -78,11 +78,12 @@ private:
 
 }  // namespace detail
 
-/// What a timeline says in numbers: how many collectives there were, how long each took, how much of it held the step up. A step
-/// ends with `finish()`; one that is not kept from its first gradient on counts, too, with what is kept of it.
+/// What a timeline says in numbers: how many collectives there were, how long each took, how much of it held the step up. A step ends with
+/// `finish()`: micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the present
+/// plan. What begins after the last step, and its optimizer, is left out.
 inline TimelineSummary summarise(const Timeline& timeline) {
     const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
-    const std::vector<Timeline::Span> spans = timeline.spans();
+    std::vector<Timeline::Span> spans = timeline.spans();
     const std::vector<Timeline::Mark> marks = timeline.marks();
 
     TimelineSummary summary;
@@ -92,6 +93,11 @@ inline TimelineSummary summarise(const Timeline& timeline) {
         summary.buckets[b].bytes = timeline.bucket_bytes()[b];
         summary.buckets[b].parameters = timeline.plan().bucket(b).size();
     }
+
+    Observer::Time end = Observer::Time::min();
+    for (const Timeline::Span& s : spans)
+        if (s.name == nullptr && (s.activity == Activity::finish || s.activity == Activity::optimizer)) end = std::max(end, s.end);
+    std::erase_if(spans, [&](const Timeline::Span& s) { return s.begin > end && end != Observer::Time::min(); });
 
     std::vector<Observer::Time> finishes;
     detail::Intervals exposed, communication;
@@ -109,7 +115,7 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     // By step, when its first gradient was ready.
     std::vector<Observer::Time> first_ready(finishes.size());
     for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
-        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : finishes[step];
+        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // none is kept
         while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
     }
 
@@ -134,13 +140,13 @@ inline TimelineSummary summarise(const Timeline& timeline) {
 
     std::vector<std::size_t> launched(summary.buckets.size());
     for (const Timeline::Span& s : spans) {
-        if (s.name != nullptr || s.activity != Activity::collective || s.index >= summary.buckets.size()) continue;
+        if (s.name != nullptr || s.activity != Activity::collective || !s.of_this_plan || s.index >= summary.buckets.size()) continue;
         BucketSummary& bucket = summary.buckets[s.index];
         ++bucket.count;
         bucket.duration += seconds(s.end - s.begin);
         bucket.exposed += exposed.seconds_within(s.begin, s.end);
         const auto step = std::lower_bound(finishes.begin(), finishes.end(), s.begin) - finishes.begin();
-        if (step == static_cast<std::ptrdiff_t>(finishes.size())) continue;  // of one that has not finished
+        if (step == static_cast<std::ptrdiff_t>(finishes.size()) || first_ready[static_cast<std::size_t>(step)] > s.begin) continue;
         bucket.launch += seconds(s.begin - first_ready[static_cast<std::size_t>(step)]);
         ++launched[s.index];
     }
@@ -157,13 +163,13 @@ inline TimelineSummary summarise(const Timeline& timeline) {
 /// A table for people.
 inline std::string describe(const TimelineSummary& summary) {
     const auto line = [](const char* format, auto... values) {
-        char text[160];
+        char text[256];
         std::snprintf(text, sizeof text, format, values...);
         return std::string(text);
     };
     std::string text = line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
     for (const SpanSummary& s : summary.spans)
-        text += line("%-16s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3, s.least * 1e3, s.most * 1e3);
+        text += line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3, s.least * 1e3, s.most * 1e3);
     text += line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms", "each, ms", "exposed, ms");
     for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
         const BucketSummary& s = summary.buckets[b];

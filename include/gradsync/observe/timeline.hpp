@@ -31,75 +31,71 @@ namespace gradsync::inline v0 {
 /// One rank's. Events and scopes come from any thread; the rest is for one thread while none come.
 class Timeline final : public Observer {
 public:
-    /// A step has about five events a bucket and one a parameter.
+    /// A step has one event a parameter (three where a larger gradient is copied into its bucket), four a bucket, as many again where it is
+    /// gathered, two for each time that a hook moves collectives on, and one a scope. As many threads as there are events must not tell
+    /// of something at once.
     explicit Timeline(std::size_t events = std::size_t{1} << 16) : records_(std::bit_ceil(events < 2 ? std::size_t{2} : events)) {}
 
-    /// Something of the trainer's own. `name` is a literal, or lives as long as the timeline. Scopes of one thread end in the reverse
-    /// order.
+    /// Something of the trainer's own, on the steady clock. `name` is a literal, or lives as long as the timeline. Is told when it ends.
     class [[nodiscard]] Scope {
     public:
+        /// `timeline` may be null.
         Scope(Timeline* timeline, const char* name) : timeline_(timeline), name_(name) {
-            if (timeline_ != nullptr) timeline_->add({std::chrono::steady_clock::now(), name_, 0, Kind::begin});
+            if (timeline_ != nullptr) begin_ = std::chrono::steady_clock::now();
         }
         Scope(const Scope&) = delete;
         Scope& operator=(const Scope&) = delete;
         ~Scope() {
-            if (timeline_ != nullptr) timeline_->add({std::chrono::steady_clock::now(), name_, 0, Kind::end});
+            if (timeline_ != nullptr) timeline_->add({std::chrono::steady_clock::now(), begin_, name_, 0, Kind::scope});
         }
 
     private:
         Timeline* timeline_;
         const char* name_;
+        Time begin_{};
     };
     Scope scope(const char* name) { return Scope(this, name); }
+    /// Likewise, for clocks that are not the steady one: a simulated cluster's (`backend_now`).
+    void add_scope(const char* name, Time begin, Time end) noexcept { add({end, begin, name, 0, Kind::scope}); }
 
     void plan(const BucketPlan& plan, std::span<const std::size_t> bytes, std::span<const std::string_view> names) override {
+        if (!(plan_ == plan)) planned_ = count_.load(std::memory_order_relaxed);
         plan_ = plan;
         bucket_bytes_.assign(bytes.begin(), bytes.end());
         parameter_names_.assign(names.begin(), names.end());
     }
-    void ready(std::size_t parameter, Time at) noexcept override { add({at, nullptr, static_cast<std::uint32_t>(parameter), Kind::ready}); }
+    void ready(std::size_t parameter, Time at) noexcept override { add({at, {}, nullptr, static_cast<std::uint32_t>(parameter), Kind::ready}); }
     void begin(Activity activity, std::size_t index, Time at) noexcept override {
-        add({at, nullptr, static_cast<std::uint32_t>(index), Kind::begin, activity});
+        add({at, {}, nullptr, static_cast<std::uint32_t>(index), Kind::begin, activity});
     }
     void end(Activity activity, std::size_t index, Time at) noexcept override {
-        add({at, nullptr, static_cast<std::uint32_t>(index), Kind::end, activity});
+        add({at, {}, nullptr, static_cast<std::uint32_t>(index), Kind::end, activity});
     }
 
     /// Something that lasted.
     struct Span {
+        static constexpr std::uint32_t no_index = 0xffffffff;  ///< Observer::no_index, cut to 32 bits like all
+
         const char* name;      ///< of a scope; null for an activity
         Activity activity;
-        std::uint32_t index;   ///< as Observer says, cut to 32 bits
+        std::uint32_t index;
         Time begin, end;
+        bool finished = true;      ///< false: it was under way when the last event came, which is taken for its end
+        bool of_this_plan = true;  ///< it began since the plan is what it is
     };
-    static constexpr std::uint32_t no_index = 0xffffffff;
     struct Mark {
         std::uint32_t parameter;
         Time at;
     };
 
-    /// All that is kept and has ended, by beginnings.
-    std::vector<Span> spans() const {
-        std::vector<Span> spans;
-        std::vector<Record> open;
-        for_each_record([&](const Record& r) {
-            if (r.kind == Kind::begin) open.push_back(r);
-            if (r.kind != Kind::end) return;
-            for (std::size_t k = open.size(); k-- > 0;)
-                if (open[k].name == r.name && open[k].index == r.index && open[k].activity == r.activity) {
-                    spans.push_back({r.name, r.activity, r.index, open[k].at, r.at});
-                    open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
-                    break;
-                }  // its beginning is not kept any more
-        });
-        std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-        return spans;
-    }
+    /// All that is kept of what has ended, by beginnings; longer ones first.
+    std::vector<Span> spans() const { return spans(false); }
+    /// The same, and what has not ended: after a failure, what the rank was at.
+    std::vector<Span> spans_and_unfinished() const { return spans(true); }
     /// When gradients became ready.
     std::vector<Mark> marks() const {
         std::vector<Mark> marks;
-        for_each_record([&](const Record& r) {
+        for_each_record([&](const Record& r, std::size_t) {
             if (r.kind == Kind::ready) marks.push_back({r.index, r.at});
         });
         std::stable_sort(marks.begin(), marks.end(), [](const Mark& a, const Mark& b) { return a.at < b.at; });
@@ -116,17 +112,49 @@ public:
         const std::size_t n = count_.load(std::memory_order_relaxed);
         return n > records_.size() ? n - records_.size() : 0;
     }
-    void clear() noexcept { count_.store(0, std::memory_order_relaxed); }
+    void clear() noexcept {
+        count_.store(0, std::memory_order_relaxed);
+        planned_ = 0;
+    }
 
 private:
-    enum class Kind : std::uint8_t { ready, begin, end };
+    enum class Kind : std::uint8_t { ready, begin, end, scope };
     struct Record {
         Time at;
+        Time begin;  ///< of a scope
         const char* name = nullptr;
         std::uint32_t index = 0;
         Kind kind = Kind::ready;
         Activity activity{};
     };
+    static_assert(sizeof(Record) <= 32);
+
+    std::vector<Span> spans(bool unfinished) const {
+        struct Open {
+            Record record;
+            std::size_t number;
+        };
+        std::vector<Span> spans;
+        std::vector<Open> open;
+        Time last{};
+        for_each_record([&](const Record& r, std::size_t number) {
+            last = std::max(last, r.at);
+            if (r.kind == Kind::begin) open.push_back({r, number});
+            if (r.kind == Kind::scope) spans.push_back({r.name, {}, Span::no_index, r.begin, r.at});
+            if (r.kind != Kind::end) return;
+            for (std::size_t k = open.size(); k-- > 0;)
+                if (open[k].record.index == r.index && open[k].record.activity == r.activity) {
+                    spans.push_back({nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
+                    open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
+                    break;
+                }  // its beginning is not kept any more
+        });
+        if (unfinished)
+            for (const Open& o : open)
+                spans.push_back({nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at), false, o.number >= planned_});
+        std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
+        return spans;
+    }
 
     void add(const Record& record) noexcept {
         records_[count_.fetch_add(1, std::memory_order_relaxed) & (records_.size() - 1)] = record;
@@ -134,12 +162,13 @@ private:
     template <class Use>
     void for_each_record(Use&& use) const {
         const std::size_t n = count_.load(std::memory_order_relaxed);
-        for (std::size_t k = dropped(); k < n; ++k) use(records_[k & (records_.size() - 1)]);
+        for (std::size_t k = dropped(); k < n; ++k) use(records_[k & (records_.size() - 1)], k);
     }
 
     std::vector<Record> records_;  ///< a ring
     std::atomic<std::size_t> count_{0};
     BucketPlan plan_;
+    std::size_t planned_ = 0;  ///< the first event since it is that
     std::vector<std::size_t> bucket_bytes_;
     std::vector<std::string> parameter_names_;
 };

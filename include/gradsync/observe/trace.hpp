@@ -15,7 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "../collective/process.hpp"
 #include "../core/backend.hpp"
+#include "../core/backend_clock.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "observer.hpp"
@@ -32,8 +34,8 @@ public:
     /// Times are counted from `zero`.
     TraceWriter(int rank, Observer::Time zero) : rank_(rank), zero_(zero) {}
 
-    enum Lane : int { trainer, ready, launch, progress };
-    static constexpr int lanes = 4;
+    enum Lane : std::size_t { trainer, ready, launch, progress };
+    static constexpr std::size_t lanes = 4;
 
     void name_process(std::string_view name) {
         event("M", "process_name", 0);
@@ -44,34 +46,39 @@ public:
         text_ += ",\"args\":{\"sort_index\":" + std::to_string(rank_) + "}},\n";
     }
     void name_lane(Lane lane, std::string_view name) {
-        event("M", "thread_name", lane);
-        text_ += ",\"args\":{\"name\":";
-        quote(name);
-        text_ += "}},\n";
+        lane_names_[lane] = name;
+        name_thread(lane, name);
     }
-    /// Spans of the trainer's lane lie one within the other, or apart. In other lanes those that overlap, of several threads, get lanes below.
+    /// Spans that lie one within the other, or apart, share a lane. Others, of several threads, get lanes below. By beginnings, longer ones first.
     void span(std::string_view name, Lane lane, const Timeline::Span& s) {
+        std::vector<std::vector<Observer::Time>>& below_lane = open_[lane];
         std::size_t below = 0;
-        if (lane != trainer) {
-            std::vector<Observer::Time>& until = until_[lane];
-            while (below < until.size() && s.begin < until[below]) ++below;
-            if (below == until.size()) until.emplace_back();
-            until[below] = s.end;
+        for (;; ++below) {
+            if (below == below_lane.size()) {
+                below_lane.emplace_back();
+                if (below != 0) name_thread(lane + lanes * below, lane_names_[lane] + " (" + std::to_string(below + 1) + ")");
+            }
+            std::vector<Observer::Time>& ends = below_lane[below];
+            while (!ends.empty() && ends.back() <= s.begin) ends.pop_back();
+            if (ends.empty() || s.end <= ends.back()) break;
         }
-        event("X", name, lane + lanes * static_cast<int>(below));
+        below_lane[below].push_back(s.end);
+        event("X", name, lane + lanes * below);
         time("ts", s.begin - zero_);
         time("dur", s.end - s.begin);
         arguments_of(s);
     }
     /// Spans that overlap as they like have a track each, by name and number.
+    /// `bytes`: 0 where they are not known.
     void overlapping_span(std::string_view name, std::string_view category, std::size_t number, const Timeline::Span& s, std::size_t bytes) {
         for (const bool first : {true, false}) {
+            if (!first && !s.finished) break;
             event(first ? "b" : "e", name, trainer);
             text_ += ",\"cat\":";
             quote(category);
             text_ += ",\"id2\":{\"local\":\"" + std::string(category) + std::to_string(number) + "\"}";
             time("ts", (first ? s.begin : s.end) - zero_);
-            text_ += ",\"args\":{\"bucket\":" + std::to_string(s.index) + ",\"bytes\":" + std::to_string(bytes) + "}},\n";
+            text_ += ",\"args\":{\"bucket\":" + std::to_string(s.index) + (bytes != 0 ? ",\"bytes\":" + std::to_string(bytes) : "") + "}},\n";
         }
     }
     void mark(std::string_view name, Lane lane, Observer::Time at) {
@@ -84,7 +91,13 @@ public:
     std::string take() { return std::move(text_); }
 
 private:
-    void event(std::string_view phase, std::string_view name, int lane) {
+    void name_thread(std::size_t thread, std::string_view name) {
+        event("M", "thread_name", thread);
+        text_ += ",\"args\":{\"name\":";
+        quote(name);
+        text_ += "}},\n";
+    }
+    void event(std::string_view phase, std::string_view name, std::size_t lane) {
         text_ += "{\"ph\":\"";
         text_ += phase;
         text_ += "\",\"name\":";
@@ -92,7 +105,7 @@ private:
         text_ += ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(lane);
     }
     void arguments_of(const Timeline::Span& s) {
-        if (s.name == nullptr && s.index != Timeline::no_index) text_ += ",\"args\":{\"index\":" + std::to_string(s.index) + "}";
+        if (s.name == nullptr && s.index != Timeline::Span::no_index) text_ += ",\"args\":{\"index\":" + std::to_string(s.index) + "}";
         text_ += "},\n";
     }
     void time(std::string_view key, Observer::Time::duration d) {
@@ -104,9 +117,18 @@ private:
         text_ += "\":";
         text_.append(digits.data(), end);
     }
+    /// Bytes of a name that are not UTF-8 become question marks.
     void quote(std::string_view s) {
         text_ += '"';
-        for (const char c : s) {
+        for (std::size_t k = 0; k < s.size(); ++k) {
+            char c = s[k];
+            if (const std::size_t n = utf8_length(s.substr(k)); n > 1) {
+                text_ += s.substr(k, n);
+                k += n - 1;
+                continue;
+            } else if (n == 0) {
+                c = '?';
+            }
             if (c == '"' || c == '\\') {
                 text_ += '\\';
                 text_ += c;
@@ -121,9 +143,20 @@ private:
         text_ += '"';
     }
 
+    /// Of the character that `s` begins with; 0 if it does not begin with one.
+    static std::size_t utf8_length(std::string_view s) noexcept {
+        const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(s[k]); };
+        const std::size_t n = byte(0) < 0x80 ? 1 : byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : byte(0) < 0xf5 ? 4 : 0;
+        if (n > s.size()) return 0;
+        for (std::size_t k = 1; k < n; ++k)
+            if ((byte(k) & 0xc0) != 0x80) return 0;
+        return n;
+    }
+
     int rank_;
     Observer::Time zero_;
-    std::array<std::vector<Observer::Time>, lanes> until_;  ///< by lane and lane below, the end of its last span
+    std::array<std::vector<std::vector<Observer::Time>>, lanes> open_;  ///< by lane and lane below, the ends of spans that last one was in
+    std::array<std::string, lanes> lane_names_;
     std::string text_;
 };
 
@@ -139,24 +172,24 @@ inline std::string trace_events(const Timeline& timeline, int rank, Observer::Ti
     const auto names = timeline.parameter_names();
     const auto parameter = [&](std::uint32_t i) { return i < names.size() ? names[i] : "gradient " + std::to_string(i); };
     std::size_t number = 0;
-    for (const Timeline::Span& s : timeline.spans()) {
+    for (const Timeline::Span& s : timeline.spans_and_unfinished()) {
         if (s.name != nullptr) {
             writer.span(s.name, TraceWriter::trainer, s);
             continue;
         }
-        const std::string bucket = "bucket " + std::to_string(s.index);
+        const std::string bucket = (s.index == Timeline::Span::no_index ? "for memory" : "bucket " + std::to_string(s.index)) + (s.finished ? "" : " (unfinished)");
         switch (s.activity) {
             case Activity::collective:
             case Activity::gather:
                 writer.overlapping_span((s.activity == Activity::gather ? "gather of " : "") + bucket, s.activity == Activity::gather ? "gather" : "collective",
-                                        number++, s, s.index < bytes.size() ? bytes[s.index] : 0);
+                                        number++, s, s.of_this_plan && s.index < bytes.size() ? bytes[s.index] : 0);
                 break;
             case Activity::launch: writer.span("launch " + bucket, TraceWriter::launch, s); break;
             case Activity::progress: writer.span("progress", TraceWriter::progress, s); break;
             case Activity::copy: writer.span("copy " + parameter(s.index), TraceWriter::ready, s); break;
             case Activity::wait:
             case Activity::optimizer: writer.span(std::string(name_of(s.activity)) + " " + bucket, TraceWriter::trainer, s); break;
-            case Activity::finish: writer.span("finish", TraceWriter::trainer, s); break;
+            case Activity::finish: writer.span(s.finished ? "finish" : "finish (unfinished)", TraceWriter::trainer, s); break;
         }
     }
     for (const Timeline::Mark& m : timeline.marks()) writer.mark(parameter(m.parameter), TraceWriter::ready, m.at);
@@ -171,7 +204,7 @@ inline std::string trace_text(std::string events) {
 /// Of what is kept; the greatest there is if that is nothing.
 inline Observer::Time first_moment(const Timeline& timeline) {
     Observer::Time first = Observer::Time::max();
-    for (const Timeline::Span& s : timeline.spans()) first = std::min(first, s.begin);
+    for (const Timeline::Span& s : timeline.spans_and_unfinished()) first = std::min(first, s.begin);
     for (const Timeline::Mark& m : timeline.marks()) first = std::min(first, m.at);
     return first;
 }
@@ -185,24 +218,27 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
                     {.operation = "write_trace", .rank = rank});
 }
 
-/// By how much this rank's steady clock is ahead of rank 0's: 0 where they are the same clock, as on one machine. To within what a
+/// By how much this rank's clock is ahead of rank 0's: 0 where it is the same one, as on one machine and in a simulation. To within what a
 /// barrier's end differs among the ranks. Collective.
 template <Backend B>
 Observer::Time::duration clock_lead(B& comm) {
-    using Duration = Observer::Time::duration;
+    if constexpr (HasClock<B>) return {};
     constexpr std::size_t rounds = 9;
     std::array<std::int64_t, rounds> leads{};
-    std::vector<std::int64_t> times(static_cast<std::size_t>(comm.size()));
+    const auto ranks = static_cast<std::size_t>(comm.size());
+    std::vector<std::uint64_t> machines(ranks);
+    std::vector<std::int64_t> times(ranks);
+    std::uint64_t machine = collective::ProcessIdentity::own().machine;
+    comm.all_gather(const_buffer(std::span(&machine, 1)), buffer(machines)).wait();
     for (std::int64_t& lead : leads) {
         comm.barrier().wait();
         std::int64_t own = std::chrono::steady_clock::now().time_since_epoch().count();
         comm.all_gather(const_buffer(std::span(&own, 1)), buffer(times)).wait();
         lead = own - times[0];
     }
+    if (machine != 0 && machine == machines[0]) return {};
     std::sort(leads.begin(), leads.end());
-    const Duration lead(leads[rounds / 2]);
-    // Clocks of two machines differ by the time between their starts.
-    return lead < std::chrono::milliseconds(1) && lead > -std::chrono::milliseconds(1) ? Duration::zero() : lead;
+    return Observer::Time::duration(leads[rounds / 2]);
 }
 
 }  // namespace detail
@@ -220,7 +256,8 @@ std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     std::int64_t ticks = first.time_since_epoch().count();
     comm.all_reduce(buffer(std::span(&ticks, 1)), ReduceOp::min).wait();
 
-    const std::string own = detail::trace_events(timeline, comm.rank(), Observer::Time(Observer::Time::duration(ticks)) + lead);
+    const Observer::Time zero{Observer::Time::duration(ticks)};
+    const std::string own = detail::trace_events(timeline, comm.rank(), zero == Observer::Time::max() ? zero : zero + lead);
     const auto ranks = static_cast<std::size_t>(comm.size());
     std::uint64_t size = own.size();
     std::vector<std::uint64_t> sizes(ranks);

@@ -40,9 +40,11 @@ public:
     /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
     void start(B& backend, std::size_t b, BufferView bucket) {
         backend_ = &backend;
-        if (backend.size() > 1) {
-            watch_->depart(Activity::gather, b, watch_->now());
+        works_[b].under_way = backend.size() > 1;
+        if (works_[b].under_way) {
+            const auto begin = watch_->now();
             works_[b].work = backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
+            watch_->depart(Activity::gather, b, begin);
         }
         works_[b].pending = true;
         ++pending_;
@@ -53,13 +55,17 @@ public:
     std::size_t pending() const noexcept { return pending_; }
     bool pending(std::size_t b) const noexcept { return works_[b].pending; }
 
-    /// Advances what is under way.
-    void poll() { progress_.poll(); }
+    /// Advances what is under way, and notes what has arrived.
+    void poll() {
+        progress_.poll();
+        for (std::size_t b = 0; b < works_.size(); ++b)
+            if (works_[b].under_way && works_[b].work.test()) arrive(b);
+    }
     /// Returns when bucket b is there.
     void wait(std::size_t b) {
         if (!works_[b].pending) return;
         await(*backend_, works_[b].work);
-        if (backend_->size() > 1) watch_->arrive(Activity::gather, b, watch_->now());
+        if (works_[b].under_way) arrive(b);
         works_[b].pending = false;
         --pending_;
         progress_.complete();
@@ -68,8 +74,14 @@ public:
 private:
     struct Entry {
         typename B::WorkType work;
-        bool pending = false;
+        bool pending = false;    ///< nobody has waited for it
+        bool under_way = false;  ///< it is not known to have arrived
     };
+
+    void arrive(std::size_t b) {
+        works_[b].under_way = false;
+        watch_->arrive(Activity::gather, b, watch_->now());
+    }
 
     B* backend_ = nullptr;  ///< once one was started
     Watch<B>* watch_ = nullptr;

@@ -14,6 +14,9 @@ namespace gradsync::inline v0 {
 /// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
 /// - `alone(backend)`: is there nothing to exchange?
 /// - `describe()` is compared over the ranks.
+///
+/// One that starts several collectives for a bucket says so, for the statistics: `static constexpr std::size_t collectives`, and
+/// `bytes(backend, bucket)`, handed to all of them.
 template <class X, class B>
 concept ExchangePolicy = std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
                          requires(X& exchange, const X& constant, B& backend, BufferView bucket, ReduceOp op, Contribution contribution) {

@@ -76,14 +76,17 @@ public:
         const Time first = watch_.now();
         Time last = first;
         for (; b < flight_.size() && readiness_.full(b); ++b) {
-            if (travels) watch_.begin(Activity::launch, b, last);
-            auto work = start(b);
-            last = watch_.now();
+            const Time begin = last;
             if (travels) {
-                watch_.end(Activity::launch, b, last);
-                watch_.depart(Activity::collective, b, last);
+                auto launch = watch_.tell(Activity::launch, b, begin);
+                auto work = start(b);
+                last = watch_.now();
+                launch.end(last);
+                watch_.depart(Activity::collective, b, begin);
+                flight_.start(std::move(work), begin);
+            } else {
+                flight_.start(start(b), begin);
             }
-            flight_.start(std::move(work), last);
         }
         if (in_hook) watch_.add(first, last);
     }
@@ -107,7 +110,7 @@ public:
     bool complete_one() {
         const auto lock = exclusive();
         if (!flight_.in_flight()) return false;
-        const auto held = watch_.hold(Activity::wait, flight_.completed());
+        const auto held = watch_.hold(Activity::wait);
         complete(flight_.completed());
         return true;
     }
@@ -128,11 +131,10 @@ public:
         step.exposed_seconds = watch_.take_exposed_seconds();
         if (!alone()) {
             for (std::size_t b = 0; b < flight_.size(); ++b) {
-                const std::size_t bytes = gradients_.bucket(b).bytes();
-                buckets[b] = {bytes, flight_.launch_seconds(b), flight_.end_seconds(b)};
-                step.bytes += bytes;
+                buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
+                step.bytes += bytes_of(gradients_.bucket(b));
             }
-            step.collectives = flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
+            step.collectives = collectives_a_bucket * flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
             step.communication_seconds = watch_.take_covered_seconds();
         }
         flight_.reset();
@@ -155,6 +157,15 @@ private:
         template <class W>
         void operator()(W& work) { await(step.backend_, work); }
     };
+
+    static constexpr std::size_t collectives_a_bucket = [] {
+        if constexpr (requires { Exchange::collectives; }) return Exchange::collectives;
+        else return std::size_t{1};
+    }();
+    std::size_t bytes_of(BufferView bucket) const {
+        if constexpr (requires { exchange_.bytes(backend_, bucket); }) return exchange_.bytes(backend_, bucket);
+        else return bucket.bytes();
+    }
 
     auto start(std::size_t b) -> typename Exchange::template WorkType<B> {
         const BufferView bucket = gradients_.bucket(b);

@@ -34,8 +34,7 @@ public:
         if (observer_ != nullptr) observer_->end(activity, index, at);
     }
 
-
-    /// A bucket is on its way (`collective`, `gather`), or has arrived.
+    /// A bucket was started at that time and is on its way (`collective`, `gather`), or has arrived.
     void depart(Activity activity, std::size_t index, Time at) noexcept {
         {
             std::lock_guard lock(lock_);
@@ -52,21 +51,23 @@ public:
     /// The step was held up.
     void add(Time begin, Time end) noexcept { exposure_.add(begin, end); }
 
-    /// The step is held up, until the end of this or `end()`.
-    class [[nodiscard]] Held {
+    /// An activity, until the end of this or `end()`.
+    class [[nodiscard]] Span {
     public:
-        Held(Watch& watch, Activity activity, std::size_t index) : watch_(watch), activity_(activity), index_(index), begin_(watch.now()) {
+        Span(Watch& watch, Activity activity, std::size_t index, Time begin, bool held) noexcept
+            : watch_(watch), activity_(activity), index_(index), begin_(begin), held_(held) {
             watch_.begin(activity_, index_, begin_);
         }
-        Held(const Held&) = delete;
-        Held& operator=(const Held&) = delete;
-        ~Held() { end(); }
+        Span(const Span&) = delete;
+        Span& operator=(const Span&) = delete;
+        ~Span() {
+            if (!ended_) end(watch_.now());
+        }
 
-        void end() {
-            if (ended_) return;
+        void end() { end(watch_.now()); }
+        void end(Time at) noexcept {
             ended_ = true;
-            const Time at = watch_.now();
-            watch_.add(begin_, at);
+            if (held_) watch_.add(begin_, at);
             watch_.end(activity_, index_, at);
         }
 
@@ -75,9 +76,14 @@ public:
         Activity activity_;
         std::size_t index_;
         Time begin_;
+        bool held_;
         bool ended_ = false;
     };
-    Held hold(Activity activity, std::size_t index = Observer::no_index) { return Held(*this, activity, index); }
+    /// It holds the step up.
+    Span hold(Activity activity, std::size_t index = Observer::no_index) { return hold_since(now(), activity, index); }
+    Span hold_since(Time begin, Activity activity, std::size_t index = Observer::no_index) { return Span(*this, activity, index, begin, true); }
+    /// It does not, or what does is counted elsewhere.
+    Span tell(Activity activity, std::size_t index, Time begin) { return Span(*this, activity, index, begin, false); }
 
     /// Seconds by which the step was held up since the last call.
     double take_exposed_seconds() noexcept { return seconds(exposure_.take()); }

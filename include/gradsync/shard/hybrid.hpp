@@ -95,6 +95,11 @@ public:
         return Work(group.reduce_scatter(bucket, shard, op), shard, op, replicas_);
     }
 
+    static constexpr std::size_t collectives = 2;
+    std::size_t bytes(const B& group, BufferView bucket) const noexcept {
+        return bucket.bytes() + detail::shard_of(bucket, group.size(), group.rank()).bytes();
+    }
+
     bool alone(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }
     template <class Use>
     void with_replicas(Use&& use) {

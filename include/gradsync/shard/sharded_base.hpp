@@ -180,6 +180,7 @@ protected:
         for (const ParameterView& p : parameters_) types.add(std::uint64_t{p.requires_grad ? static_cast<std::uint64_t>(p.value.dtype) : dtype_count});
         const std::string all = settings + " states=" + std::to_string(optimizer_.state_count()) + " value_types=" + std::to_string(types.value());
         verify<B>(backend_, {}, {}, all);
+        if (reducer_) take_times();
         reducer_.emplace(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
         if (weight_) reducer_->set_weight(*weight_);
         exchange_.with_replicas([&](B& replicas) { verify<B>(replicas, parameters_, reducer_->plan(), all + " " + describe(options_of_reducer_)); });
@@ -196,9 +197,8 @@ protected:
 
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
-        watch().begin(Activity::optimizer, b, watch().now());
+        const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
         state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), optimizer_, [&](std::size_t i) { return reducer_->was_used(i); });
-        watch().end(Activity::optimizer, b, watch().now());
     }
 
     /// Around a step: `gather` does what makes the new weights known.
@@ -211,8 +211,7 @@ protected:
             gather(gradient_scale);
             micro_batches_ = 0;
             reducer_->add_to_shards(false);
-            step_.exposed_seconds += watch().take_exposed_seconds();
-            step_.communication_seconds += watch().take_covered_seconds();
+            take_times();
             statistics_.transport = reducer_->statistics().transport;
             statistics_.buckets = reducer_->statistics().buckets;
             statistics_.last = std::exchange(step_, {});
@@ -223,6 +222,12 @@ protected:
 
     /// What is not the Reducer's counts with what is.
     Watch<B>& watch() noexcept { return reducer_->watch(); }
+
+    /// What went by since the Reducer's last `finish()` is this step's.
+    void take_times() {
+        step_.exposed_seconds += watch().take_exposed_seconds();
+        step_.communication_seconds += watch().take_covered_seconds();
+    }
 
     /// Bytes of bucket b that its all-gather brings.
     void count_gather(std::size_t bytes) noexcept {

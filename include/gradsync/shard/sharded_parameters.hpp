@@ -147,17 +147,12 @@ public:
     void acquire(std::size_t u) {
         this->check_usable("gather");
         if (u >= unit_count_) this->refuse("gather", "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
+        const Unit& unit = unit_values_[u];
+        const bool is_here = unit.bytes == 0 || (unit.slot != detail::UnitValues<B>::none && !unit.gathering);
         this->guard([&] {
-            const auto& parts = unit_values_[u].parts;
-            const auto held = this->watch().hold(Activity::wait, parts.empty() ? Observer::no_index : parts.front().bucket);
-            start_gather(u);
-            ++unit_values_[u].users;
-            std::size_t ahead = 0;
-            for (const std::size_t next : order_.next(u)) {
-                if (ahead++ == options_.prefetch) break;
-                start_gather(next);
-            }
-            wait(unit_values_[u]);
+            if (is_here) return use(u);
+            const auto held = this->watch().hold(Activity::wait, unit.parts.front().bucket);
+            use(u);
         });
     }
     void release(std::size_t u) noexcept { unit_values_.release(u); }
@@ -252,6 +247,18 @@ private:
 
     BufferView own_part(BufferView whole) const noexcept { return detail::shard_of(whole, this->backend_.size(), this->backend_.rank()); }
 
+    /// The unit is gathered, and those that are expected next.
+    void use(std::size_t u) {
+        start_gather(u);
+        ++unit_values_[u].users;
+        std::size_t ahead = 0;
+        for (const std::size_t next : order_.next(u)) {
+            if (ahead++ == options_.prefetch) break;
+            start_gather(next);
+        }
+        wait(unit_values_[u]);
+    }
+
     /// Nothing is done if the unit is there or on its way.
     void start_gather(std::size_t u) {
         Unit& unit = unit_values_[u];
@@ -267,22 +274,38 @@ private:
         for (auto& part : unit.parts) {
             const BufferView own = own_part(part.values);
             kernel::copy(this->state_.array(part.bucket, 0), own);
-            if (this->backend_.size() > 1) {
-                this->watch().depart(Activity::gather, part.bucket, this->watch().now());
+            part.under_way = this->backend_.size() > 1;
+            if (part.under_way) {
+                const auto begin = this->watch().now();
                 part.work = gathering_.all_gather(own, part.values);
+                this->watch().depart(Activity::gather, part.bucket, begin);
             }
             this->count_gather(part.values.bytes());
         }
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return progress_.poll();
+        if (!unit.gathering) return poll_gathers();
         for (auto& part : unit.parts) {
             part.work.wait();
-            if (this->backend_.size() > 1) this->watch().arrive(Activity::gather, part.bucket, this->watch().now());
+            if (part.under_way) arrive(part);
         }
         unit.gathering = false;
         progress_.complete();
+    }
+
+    void arrive(typename detail::UnitValues<B>::Part& part) {
+        part.under_way = false;
+        this->watch().arrive(Activity::gather, part.bucket, this->watch().now());
+    }
+
+    /// Advances what is gathered ahead, and notes what has arrived.
+    void poll_gathers() {
+        progress_.poll();
+        for (std::size_t u = 0; u < unit_values_.size(); ++u)
+            if (unit_values_[u].gathering)
+                for (auto& part : unit_values_[u].parts)
+                    if (part.under_way && part.work.test()) arrive(part);
     }
 
     /// The master weights have changed: what was gathered of the old ones goes, or is gathered anew where it is in use.

@@ -22,6 +22,7 @@ public:
         std::size_t offset;  ///< bytes
         BufferView values;   ///< without memory while the unit has none
         typename B::WorkType work;
+        bool under_way = false;  ///< the gather is not known to have arrived
     };
     struct Unit {
         std::vector<Part> parts;
@@ -46,7 +47,7 @@ public:
     /// unit is placed.
     void add(std::size_t u, std::size_t b, BufferView values, bool stays) {
         Unit& unit = units_[u];
-        unit.parts.push_back({b, unit.bytes, values, {}});
+        unit.parts.push_back({b, unit.bytes, values, {}, false});
         unit.bytes += in_lines(values.bytes());
         unit.stays = stays;
         if (!stays && slot_bytes_ < unit.bytes) slot_bytes_ = unit.bytes;

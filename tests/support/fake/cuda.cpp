@@ -104,6 +104,8 @@ cudaError_t planned(const char* call) {
     return code;
 }
 
+thread_local cudaError_t last_error = cudaSuccess;
+
 }  // namespace
 
 struct CUstream_st {
@@ -219,7 +221,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
     return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return worker_of(stream).idle() ? cudaSuccess : cudaErrorNotReady; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return last_error = worker_of(stream).idle() ? cudaSuccess : cudaErrorNotReady; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return finish(stream); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     std::shared_ptr<Happening> recorded;
@@ -263,7 +265,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (const cudaError_t code = planned("cudaEventQuery")) return code;
     const std::lock_guard lock(event->mutex);
-    return !event->recorded || event->recorded->happened() ? cudaSuccess : cudaErrorNotReady;
+    return last_error = !event->recorded || event->recorded->happened() ? cudaSuccess : cudaErrorNotReady;
 }
+// Of queries only: whether the real one remembers those is not documented.
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
 }  // extern "C"

@@ -50,6 +50,7 @@ T shuffle(T own, unsigned lane) {
 #define gridDim (gradsync_fake::place().blocks)
 
 inline void __syncthreads() { gradsync_fake::await_block(); }
+inline void __syncwarp() {}  // fibers of a warp see what others have written as soon as it is
 
 template <class T>
 T __shfl_xor_sync(unsigned, T own, unsigned distance) {

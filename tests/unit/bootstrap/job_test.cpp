@@ -61,6 +61,9 @@ TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
     CHECK(job_of(torchrun).token == "secret");
     torchrun["MASTER_PORT"] = "65535";
     CHECK(job_of(torchrun).port == 1024);
+    torchrun["GRADSYNC_PORT"] = "4000";
+    CHECK(job_of(torchrun).port == 4000);
+    torchrun.erase("GRADSYNC_PORT");
     torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False";  // rank 0 is to listen
     CHECK(job_of(torchrun).port == 65535);
 }

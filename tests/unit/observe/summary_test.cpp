@@ -73,6 +73,33 @@ TEST_CASE("a summary counts collectives, and what of them held the step up") {
     CHECK(table.find("3 steps; a step: communication 19.000 ms, exposed 9.000 ms") != std::string::npos);
 }
 
+TEST_CASE("a summary counts the buckets of the present plan, steps with marks, and nothing after the last step") {
+    Timeline timeline;
+    BucketPlan one, two;
+    one.push_back(std::array<std::size_t, 2>{0, 1});
+    two.push_back(std::array<std::size_t, 1>{1});
+    two.push_back(std::array<std::size_t, 1>{0});
+    const std::array<std::string_view, 2> names{"weight", "bias"};
+    timeline.plan(one, std::array<std::size_t, 1>{4196}, names);
+    last(timeline, Activity::collective, 0, 1, 90);
+    last(timeline, Activity::finish, Observer::no_index, 1, 95);
+    timeline.plan(two, std::array<std::size_t, 2>{4096, 100}, names);
+    step(timeline, 100);
+    last(timeline, Activity::collective, 0, 201, 210);  // of a rank without a batch: no marks
+    last(timeline, Activity::finish, Observer::no_index, 200, 220);
+    last(timeline, Activity::optimizer, 0, 220, 230);
+    last(timeline, Activity::gather, 0, 225, 240);
+    last(timeline, Activity::gather, 0, 300, 900);  // for a validation
+
+    const TimelineSummary summary = summarise(timeline);
+    CHECK(summary.steps == 3);
+    REQUIRE(summary.buckets.size() == 2);
+    CHECK(summary.buckets[0].count == 2);
+    CHECK(near(summary.buckets[0].duration, 9e-3));
+    CHECK(near(summary.buckets[0].launch, 1e-3));
+    CHECK(near(summary.communication_seconds, (89 + 19 + 9 + 15) / 3.0 * 1e-3));
+}
+
 TEST_CASE("a summary of nothing is empty") {
     const TimelineSummary summary = summarise(Timeline());
     CHECK(summary.steps == 0);

@@ -61,6 +61,29 @@ TEST_CASE("names are quoted, and spans of several threads lie in lanes of their 
     CHECK(text.find(R"("copy gradient 1","pid":0,"tid":5,)") != std::string::npos);
 }
 
+TEST_CASE("what nests shares a lane, and what was under way is shown") {
+    Timeline timeline;
+    timeline.add_scope("inner", at(12), at(14));
+    timeline.add_scope("outer", at(10), at(20));
+    timeline.add_scope("other thread", at(15), at(25));
+    timeline.begin(Activity::collective, 3, at(16));
+    timeline.begin(Activity::finish, Observer::no_index, at(17));
+    const std::string text = detail::trace_events(timeline, 0, at(0));
+    CHECK(text.find(R"("name":"outer","pid":0,"tid":0,)") != std::string::npos);
+    CHECK(text.find(R"("name":"inner","pid":0,"tid":0,)") != std::string::npos);
+    CHECK(text.find(R"("name":"other thread","pid":0,"tid":4,)") != std::string::npos);
+    CHECK(text.find(R"x({"ph":"b","name":"bucket 3 (unfinished)")x") != std::string::npos);
+    CHECK(text.find(R"("ph":"e")") == std::string::npos);
+    CHECK(text.find("finish (unfinished)") != std::string::npos);
+}
+
+TEST_CASE("names that are no UTF-8 are written as such") {
+    Timeline timeline;
+    timeline.plan({}, {}, std::vector<std::string_view>{"\xc3\xa9\xff\xc3"});
+    timeline.ready(0, at(0));
+    CHECK(detail::trace_events(timeline, 0, at(0)).find("\"\xc3\xa9??\"") != std::string::npos);
+}
+
 TEST_CASE("a trace that cannot be written is an error that says where") {
     const Timeline timeline;
     try {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gradsync/backend/simulated.hpp>
@@ -84,6 +85,7 @@ std::string what_is_wrong(int ranks, GradientStorage storage) {
 }  // namespace
 
 TEST_CASE("an observer is told of every mark, launch, collective and finish") {
+    for (int ranks = 1; ranks <= 3; ++ranks) CHECK(what_is_wrong<PerParameter, OverlapBackwardThread>(ranks, GradientStorage::in_buckets) == "");
     for (int ranks = 1; ranks <= 4; ++ranks)
         for (const GradientStorage storage : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             CAPTURE(ranks);
@@ -117,6 +119,43 @@ TEST_CASE("a timeline on a simulated cluster is on its clock, and so are the sta
     CHECK(exposed == doctest::Approx(lasted - 2e-3).epsilon(1e-4));
     CHECK(communication == doctest::Approx(lasted).epsilon(1e-4));
     CHECK(in_timeline == doctest::Approx(exposed).epsilon(1e-4));
+}
+
+TEST_CASE("try_finish tells of a finish once, however often it was called") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({1000, 20});
+        Timeline timeline;
+        Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &timeline});
+        for (int step = 0; step < 3; ++step) {
+            backward(sync, model, comm.rank(), step);
+            if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            while (!sync.try_finish()) std::this_thread::yield();
+        }
+        finding.check(count(timeline, Activity::finish) == 3 && summarise(timeline).steps == 3, "finishes");
+    }) == "");
+}
+
+TEST_CASE("a gather that has arrived is no communication any more, although nobody has waited for it") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({1000, 20});
+        Timeline timeline;
+        Reducer<ThreadBackend, PerParameter, OverlapForward> sync(comm, model, {.observer = &timeline});
+        backward(sync, model, comm.rank(), 0);
+        sync.finish();
+        sync.wait_gradient(0);
+        comm.barrier().wait();   // and so both ranks have started the other one
+        sync.wait_gradient(0);   // which is looked at here
+        const auto polled = std::chrono::steady_clock::now();
+        comm.barrier().wait();
+        sync.flush();
+        std::size_t gathers = 0, seen = 0;
+        for (const Timeline::Span& s : timeline.spans()) {
+            gathers += s.activity == Activity::gather;
+            seen += s.activity == Activity::gather && s.end <= polled;
+        }
+        finding.check(gathers == 2 && seen == 2, std::to_string(seen) + " gathers of 2 ended before they were waited for");
+        finding.check(sync.statistics().last.collectives == 4 && sync.statistics().last.bytes == 2 * 1020 * 4, "both halves are counted");
+    }) == "");
 }
 
 TEST_CASE("a new plan is told, and more marks than one do not make two of a gradient") {
