@@ -80,10 +80,10 @@ private:
 
 /// What a timeline says in numbers: how many collectives there were, how long each took, how much of it held the step up. A step ends with
 /// `finish()`: micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the present
-/// plan. What begins after the last step, and its optimizer, is left out.
+/// plan. Gathers count whatever they are for, a validation too.
 inline TimelineSummary summarise(const Timeline& timeline) {
     const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
-    std::vector<Timeline::Span> spans = timeline.spans();
+    const std::vector<Timeline::Span> spans = timeline.spans();
     const std::vector<Timeline::Mark> marks = timeline.marks();
 
     TimelineSummary summary;
@@ -93,11 +93,6 @@ inline TimelineSummary summarise(const Timeline& timeline) {
         summary.buckets[b].bytes = timeline.bucket_bytes()[b];
         summary.buckets[b].parameters = timeline.plan().bucket(b).size();
     }
-
-    Observer::Time end = Observer::Time::min();
-    for (const Timeline::Span& s : spans)
-        if (s.name == nullptr && (s.activity == Activity::finish || s.activity == Activity::optimizer)) end = std::max(end, s.end);
-    std::erase_if(spans, [&](const Timeline::Span& s) { return s.begin > end && end != Observer::Time::min(); });
 
     std::vector<Observer::Time> finishes;
     detail::Intervals exposed, communication;

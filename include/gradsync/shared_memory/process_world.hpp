@@ -37,7 +37,7 @@ public:
     /// False once the process has died; true while it has not joined.
     bool alive(int world_rank) noexcept override {
         const std::int64_t number = processes()[world_rank].load(std::memory_order_acquire);
-        return number == 0 || collective::ProcessIdentity{self_.system, number}.alive(self_);
+        return number == 0 || collective::ProcessIdentity{.machine = self_.machine, .system = self_.system, .number = number}.alive(self_);
     }
 
     /// A number for a new region, 1 or more, which nobody else is given.
