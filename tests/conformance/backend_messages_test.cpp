@@ -1,3 +1,4 @@
+// ctest: COMPILE_OPTIONS -O1
 // The engine of message_passing/ under the suite that every backend passes, over a transport of threads.
 #include <algorithm>
 #include <exception>

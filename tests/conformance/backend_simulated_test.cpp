@@ -1,3 +1,4 @@
+// ctest: COMPILE_OPTIONS -O1
 #include <gradsync/backend/simulated.hpp>
 
 #include "conformance/backend.hpp"
