@@ -87,8 +87,9 @@ public:
         if (board_->done(n)) return true;
         work(Mode::poll);
         if (board_->done(n)) return true;
-        if (board_->world().failed()) throw_failure(board_->cell(n, rank_).call.operation);
-        return false;
+        if (!board_->world().failed()) return false;
+        if (board_->done(n)) return true;  // since: who failed had seen it complete
+        throw_failure(board_->cell(n, rank_).call.operation);
     }
 
     /// Is collective n complete, and has this rank seen its calls? Only looks.
@@ -278,7 +279,10 @@ private:
         for (;;) {
             work(rounds_alone > 0 ? Mode::wait : Mode::help);
             if (complete()) return;
-            if (world.failed()) throw_failure(board_->cell(n, rank_).call.operation);
+            if (world.failed()) {
+                if (complete()) return;  // since: who failed had seen it complete
+                throw_failure(board_->cell(n, rank_).call.operation);
+            }
             if (rounds_alone > 0) {
                 --rounds_alone;
                 continue;  // without a pause, which lasts as long as a handoff between cores

@@ -92,3 +92,20 @@ TEST_CASE("ThreadBackend: works waited for on another thread than the one that s
     });
     CHECK(wrong == 0);
 }
+
+TEST_CASE("ThreadBackend: what a rank has seen complete when it fails is complete for all ranks") {
+    std::atomic<int> wrong{0};
+    for (int repeat = 0; repeat < 300; ++repeat)
+        gs::run_threads(3, [&](gs::ThreadBackend comm) {
+            try {
+                gs::ThreadWork work = comm.barrier();
+                for (int polls = 1; repeat % 4 != 0 && !work.test(); ++polls)
+                    if (polls % 1000 == 0) std::this_thread::yield();
+                work.wait();
+            } catch (const gs::Error&) {
+                ++wrong;
+            }
+            comm.fail("the disk is full");
+        });
+    CHECK(wrong.load() == 0);
+}
