@@ -11,8 +11,8 @@
 
 namespace gradsync::inline v0::detail {
 
-/// A stopwatch on the backend's clock: adds up what holds a step up, and how long something was on its way; and tells the observer, if
-/// there is one. For any thread.
+/// A stopwatch on the backend's clock: adds up what holds a step up, and how long something was on its way, each moment once; and tells
+/// the observer, if there is one. For any thread.
 template <class B>
 class Watch {
 public:
@@ -38,14 +38,15 @@ public:
     void depart(Activity activity, std::size_t index, Time at) noexcept {
         {
             std::lock_guard lock(lock_);
-            if (under_way_++ == 0) since_ = at;
+            // Others may have arrived since `at`, seen by another thread: that time is counted.
+            if (under_way_++ == 0 && counted_until_ < at) counted_until_ = at;
         }
         begin(activity, index, at);
     }
     void arrive(Activity activity, std::size_t index, Time at) noexcept {
         end(activity, index, at);
         std::lock_guard lock(lock_);
-        if (--under_way_ == 0) covered_ += at - since_;
+        if (--under_way_ == 0) count_until(at);
     }
 
     /// The step was held up.
@@ -91,20 +92,27 @@ public:
     double take_covered_seconds() {
         const Time at = now();
         std::lock_guard lock(lock_);
-        if (under_way_ != 0) covered_ += at - std::exchange(since_, at);
+        if (under_way_ != 0) count_until(at);
         return seconds(std::exchange(covered_, {}));
     }
 
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
+    /// Something was on its way until then. Under the lock.
+    void count_until(Time at) noexcept {
+        if (at <= counted_until_) return;
+        covered_ += at - counted_until_;
+        counted_until_ = at;
+    }
+
     const B& backend_;
     Observer* observer_;
     Exposure exposure_;
     SpinLock lock_;
     std::size_t under_way_ = 0;
-    Time since_{};  ///< something is under way
-    Time::duration covered_{};  ///< before
+    Time counted_until_{};      ///< before that, every moment is counted in which something was under way
+    Time::duration covered_{};  ///< their sum
 };
 
 }  // namespace gradsync::inline v0::detail

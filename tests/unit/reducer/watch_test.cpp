@@ -1,0 +1,87 @@
+#include <gradsync/reducer/watch.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+
+using namespace gradsync;
+
+namespace {
+
+/// A backend of which only the clock is there. It goes by whole seconds, so that sums in double are exact.
+struct Clock {
+    double seconds = 0;
+    double now() const { return seconds; }
+};
+
+Observer::Time at(int seconds) { return Observer::Time(std::chrono::seconds(seconds)); }
+
+constexpr Activity collective = Activity::collective, gather = Activity::gather;
+
+struct Watched {
+    Clock clock;
+    detail::Watch<Clock> watch{clock, nullptr};
+
+    double covered_at(int seconds) {
+        clock.seconds = seconds;
+        return watch.take_covered_seconds();
+    }
+};
+
+}  // namespace
+
+TEST_CASE("Watch: time counts while something is on its way, once") {
+    Watched w;
+    w.watch.depart(collective, 0, at(10));
+    w.watch.depart(collective, 1, at(12));
+    w.watch.arrive(collective, 0, at(15));
+    w.watch.depart(collective, 2, at(16));
+    w.watch.arrive(collective, 1, at(17));
+    w.watch.arrive(collective, 2, at(20));
+    w.watch.depart(collective, 3, at(30));  // between 20 and 30 there was nothing
+    w.watch.arrive(collective, 3, at(31));
+    CHECK(w.covered_at(40) == 11);
+    CHECK(w.covered_at(50) == 0);
+}
+
+TEST_CASE("Watch: what is on its way when it is asked counts up to then, and from then on") {
+    Watched w;
+    w.watch.depart(gather, 0, at(10));
+    CHECK(w.covered_at(13) == 3);
+    CHECK(w.covered_at(14) == 1);
+    w.watch.arrive(gather, 0, at(20));
+    CHECK(w.covered_at(30) == 6);
+}
+
+TEST_CASE("Watch: a start that is noted after another thread has seen the last arrival") {
+    Watched w;
+    w.watch.depart(collective, 0, at(10));
+    // A thread starts bucket 1 at 12, and is held up before it notes that.
+    w.watch.arrive(collective, 0, at(15));
+    w.watch.depart(collective, 1, at(12));
+    w.watch.arrive(collective, 1, at(18));
+    CHECK(w.covered_at(20) == 8);
+    // Here all is over by the time that it is noted, and asked for.
+    w.watch.depart(collective, 0, at(21));
+    CHECK(w.covered_at(25) == 4);
+    w.watch.arrive(collective, 0, at(24));
+    CHECK(w.covered_at(30) == 0);
+}
+
+TEST_CASE("Watch: a step is held up by spans, until their end or the end of their scope") {
+    Watched w;
+    w.clock.seconds = 10;
+    {
+        auto held = w.watch.hold(Activity::finish);
+        w.clock.seconds = 12;
+        held.end();
+        w.clock.seconds = 15;  // is not counted
+    }
+    {
+        const auto held = w.watch.hold(Activity::wait);
+        w.clock.seconds = 16;
+        const auto told = w.watch.tell(Activity::launch, 0, at(15));
+    }
+    CHECK(w.watch.take_exposed_seconds() == 3);
+    CHECK(w.watch.take_exposed_seconds() == 0);
+}
