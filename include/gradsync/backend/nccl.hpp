@@ -27,6 +27,8 @@ struct NcclOptions {
     int device = -1;                ///< -1: the calling thread's
     int most_ctas = 0;              ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
     bool registered = false;        ///< memory from `allocate` is NCCL's own, and registered; on all ranks or none
+    std::size_t group_bytes = std::size_t{1} << 20;  ///< buckets of a Reducer that follow one another and together have no more
+                                                     ///< bytes leave as one launch; 0: each on its own; the same on all ranks
 };
 
 /// Ranks with a device each, among which NCCL moves data.
@@ -45,6 +47,7 @@ struct NcclOptions {
 /// - Ranks are meant to be processes. Where they are threads of one, NCCL may let them read one another's buffers: after a
 /// failure,
 ///   free none before all have stopped.
+/// - Several collectives can be put on the device as one launch of NCCL's: those that are started while a `group()` lives.
 /// - A thread of the library looks after it all every half millisecond. The device of a handle has to be the calling thread's.
 /// - Not in a CUDA graph: its starts cannot be captured yet.
 ///
@@ -95,6 +98,18 @@ public:
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
 
+    /// Collectives that are started while the object lives leave together when it goes, as one launch of NCCL's, which is much less
+    /// work where they are small. All ranks form the same groups (others are noticed, and named), of collectives that need nothing of
+    /// one another. A wait inside it lets leave what was started; 128 collectives are a group at most. For one thread at a time.
+    ///
+    ///     {
+    ///         const auto group = comm.group();
+    ///         for (auto& b : buffers) works.push_back(comm.all_reduce(b, gs::ReduceOp::sum));
+    ///     }
+    ///     for (auto& work : works) work.wait_on(stream);
+    detail::NcclGroup group() { return detail::NcclGroup(engine_); }
+    std::size_t group_bytes() const noexcept { return engine_->group_bytes(); }
+
     void set_timeout(std::chrono::nanoseconds limit) {
         EngineCollectives::set_timeout(limit);
         host_.set_timeout(limit);
@@ -121,7 +136,7 @@ private:
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
-        const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered};
+        const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered, options.group_bytes};
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
         if (adopted != nullptr)
             return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
@@ -156,6 +171,6 @@ private:
     TcpBackend host_;
 };
 
-static_assert(Backend<NcclBackend>);
+static_assert(GroupingBackend<NcclBackend>);
 
 }  // namespace gradsync::inline v0

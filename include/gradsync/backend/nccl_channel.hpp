@@ -37,7 +37,9 @@ public:
           stream_(cuda::make_stream(true)),
           cells_(slots * sizeof(cuda::MeanFactor)),
           weights_(slots * sizeof(double)),
-          token_(sizeof(int)) {}
+          token_(sizeof(int)) {
+        pending_.reserve(slots);
+    }
 
     cudaStream_t stream() const noexcept { return stream_.get(); }
     NcclCommunicator& communicator() noexcept { return comm_; }
@@ -53,45 +55,74 @@ public:
                 {.operation = std::string(name_of(call.operation))});
     }
 
-    /// Puts the call on the stream. `slot`: not that of another one under way. `wanted()`: false to give up.
+    /// The call is to be launched next, and stays where it is until then. `slot`: not that of another one under way.
+    void add(const Call& call, std::size_t slot) { pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}}); }
+
+    /// Puts what was added on the stream, as one launch of NCCL's. `wanted()`: false to give up. Throws Error(device_failed).
+    ///
+    /// What a mean needs first is done for all of them first, as NCCL starts a group when it ends.
     template <class Wanted>
-    void launch(const Call& call, std::size_t slot, Wanted&& wanted) {
-        const auto issue = [&](const char* what, auto&& f) { comm_.settle(f(), what, wanted); };
-        const ncclDataType_t type = nccl_type(call.dtype);
-        if (collective::reduces(call.operation)) return reduce(call, slot, issue);
-        switch (call.operation) {
-            case Operation::broadcast:
-                if (call.out_count != 0)
-                    issue("ncclBroadcast", [&] {
-                        return ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream());
-                    });
-                break;
-            case Operation::all_gather: all_gather(call, issue); break;
-            case Operation::gather: gather(call, issue); break;
-            case Operation::scatter: scatter(call, issue); break;
-            default:
-                issue("ncclAllReduce",
-                      [&] { return ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()); });
-        }
+    void launch(Wanted&& wanted) {
+        const auto settle = [&](ncclResult_t code, const char* what) { comm_.settle(code, what, wanted); };
+        scale_means(settle);
+        settle(together([this](const Pending& next, Batch& batch) { post(next, batch); }),
+               pending_.size() == 1 ? function_of(pending_[0].call->operation) : "ncclGroupEnd");
+        for (const Pending& done : pending_)
+            if (done.operand.own_op) ncclRedOpDestroy(done.operand.op, comm_.get());
+        pending_.clear();
     }
+    /// After `launch` has thrown: which of the calls that were added failed, or their number where that is not known.
+    std::size_t culprit() const noexcept { return culprit_; }
 
 private:
+    /// What takes part in a reduction: the elements, and how they are combined.
+    struct Operand {
+        const void* data;
+        ncclRedOp_t op;
+        bool own_op = false;
+    };
+    struct Pending {
+        const Call* call;
+        std::size_t slot;
+        Operand operand;
+
+        bool is_mean() const noexcept { return collective::reduces(call->operation) && call->op == ReduceOp::mean; }
+        std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
+    };
+
     /// NCCL calls that become one.
     class Batch {
     public:
-        Batch() { note(ncclGroupStart()); }
-        void add(ncclResult_t code) noexcept { note(code); }
+        Batch() { add(ncclGroupStart()); }
+        void add(ncclResult_t code) noexcept {
+            if (code_ == ncclSuccess && code != ncclInProgress) code_ = code;
+        }
+        bool failed() const noexcept { return code_ != ncclSuccess; }
         ncclResult_t end() noexcept {
             const ncclResult_t code = ncclGroupEnd();
-            return code_ == ncclSuccess ? code : code_;
+            return failed() ? code_ : code;
         }
 
     private:
-        void note(ncclResult_t code) noexcept {
-            if (code_ == ncclSuccess && code != ncclInProgress) code_ = code;
-        }
         ncclResult_t code_ = ncclSuccess;
     };
+
+    /// `post(call, batch)` for all that are pending, as one launch.
+    template <class Post>
+    ncclResult_t together(Post&& post) {
+        Batch batch;
+        for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_) {
+            post(pending_[culprit_], batch);
+            if (batch.failed()) break;
+        }
+        return batch.end();
+    }
+
+    static const char* function_of(Operation operation) noexcept {
+        constexpr const char* names[] = {"ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather",
+                                         "ncclBroadcast", "ncclSend and ncclRecv", "ncclSend and ncclRecv", "ncclAllReduce"};
+        return names[static_cast<std::size_t>(operation)];
+    }
 
     static const std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
         return static_cast<const std::byte*>(data) + index * size_of(dtype);
@@ -103,144 +134,148 @@ private:
     bool is_even(std::size_t whole) const noexcept { return whole % static_cast<std::size_t>(size_) == 0; }
     ElementRange shard(std::size_t whole, int rank) const noexcept { return shard_range(whole, size_, rank); }
 
-    // ------------------------------------------------------------------------------------------------------- reductions
+    // ------------------------------------------------------------------------------------------------------------ means
 
-    /// What takes part in a reduction: the elements, and how they are combined.
-    struct Operand {
-        const void* data;
-        ncclRedOp_t op;
-        bool own_op = false;
-    };
+    cuda::MeanFactor* cell(const Pending& mean) const noexcept { return static_cast<cuda::MeanFactor*>(cells_.data()) + mean.slot; }
 
-    template <class Issue>
-    void reduce(const Call& call, std::size_t slot, Issue&& issue) {
-        const Operand operand = call.op == ReduceOp::mean ? scaled(call, slot, issue) : Operand{call.in, nccl_op(call.op)};
-        const ncclDataType_t type = nccl_type(call.dtype);
-        const std::size_t whole = call.in_count;
-        if (whole == 0) {
-        } else if (call.operation == Operation::all_reduce) {
-            issue("ncclAllReduce",
-                  [&] { return ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()); });
-        } else if (call.operation == Operation::reduce) {
-            issue("ncclReduce",
-                  [&] { return ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()); });
-        } else if (is_even(whole)) {
-            issue("ncclReduceScatter", [&] {
-                return ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream());
-            });
-        } else {
-            issue("ncclReduce", [&] {
-                Batch batch;
-                for (int r = 0; r < size_; ++r)
-                    if (const ElementRange own = shard(whole, r); own.size() != 0)
-                        batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr,
-                                             own.size(), type, operand.op, r, comm_.get(), stream()));
-                return batch.end();
-            });
+    /// Makes the operands of all means that are pending: this rank's elements times its factor.
+    template <class Settle>
+    void scale_means(Settle&& settle) {
+        std::size_t room = 0;
+        bool any = false;
+        for (const Pending& next : pending_) {
+            if (!next.is_mean()) continue;
+            any = true;
+            room += scratch_bytes(next);
+            double* const weight = static_cast<double*>(weights_.data()) + next.slot;
+            *weight = next.call->contribution.weight;
+            cuda::check(cudaMemcpyAsync(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()),
+                        "cudaMemcpyAsync");
         }
-        if (operand.own_op) ncclRedOpDestroy(operand.op, comm_.get());
+        if (!any) return;
+        settle(together([this](const Pending& next, Batch& batch) {
+                   if (!next.is_mean()) return;
+                   double* const weight = &cell(next)->weight;
+                   batch.add(ncclAllReduce(weight, weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()));
+               }),
+               "ncclAllReduce");
+        std::byte* scratch = room == 0 ? nullptr : this->scratch(room);
+        for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_)
+            if (Pending& next = pending_[culprit_]; next.is_mean()) {
+                cuda::mean_factor(cell(next), next.call->contribution.scale, stream());
+                next.operand = scaled(next, scratch, settle);
+                scratch += scratch_bytes(next);
+            }
     }
 
-    /// This rank's elements times its factor.
-    template <class Issue>
-    Operand scaled(const Call& call, std::size_t slot, Issue&& issue) {
-        auto* const cell = static_cast<cuda::MeanFactor*>(cells_.data()) + slot;
-        auto* const weight = static_cast<double*>(weights_.data()) + slot;
-        *weight = call.contribution.weight;
-        cuda::check(cudaMemcpyAsync(&cell->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
-        issue("ncclAllReduce",
-              [&] { return ncclAllReduce(&cell->weight, &cell->weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()); });
-        cuda::mean_factor(cell, call.contribution.scale, stream());
-
-        // Only these may be written before they are sent.
-        const bool own = call.operation == Operation::all_reduce || (call.operation == Operation::reduce && rank_ == call.root);
-        const std::size_t bytes = call.in_count * size_of(call.dtype);
+    template <class Settle>
+    Operand scaled(const Pending& mean, std::byte* scratch, Settle&& settle) {
+        const Call& call = *mean.call;
+        void* const to = may_write(call) ? call.out : scratch;
         if (is_low_precision(call.dtype)) {
-            void* const to = own ? call.out : scratch(bytes);
-            if (bytes != 0)
+            if (mean.bytes() != 0)
                 cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
-                               {to, call.in_count, call.dtype, MemorySpace::device}, &cell->factor, stream());
+                               {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
             return {to, ncclSum};
         }
         const void* data = call.in;
-        if (call.contribution.scale == 0 && bytes != 0) {  // it is not read: it may hold NaNs
-            void* const zeros = own ? call.out : scratch(bytes);
-            cuda::check(cudaMemsetAsync(zeros, 0, bytes, stream()), "cudaMemsetAsync");
-            data = zeros;
+        if (call.contribution.scale == 0 && mean.bytes() != 0) {  // it is not read: it may hold NaNs
+            cuda::check(cudaMemsetAsync(to, 0, mean.bytes(), stream()), "cudaMemsetAsync");
+            data = to;
         }
-        void* const factor = call.dtype == DType::f64 ? static_cast<void*>(&cell->factor) : &cell->factor32;
+        void* const factor = call.dtype == DType::f64 ? static_cast<void*>(&cell(mean)->factor) : &cell(mean)->factor32;
         Operand operand{data, ncclSum, true};
-        issue("ncclRedOpCreatePreMulSum", [&] {
-            return ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get());
-        });
+        settle(ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()),
+               "ncclRedOpCreatePreMulSum");
         return operand;
     }
 
-    /// Memory for one call after another, as they come on the stream. Freeing would wait for the device, so what has become too
+    /// May `out` be written before it is sent, as it is as long as `in`?
+    bool may_write(const Call& call) const noexcept {
+        return call.operation == Operation::all_reduce || (call.operation == Operation::reduce && rank_ == call.root);
+    }
+    /// What the operand takes, aligned as memory of devices is.
+    std::size_t scratch_bytes(const Pending& mean) const noexcept {
+        const bool needed = is_low_precision(mean.call->dtype) || mean.call->contribution.scale == 0;
+        return needed && !may_write(*mean.call) ? (mean.bytes() + 255) / 256 * 256 : 0;
+    }
+    /// Memory for one launch after another, as they come on the stream. Freeing would wait for the device, so what has become too
     /// small is kept.
-    void* scratch(std::size_t bytes) {
+    std::byte* scratch(std::size_t bytes) {
         if (scratch_.empty() || scratch_.back().bytes() < bytes)
             scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
-        return scratch_.back().data();
+        return static_cast<std::byte*>(scratch_.back().data());
     }
 
-    // -------------------------------------------------------------------------------------------------------- movements
+    // -------------------------------------------------------------------------------------------- the calls themselves
 
-    template <class Issue>
-    void all_gather(const Call& call, Issue&& issue) {
+    void post(const Pending& next, Batch& batch) {
+        const Call& call = *next.call;
+        const ncclDataType_t type = nccl_type(call.dtype);
+        if (collective::reduces(call.operation)) return reduce(call, next.operand, batch);
+        switch (call.operation) {
+            case Operation::broadcast:
+                if (call.out_count != 0)
+                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()));
+                break;
+            case Operation::all_gather: all_gather(call, batch); break;
+            case Operation::gather: gather(call, batch); break;
+            case Operation::scatter: scatter(call, batch); break;
+            default: batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()));
+        }
+    }
+
+    void reduce(const Call& call, const Operand& operand, Batch& batch) {
+        const ncclDataType_t type = nccl_type(call.dtype);
+        const std::size_t whole = call.in_count;
+        if (whole == 0) return;
+        if (call.operation == Operation::all_reduce)
+            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()));
+        if (call.operation == Operation::reduce)
+            return batch.add(ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()));
+        if (is_even(whole))
+            return batch.add(
+                ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()));
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange own = shard(whole, r); own.size() != 0)
+                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(),
+                                     type, operand.op, r, comm_.get(), stream()));
+    }
+
+    void all_gather(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
-        if (is_even(whole))
-            return issue("ncclAllGather",
-                         [&] { return ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()); });
-        issue("ncclBroadcast", [&] {
-            Batch batch;
-            for (int r = 0; r < size_; ++r)
-                if (const ElementRange part = shard(whole, r); part.size() != 0) {
-                    void* const to = element(call.out, part.first, call.dtype);
-                    batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()));
-                }
-            return batch.end();
-        });
+        if (is_even(whole)) return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()));
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange part = shard(whole, r); part.size() != 0) {
+                void* const to = element(call.out, part.first, call.dtype);
+                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()));
+            }
     }
 
-    template <class Issue>
-    void gather(const Call& call, Issue&& issue) {
+    void gather(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type(call.dtype);
-        if (rank_ == call.root)
-            copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
-        issue("ncclSend", [&] {
-            Batch batch;
-            if (rank_ != call.root) {
-                if (call.in_count != 0) batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()));
-            } else {
-                for (int r = 0; r < size_; ++r)
-                    if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
-                        batch.add(
-                            ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
-            }
-            return batch.end();
-        });
+        if (rank_ != call.root) {
+            if (call.in_count != 0) batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()));
+            return;
+        }
+        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
+                batch.add(ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
     }
 
-    template <class Issue>
-    void scatter(const Call& call, Issue&& issue) {
+    void scatter(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type(call.dtype);
-        if (rank_ == call.root)
-            copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
-        issue("ncclRecv", [&] {
-            Batch batch;
-            if (rank_ != call.root) {
-                if (call.out_count != 0) batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()));
-            } else {
-                for (int r = 0; r < size_; ++r)
-                    if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
-                        batch.add(
-                            ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
-            }
-            return batch.end();
-        });
+        if (rank_ != call.root) {
+            if (call.out_count != 0) batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()));
+            return;
+        }
+        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
+                batch.add(ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
     }
 
     void copy(void* to, const void* from, std::size_t bytes) const {
@@ -255,6 +290,8 @@ private:
     cuda::PinnedMemory weights_;  ///< this rank's weight, for each slot
     cuda::DeviceMemory token_;    ///< what a barrier reduces
     std::vector<cuda::DeviceMemory> scratch_;
+    std::vector<Pending> pending_;  ///< what goes with the next launch
+    std::size_t culprit_ = 0;
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,12 +36,14 @@ class NcclEngine final : public collective::Engine, public std::enable_shared_fr
     using MessageEngine = message_passing::MessageEngine;
 
 public:
-    static constexpr std::size_t slots = 128;  ///< collectives under way before a start has to wait; fewer than `control` takes
+    /// Collectives under way before a start has to wait; fewer than `control` takes, and no more than `Call::followers` can count.
+    static constexpr std::size_t slots = 128;
 
     struct Settings {
         cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
         int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
         bool registered = false;         ///< memory from `allocate` is registered with NCCL
+        std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
     };
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
@@ -111,7 +114,23 @@ public:
     std::size_t next_split() noexcept override { return control_->next_split(); }
 
     cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
-    void set_compute_stream(cudaStream_t stream) noexcept { compute_.store(stream, std::memory_order_relaxed); }
+    /// What was started before comes after the stream that was set then.
+    void set_compute_stream(cudaStream_t stream) noexcept {
+        const std::lock_guard lock(mutex_);
+        issue();
+        compute_.store(stream, std::memory_order_relaxed);
+    }
+
+    std::size_t group_bytes() const noexcept { return settings_.group_bytes; }
+    /// Calls that are started until `close_group()` leave together then.
+    void open_group() noexcept {
+        const std::lock_guard lock(mutex_);
+        ++open_groups_;
+    }
+    void close_group() noexcept {
+        const std::lock_guard lock(mutex_);
+        if (--open_groups_ == 0) issue();
+    }
 
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
@@ -121,8 +140,11 @@ public:
                 std::lock_guard lock(mutex_);
                 if (next_ - first_ == slots) advance();
                 if (next_ - first_ < slots) {
-                    if (!world().failed()) return begin(call);
-                    break;
+                    if (world().failed()) break;
+                    at(next_).call = call;
+                    const std::uint64_t n = next_++;
+                    if (open_groups_ == 0) issue();
+                    return n;
                 }
                 oldest = first_;
             }
@@ -151,11 +173,16 @@ public:
         std::uint64_t met;
         Call call;
         {
-            std::lock_guard lock(mutex_);
+            std::unique_lock lock(mutex_);
+            if (n >= issued_) issue();
             advance();
             if (n < first_) return;
             met = at(n).met;
             call = at(n).call;
+            if (n >= issued_) {
+                lock.unlock();
+                throw_failure(call.operation);
+            }
         }
         try {
             control_->wait(met);  // finds out who is missing
@@ -184,13 +211,14 @@ public:
     /// stream.
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         std::unique_lock lock(mutex_);
+        if (n >= issued_) issue();
         if (n >= first_) {
             const collective::Operation operation = at(n).call.operation;
             if (world().failed()) {
                 lock.unlock();
                 throw_failure(operation);
             }
-            cuda::check(cudaStreamWaitEvent(stream, at(n).end.get(), 0), "cudaStreamWaitEvent");
+            cuda::check(cudaStreamWaitEvent(stream, at(at(n).last).end.get(), 0), "cudaStreamWaitEvent");
         }
     }
 
@@ -201,7 +229,7 @@ public:
             if (n < first_) return;
             advance();
             if (n < first_) return;
-            what = collective::name_of(at(n).call, n);
+            what = name_of(n);
         }
         fail(collective::abandoned(what, world_rank(rank())));
     }
@@ -234,8 +262,8 @@ public:
 private:
     struct Started {
         Call call;
-        std::uint64_t number = 0;
-        std::uint64_t met = 0;  ///< number of the meeting in which all ranks say what they have started
+        std::uint64_t met = 0;   ///< number of the meeting in which all ranks say what they have started
+        std::uint64_t last = 0;  ///< of the group that it left with, which has the events of that one
         cuda::Event begin, end;
         Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
     };
@@ -244,40 +272,55 @@ private:
 
     Started& at(std::uint64_t n) noexcept { return started_[n % slots]; }
 
-    std::uint64_t begin(const Call& call) {
-        Started& started = at(next_);
-        Call met = call;
-        met.elsewhere = true;
-        started.call = call;
-        started.number = next_;
-        started.begun_at = {};
-        started.met = control_->start(met);
+    /// What was started and is not on the stream yet goes there, as one launch. Not after a failure: it stays where it is.
+    void issue() noexcept {
+        if (issued_ == next_ || world().failed()) return;
+        const std::uint64_t first = issued_, last = next_ - 1;
+        Started& group = at(last);
+        group.begun_at = {};
+        try {
+            for (std::uint64_t n = first; n < next_; ++n) {
+                Started& started = at(n);
+                started.last = last;
+                started.call.followers = (last - n) & 0x7f;
+                Call met = started.call;
+                met.elsewhere = true;
+                started.met = control_->start(met);
+            }
+        } catch (const std::exception& error) {
+            if (!world().failed()) fail_device(name_of(first), error.what());
+            return;
+        }
+        issued_ = next_;
         try {
             cuda::order(compute_stream(), channel_.stream(), ready_);
-            cuda::check(cudaEventRecord(started.begin.get(), channel_.stream()), "cudaEventRecord");
+            cuda::check(cudaEventRecord(group.begin.get(), channel_.stream()), "cudaEventRecord");
+            for (std::uint64_t n = first; n <= last; ++n) channel_.add(at(n).call, static_cast<std::size_t>(n % slots));
             // NCCL may have to wait for the others, to connect with them.
-            channel_.launch(call, static_cast<std::size_t>(next_ % slots), [this, &started, deadline = Clock::now() + timeout()] {
+            channel_.launch([this, first, deadline = Clock::now() + timeout()] {
                 look_after_ranks();
-                if (Clock::now() >= deadline) world().fail(timed_out(started));
+                if (Clock::now() >= deadline) world().fail(timed_out(first));
                 return !world().failed();
             });
-            cuda::check(cudaEventRecord(started.end.get(), channel_.stream()), "cudaEventRecord");
-        } catch (const Error& error) {
-            fail_device(collective::name_of(call, next_), error.what());
+            cuda::check(cudaEventRecord(group.end.get(), channel_.stream()), "cudaEventRecord");
+        } catch (const std::exception& error) {
+            const std::uint64_t culprit = first + channel_.culprit();
+            fail_device(name_of(culprit <= last ? culprit : first), error.what());
         }
         watch_->wake();
-        return next_++;
     }
+
+    std::string name_of(std::uint64_t n) { return collective::name_of(at(n).call, n); }
 
     /// What is over is over in the order of its start: it is one stream. What came before a failure counts, as long as nothing
     /// was aborted, and NCCL has nothing to say against it.
     void advance() noexcept {
         try {
-            for (; first_ < next_ && channel_.communicator().get() != nullptr; ++first_) {
-                Started& oldest = at(first_);
-                if (!cuda::is_over(oldest.end)) break;
+            for (; first_ < issued_ && channel_.communicator().get() != nullptr; ++first_) {
+                const Started& oldest = at(first_);
+                if (!cuda::is_over(at(oldest.last).end)) break;
                 if (const std::string problem = channel_.communicator().problem(); !problem.empty())
-                    return fail_device(collective::name_of(oldest.call, first_), problem);
+                    return fail_device(name_of(first_), problem);
                 if (!control_->test(oldest.met)) break;
             }
         } catch (const Error& error) {
@@ -291,22 +334,23 @@ private:
             std::unique_lock lock(mutex_, std::try_to_lock);
             if (!lock) return control_->progress();
             advance();
-            if (first_ != next_) look_after(at(first_));
+            if (first_ != issued_) look_after_oldest();
             if (world().failed()) abort();
         }
         if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->fail(world().failure());
     }
 
     /// What a host that does not wait would not notice.
-    void look_after(Started& oldest) noexcept {
+    void look_after_oldest() noexcept {
         look_after_ranks();
         if (world().failed()) return;
         if (const std::string problem = channel_.communicator().problem(); !problem.empty())
-            return fail_device(collective::name_of(oldest.call, first_), problem);
-        if (cuda::answer(cudaEventQuery(oldest.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
+            return fail_device(name_of(first_), problem);
+        Started& group = at(at(first_).last);
+        if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
         const auto now = Clock::now();
-        if (oldest.begun_at == Clock::time_point{}) oldest.begun_at = now;
-        if (now - oldest.begun_at >= timeout()) world().fail(timed_out(oldest));
+        if (group.begun_at == Clock::time_point{}) group.begun_at = now;
+        if (now - group.begun_at >= timeout()) world().fail(timed_out(first_));
     }
 
     void look_after_ranks() noexcept {
@@ -317,9 +361,8 @@ private:
         control_->look_for_missing();
     }
 
-    collective::Failure timed_out(const Started& started) const {
-        return collective::timed_out(collective::name_of(started.call, started.number), control_->missing(started.met),
-                                     world_rank(rank()), timeout());
+    collective::Failure timed_out(std::uint64_t n) {
+        return collective::timed_out(name_of(n), control_->missing(at(n).met), world_rank(rank()), timeout());
     }
 
     void fail_device(const std::string& what, const std::string& why) noexcept {
@@ -387,9 +430,26 @@ private:
     cuda::Event ready_;
     std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo slots
     std::uint64_t first_ = 0;       ///< all below are complete
+    std::uint64_t issued_ = 0;      ///< all below are on the stream
     std::uint64_t next_ = 0;
+    int open_groups_ = 0;
     Clock::time_point next_look_{};
     std::atomic<bool> told_{false};  ///< the others know of the failure
+};
+
+/// While it lives, what is started on the engine waits; it leaves as one group when the object goes. A failure then is one of the
+/// collectives, as that of any other start is.
+class [[nodiscard]] NcclGroup {
+public:
+    explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
+    NcclGroup(NcclGroup&&) noexcept = default;
+    NcclGroup& operator=(NcclGroup&&) = delete;
+    ~NcclGroup() {
+        if (engine_) engine_->close_group();
+    }
+
+private:
+    std::shared_ptr<NcclEngine> engine_;
 };
 
 }  // namespace gradsync::inline v0::detail

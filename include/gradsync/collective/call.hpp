@@ -33,13 +33,15 @@ struct Call {
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;
-    bool elsewhere = false;  ///< the ranks only meet here; the work is done elsewhere
+    bool elsewhere : 1 = false;      ///< the ranks only meet here; the work is done elsewhere
+    std::uint8_t followers : 7 = 0;  ///< collectives after it that leave with it, as one group
 };
 
 /// "all_reduce(sum, f32, 1000 elements)"
 inline std::string describe(const Call& call) {
     std::string text(name_of(call.operation));
-    if (call.operation == Operation::barrier) return text + "()";
+    const std::string group = call.followers == 0 ? "" : " in a group with the next " + std::to_string(call.followers);
+    if (call.operation == Operation::barrier) return text + "()" + group;
     text += '(';
     if (call.operation <= Operation::reduce_scatter) (text += name_of(call.op)) += ", ";
     text += name_of(call.dtype);
@@ -54,7 +56,7 @@ inline std::string describe(const Call& call) {
     const bool rooted = call.operation == Operation::reduce || call.operation == Operation::broadcast ||
                         call.operation == Operation::gather || call.operation == Operation::scatter;
     if (rooted) text += ", root " + std::to_string(call.root);
-    return text + ')';
+    return text + ')' + group;
 }
 
 constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
@@ -105,7 +107,7 @@ inline int first_misfit(std::span<const Call> calls) noexcept {
     const int size = static_cast<int>(calls.size());
     for (int r = 1; r < size; ++r) {
         const Call& call = calls[static_cast<std::size_t>(r)];
-        if (call.operation != first.operation) return r;
+        if (call.operation != first.operation || call.followers != first.followers) return r;
         if (first.operation == Operation::barrier) continue;
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
     }

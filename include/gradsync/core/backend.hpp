@@ -49,6 +49,7 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// a time, of all that have one origin.
 /// Optional: `wants_progress_thread()` says that collectives advance only inside calls although nobody's core is needed for them, and that
 /// any thread may call; a policy that overlaps polls from a thread then.
+/// Optional: collectives that leave as one (`GroupingBackend`, below).
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
 template <class B>
@@ -79,6 +80,16 @@ concept Backend = std::copy_constructible<B> && requires(B& backend, const B& ha
     { backend.duplicate() } -> std::same_as<B>;
     { backend.allocate(bytes).data() } -> std::same_as<void*>;
     { handle.describe() } -> std::convertible_to<std::string>;
+};
+
+/// A backend that is asked less of where several small collectives leave as one. What is started while the object that `group()`
+/// returns lives leaves together when it goes, in the same order; until then `test()` says no, and a wait lets it leave early. All
+/// ranks form the same groups, of collectives that need nothing of one another. A Reducer's buckets leave together where they
+/// follow one another in the plan and together have no more than `group_bytes()` bytes, the same number on all ranks.
+template <class B>
+concept GroupingBackend = Backend<B> && requires(B& backend, const B& handle) {
+    backend.group();
+    { handle.group_bytes() } -> std::convertible_to<std::size_t>;
 };
 
 }  // namespace gradsync::inline v0

@@ -14,6 +14,7 @@
 #include "contribution.hpp"
 #include "flight.hpp"
 #include "gradient_buckets.hpp"
+#include "launch_groups.hpp"
 #include "options.hpp"
 #include "passes.hpp"
 #include "readiness.hpp"
@@ -45,6 +46,7 @@ public:
     void adopt_plan() {
         const BucketPlan& plan = gradients_.plan();
         flight_.resize(plan.size());
+        groups_.adopt(backend_, gradients_);
         if (watch_.observer() == nullptr) return;
         std::vector<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
@@ -71,15 +73,18 @@ public:
     void launch_full_buckets(bool in_hook) {
         std::lock_guard lock(launching_);
         std::size_t b = flight_.started();
-        if (b == flight_.size() || !readiness_.full(b)) return;
+        if (b == flight_.size() || !groups_.full(b, readiness_)) return;
         const bool travels = !alone();
         const Time first = watch_.now();
         Time last = first;
-        for (; b < flight_.size() && readiness_.full(b); ++b) {
+        typename LaunchGroups<B>::Launch group(groups_, backend_);
+        for (; b < flight_.size() && groups_.full(b, readiness_); ++b) {
             const Time begin = last;
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, begin);
+                group.enter(b);
                 auto work = start(b);
+                group.leave(b);
                 last = watch_.now();
                 launch.end(last);
                 watch_.depart(Activity::collective, b, begin);
@@ -184,6 +189,7 @@ private:
     GradientBuckets<B, Buckets>& gradients_;
     const Readiness& readiness_;
     Exchange exchange_;
+    LaunchGroups<B> groups_;
     Watch<B> watch_;
     Flight<typename Exchange::template WorkType<B>> flight_;
     double weight_ = 1;

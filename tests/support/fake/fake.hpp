@@ -29,6 +29,12 @@ void be_slow(int looks);
 /// The communicator of rank `rank` of the newest world that has as many ranks fails asynchronously.
 void fail_asynchronously(int size, int rank, ncclResult_t code);
 
+/// The next call of this function of NCCL's fails so; once.
+void refuse_next(const std::string& function, ncclResult_t code);
+
+/// What NCCL has put on streams so far: a group is one launch, of several collectives.
+int launches();
+
 /// From now on the next call of the runtime with this name fails so; once.
 void fail_next(const std::string& call, cudaError_t code);
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,11 @@ struct Part {
     int root;
     std::vector<std::byte> sent = {};  ///< the elements as they travel: no rank reads another's memory
     double factor = 1;                 ///< the scalar
+    std::size_t group = 1, place = 0;  ///< collectives of its group, and those before it
 
     bool fits(const Part& other) const {
-        return kind == other.kind && count == other.count && type == other.type && op == other.op && root == other.root;
+        return kind == other.kind && count == other.count && type == other.type && op == other.op && root == other.root &&
+               group == other.group && place == other.place;
     }
 };
 
@@ -59,7 +62,19 @@ struct World {
 std::mutex registry_mutex;
 auto& registry = *new std::map<std::uint64_t, std::shared_ptr<World>>;  // for as long as there are threads
 std::uint64_t next_id = 1;
-std::atomic<int> misuse_count{0}, slowness{0};
+std::atomic<int> misuse_count{0}, slowness{0}, launch_count{0};
+
+std::mutex refusals_mutex;
+std::map<std::string, ncclResult_t> refusals;
+
+ncclResult_t refusal(const char* function) {
+    const std::lock_guard lock(refusals_mutex);
+    const auto found = refusals.find(function);
+    if (found == refusals.end()) return ncclSuccess;
+    const ncclResult_t code = found->second;
+    refusals.erase(found);
+    return code;
+}
 
 }  // namespace
 
@@ -102,17 +117,26 @@ ncclResult_t begun(ncclComm* comm) {
     return comm->looks_left > 0 ? ncclInProgress : ncclSuccess;
 }
 
-using Task = std::function<void()>;
+/// Told how many collectives its group has, and how many are before it.
+using Task = std::function<void(std::size_t group, std::size_t place)>;
+struct Queued {
+    ncclComm* comm;
+    cudaStream_t stream;
+    bool is_collective;
+    Task task;
+};
 thread_local int group_depth = 0;
-thread_local std::vector<std::pair<cudaStream_t, Task>> grouped;
+thread_local std::vector<Queued> grouped;
+thread_local ncclResult_t group_failure = ncclSuccess;
 
-ncclResult_t issue(ncclComm* comm, cudaStream_t stream, Task task) {
+ncclResult_t issue(Queued call) {
     if (group_depth > 0) {
-        grouped.emplace_back(stream, std::move(task));
+        grouped.push_back(std::move(call));
         return ncclSuccess;
     }
-    gradsync_fake::enqueue(stream, std::move(task));
-    return begun(comm);
+    ++launch_count;
+    gradsync_fake::enqueue(call.stream, [task = std::move(call.task)] { task(1, 0); });
+    return begun(call.comm);
 }
 
 std::size_t width(ncclDataType_t type) {
@@ -219,15 +243,23 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
         if (!brings || out + done != part.in) std::memcpy(out + done, result.data() + done, bytes);
 }
 
-ncclResult_t collective(ncclComm_t handle, cudaStream_t stream, Part part) {
+ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t stream, Part part) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
+    if (const ncclResult_t code = refusal(function)) {
+        if (group_depth > 0) group_failure = code;
+        return code;
+    }
     part.scalar = nullptr;
     if (part.op >= ncclNumOps) {
         part.scalar = comm->scalars[static_cast<std::size_t>(part.op - ncclNumOps)].first;
         part.op = ncclNumOps;
     }
-    return issue(comm, stream, [comm, number = comm->next++, part] { meet(comm, number, part); });
+    return issue({comm, stream, true, [comm, number = comm->next++, part](std::size_t group, std::size_t place) mutable {
+                      part.group = group;
+                      part.place = place;
+                      meet(comm, number, part);
+                  }});
 }
 
 }  // namespace
@@ -235,6 +267,11 @@ ncclResult_t collective(ncclComm_t handle, cudaStream_t stream, Part part) {
 namespace gradsync_fake {
 
 int misuses() { return misuse_count; }
+int launches() { return launch_count; }
+void refuse_next(const std::string& function, ncclResult_t code) {
+    const std::lock_guard lock(refusals_mutex);
+    refusals[function] = code;
+}
 void be_slow(int looks) { slowness = looks; }
 
 void fail_asynchronously(int size, int rank, ncclResult_t code) {
@@ -335,34 +372,34 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return collective(comm, stream, {Kind::all_reduce, in, out, count, type, op, nullptr, 0});
+    return collective("ncclAllReduce", comm, stream, {Kind::all_reduce, in, out, count, type, op, nullptr, 0});
 }
 ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-    return collective(comm, stream, {Kind::reduce, in, out, count, type, op, nullptr, root});
+    return collective("ncclReduce", comm, stream, {Kind::reduce, in, out, count, type, op, nullptr, root});
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
-    return collective(comm, stream, {Kind::broadcast, in, out, count, type, ncclSum, nullptr, root});
+    return collective("ncclBroadcast", comm, stream, {Kind::broadcast, in, out, count, type, ncclSum, nullptr, root});
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return collective(comm, stream, {Kind::reduce_scatter, in, out, count, type, op, nullptr, 0});
+    return collective("ncclReduceScatter", comm, stream, {Kind::reduce_scatter, in, out, count, type, op, nullptr, 0});
 }
 ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-    return collective(comm, stream, {Kind::all_gather, in, out, count, type, ncclSum, nullptr, 0});
+    return collective("ncclAllGather", comm, stream, {Kind::all_gather, in, out, count, type, ncclSum, nullptr, 0});
 }
 ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, int to, ncclComm_t handle, cudaStream_t stream) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
-    return issue(comm, stream, [=] {
+    return issue({comm, stream, false, [=](std::size_t, std::size_t) {
         const std::lock_guard lock(comm->world->mutex);
         const auto* const from = static_cast<const std::byte*>(in);
         comm->world->mail[{comm->rank, to}].emplace_back(from, from + count * width(type));
         comm->world->changed.notify_all();
-    });
+    }});
 }
 ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int from, ncclComm_t handle, cudaStream_t stream) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
-    return issue(comm, stream, [=] {
+    return issue({comm, stream, false, [=](std::size_t, std::size_t) {
         std::unique_lock lock(comm->world->mutex);
         auto& mail = comm->world->mail[{from, comm->rank}];
         // One of another length hangs.
@@ -370,20 +407,29 @@ ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int fro
         if (comm->aborted) return;
         if (!mail.front().empty()) std::memcpy(out, mail.front().data(), mail.front().size());
         mail.pop_front();
-    });
+    }});
 }
 
 ncclResult_t ncclGroupStart() { return ++group_depth, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {
     if (--group_depth > 0) return ncclSuccess;
-    std::map<cudaStream_t, std::vector<Task>> batches;
-    for (auto& [stream, task] : grouped) batches[stream].push_back(std::move(task));
-    grouped.clear();
-    for (auto& [stream, tasks] : batches)
-        gradsync_fake::enqueue(stream, [batch = std::move(tasks)] {
-            for (const Task& task : batch) task();
+    const std::vector<Queued> calls = std::exchange(grouped, {});
+    if (const ncclResult_t failure = std::exchange(group_failure, ncclSuccess)) return failure;  // and nothing of it is done
+    if (const ncclResult_t code = refusal("ncclGroupEnd")) return code;
+    std::map<std::pair<ncclComm*, cudaStream_t>, std::vector<Queued>> batches;
+    for (const Queued& call : calls) batches[{call.comm, call.stream}].push_back(call);
+    ncclResult_t code = ncclSuccess;
+    for (auto& [key, batch] : batches) {
+        ++launch_count;
+        gradsync_fake::enqueue(key.second, [batch] {
+            const auto is_collective = [](const Queued& call) { return call.is_collective; };
+            const auto group = static_cast<std::size_t>(std::count_if(batch.begin(), batch.end(), is_collective));
+            std::size_t place = 0;
+            for (const Queued& call : batch) call.task(group, call.is_collective ? place++ : place);
         });
-    return ncclSuccess;
+        if (begun(key.first) == ncclInProgress) code = ncclInProgress;
+    }
+    return code;
 }
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t, ncclScalarResidence_t residence, ncclComm_t handle) {

@@ -4,6 +4,7 @@
 #include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/bucket/flat.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
@@ -11,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "support/device_training.hpp"
@@ -98,5 +100,90 @@ TEST_CASE("Reducer on devices: a step keeps no host waiting for the device") {
                 findings.check(cudaStreamQuery(stream.get()) == cudaErrorNotReady, "the step was over before the backward");
             }
             findings.check(gradsync_test::read(comm, a.view())[999] == 0.5f && gradsync_test::read(comm, b.view())[1999] == 1.0f, "a wrong mean");
+        });
+}
+
+namespace {
+
+/// Two steps of a Reducer of ten parameters of 4 to 40 bytes, marked in an order of this rank's own; the gradients, and the launches of
+/// NCCL's that the second step took on all ranks together.
+template <class Buckets, class Overlap>
+std::pair<std::vector<float>, int> steps(int size, std::size_t group_bytes, Buckets buckets) {
+    gradsync_test::Findings findings;
+    std::vector<float> result;
+    int launches = 0;
+    gradsync_test::run_rank_threads(
+        size, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .group_bytes = group_bytes}); },
+        [&](NcclBackend comm) {
+            std::vector<gradsync_test::Numbers<NcclBackend>> gradients;
+            for (std::size_t i = 0; i < 10; ++i) gradients.emplace_back(i + 1, 0.0f);
+            std::vector<ParameterView> views;
+            for (auto& g : gradients) views.push_back({.name = "p" + std::to_string(views.size()), .gradient = g.view()});
+            Reducer<NcclBackend, Buckets, Overlap> sync(comm, views, {}, buckets);
+            int before = 0;
+            for (int step = 0; step < 2; ++step) {
+                comm.host().barrier().wait();
+                if (comm.rank() == 0) before = gradsync_fake::launches();
+                comm.host().barrier().wait();
+                for (std::size_t k = 0; k < gradients.size(); ++k) {
+                    const std::size_t i = (gradients.size() - 1 - k + static_cast<std::size_t>(comm.rank()) * 3) % gradients.size();
+                    gradsync_test::write(comm, gradients[i].view(), std::vector<float>(i + 1, static_cast<float>(comm.rank() + step) + 0.1f * static_cast<float>(i)));
+                    sync.mark_ready(i);
+                }
+                sync.finish();
+                sync.flush();
+                constexpr std::size_t of_a_bucket = std::is_same_v<Overlap, OverlapForward> ? 2 : 1;
+                findings.check(sync.statistics().last.collectives == sync.plan().size() * of_a_bucket, "a bucket in a group is no collective");
+                cudaStreamSynchronize(comm.stream());
+                comm.host().barrier().wait();
+            }
+            if (comm.rank() != 0) return;
+            launches = gradsync_fake::launches() - before;
+            for (auto& g : gradients)
+                for (const float value : gradsync_test::read(comm, g.view())) result.push_back(value);
+        });
+    CHECK(gradsync_fake::misuses() == 0);
+    return {result, launches};
+}
+
+}  // namespace
+
+TEST_CASE("Reducer on devices: small buckets that follow one another leave as one launch, on all ranks alike") {
+    for (const int size : {2, 3}) {
+        const auto [expected, apart] = steps<PerParameter, OverlapBackward>(size, 0, PerParameter());
+        CHECK(apart == size * 10 * 2);  // a mean is two: the weights, the elements
+        // Bytes of the buckets in the order of launch: 40 36 32 28 24 20 16 12 8 4.
+        for (const auto& [bytes, groups] : {std::pair<std::size_t, int>(76, 4), {60, 5}, {220, 1}, {4, 10}, {1 << 20, 1}}) {
+            CAPTURE(bytes);
+            const auto [result, together] = steps<PerParameter, OverlapBackward>(size, bytes, PerParameter());
+            CHECK(result == expected);
+            CHECK(together == size * groups * 2);
+            CHECK(steps<PerParameter, NoOverlap>(size, bytes, PerParameter()) == std::pair(result, together));
+        }
+        CHECK(steps<PerParameter, OverlapForward>(size, 76, PerParameter()).first == expected);
+        CHECK(steps<Caps, OverlapBackward>(size, 100, Caps(60, 40)).first == expected);
+    }
+}
+
+TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks, and is named") {
+    gradsync_test::Findings findings;
+    gradsync_test::run_rank_threads(
+        2, [](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); },
+        [&](NcclBackend comm) {
+            gradsync_test::Numbers<NcclBackend> a(1000, 1), b(2000, 2);
+            std::vector<ParameterView> views{{.name = "a", .gradient = a.view()}, {.name = "b", .gradient = b.view()}};
+            Reducer<NcclBackend, PerParameter, OverlapBackward> sync(comm, views);
+            sync.mark_ready(1);
+            comm.host().barrier().wait();
+            if (comm.rank() == 0) gradsync_fake::refuse_next("ncclGroupEnd", ncclInvalidUsage);
+            comm.host().barrier().wait();
+            const auto error = gradsync_test::error_of([&] {
+                sync.mark_ready(0);
+                sync.finish();
+                cudaStreamSynchronize(comm.stream());
+                comm.barrier().wait();  // where the other rank's failure was not known yet
+            });
+            findings.check(error && error->errc() == Errc::device_failed, error ? error->what() : "nothing was thrown");
+            findings.check(error && gradsync_test::mentions(*error, "all_reduce(mean, f32, 2000 elements) in a group with the next 1"), error ? error->what() : "");
         });
 }

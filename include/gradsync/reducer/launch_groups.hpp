@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "readiness.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// Which buckets leave together: with most backends each on its own.
+template <Backend B>
+class LaunchGroups {
+public:
+    template <class Buckets>
+    void adopt(const B&, const Buckets&) noexcept {}
+
+    /// Are bucket b, and those after it that leave with it, full?
+    bool full(std::size_t b, const Readiness& readiness) const noexcept { return readiness.full(b); }
+
+    /// Launches, one bucket after another.
+    struct Launch {
+        Launch(const LaunchGroups&, B&) noexcept {}
+        void enter(std::size_t) noexcept {}  ///< bucket b is next
+        void leave(std::size_t) noexcept {}  ///< it was started
+    };
+};
+
+/// Small ones that follow one another. It follows from the plan alone, not from what became ready when, as all ranks have to form
+/// the same groups: a bucket waits for the others of its group.
+template <GroupingBackend B>
+class LaunchGroups<B> {
+public:
+    /// There is a plan. Where buckets share memory that is given back as they leave, none waits for another.
+    template <class Buckets>
+    void adopt(const B& backend, const Buckets& buckets) {
+        ends_.assign(buckets.plan().size(), 0);
+        std::size_t first = 0, bytes = 0;
+        for (std::size_t b = 0; b < ends_.size(); ++b) {
+            bytes += buckets.bucket(b).bytes();
+            if (buckets.pooled() || bytes > backend.group_bytes()) {
+                first = b;
+                bytes = buckets.bucket(b).bytes();
+            }
+            for (std::size_t i = first; i <= b; ++i) ends_[i] = b + 1;
+        }
+    }
+
+    bool full(std::size_t b, const Readiness& readiness) const noexcept {
+        const std::size_t end = ends_[b];
+        while (b < end && readiness.full(b)) ++b;
+        return b == end;
+    }
+
+    class Launch {
+    public:
+        Launch(const LaunchGroups& groups, B& backend) noexcept : ends_(groups.ends_), backend_(backend) {}
+        void enter(std::size_t b) {
+            if (!group_ && ends_[b] != b + 1) group_.emplace(backend_.group());
+        }
+        void leave(std::size_t b) noexcept {
+            if (ends_[b] == b + 1) group_.reset();
+        }
+
+    private:
+        const std::vector<std::size_t>& ends_;
+        B& backend_;
+        std::optional<decltype(backend_.group())> group_;
+    };
+
+private:
+    std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
+};
+
+}  // namespace gradsync::inline v0::detail
