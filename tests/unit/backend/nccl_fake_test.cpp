@@ -412,9 +412,9 @@ TEST_CASE("NcclBackend: what NCCL refuses in a group is named, and ends it on al
             comm.barrier().wait();
             comm.host().barrier().wait();
             if (comm.rank() == 0) gradsync_fake::refuse_next(function, ncclInvalidArgument);
-            comm.host().barrier().wait();
             std::vector<NcclBackend::WorkType> works;
             const auto error = error_of([&] {
+                comm.host().barrier().wait();  // may hear of it already
                 {
                     const auto group = comm.group();
                     works.push_back(comm.all_reduce(view_of(a, 10), ReduceOp::sum));

@@ -176,8 +176,8 @@ TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks,
             sync.mark_ready(1);
             comm.host().barrier().wait();
             if (comm.rank() == 0) gradsync_fake::refuse_next("ncclGroupEnd", ncclInvalidUsage);
-            comm.host().barrier().wait();
             const auto error = gradsync_test::error_of([&] {
+                comm.host().barrier().wait();  // may hear of it already
                 sync.mark_ready(0);
                 sync.finish();
                 cudaStreamSynchronize(comm.stream());
