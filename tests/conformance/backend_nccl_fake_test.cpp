@@ -11,7 +11,7 @@
 namespace {
 
 /// `looks`: for how many looks each call of NCCL's is in progress.
-template <int looks, bool registered = false>
+template <int looks, gradsync::NcclMemory memory = gradsync::NcclMemory::plain>
 struct FakeDevices {
     using Backend = gradsync::NcclBackend;
     using Memory = gradsync_test::DeviceMemory;
@@ -24,7 +24,7 @@ struct FakeDevices {
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         gradsync_fake::be_slow(looks);
         gradsync_test::run_rank_threads(
-            size, [&](auto& rendezvous) { return gradsync::NcclBackend(rendezvous, {.timeout = limit, .registered = registered}); }, f);
+            size, [&](auto& rendezvous) { return gradsync::NcclBackend(rendezvous, {.timeout = limit, .memory = memory}); }, f);
         CHECK(gradsync_fake::misuses() == 0);
     }
 };
@@ -33,5 +33,5 @@ struct FakeDevices {
 
 TEST_CASE("NcclBackend over a fake: results") { gradsync_test::check_results<FakeDevices<0>>(); }
 TEST_CASE("NcclBackend over a fake: collectives in flight") { gradsync_test::check_in_flight<FakeDevices<3>>(); }
-TEST_CASE("NcclBackend over a fake: groups") { gradsync_test::check_groups<FakeDevices<2, true>>(); }
+TEST_CASE("NcclBackend over a fake: groups") { gradsync_test::check_groups<FakeDevices<2, gradsync::NcclMemory::windows>>(); }
 TEST_CASE("NcclBackend over a fake: failures") { gradsync_test::check_failures<FakeDevices<1>>(); }

@@ -15,6 +15,7 @@
 #include "device_passes.hpp"
 #include "engine_collectives.hpp"
 #include "nccl_engine.hpp"
+#include "nccl_memory.hpp"
 #include "tcp.hpp"
 #include "tcp_engine.hpp"
 
@@ -26,7 +27,7 @@ struct NcclOptions {
     cudaStream_t stream = nullptr;  ///< on which buffers are written and read; `set_stream` changes it
     int device = -1;                ///< -1: the calling thread's
     int most_ctas = 0;              ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
-    bool registered = false;        ///< memory from `allocate` is NCCL's own, and registered; on all ranks or none
+    NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; the same on all ranks. `describe()` says what it is, if less, and why
     std::size_t group_bytes = std::size_t{1} << 20;  ///< buckets of a Reducer that follow one another and together have no more
                                                      ///< bytes leave as one launch; 0: each on its own; the same on all ranks
 };
@@ -88,10 +89,9 @@ public:
     int size() const noexcept { return engine_->size(); }
 
     std::string describe() const {
-        int version = 0;
-        ncclGetVersion(&version);
-        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " + std::to_string(version / 10000) +
-               "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
+        const std::string memory = engine_->describe_memory();
+        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " +
+               detail::nccl_version_text(detail::nccl_version()) + (memory.empty() ? "" : ", " + memory);
     }
 
     /// The stream whose work comes before that of a collective that is started from now on.
@@ -136,7 +136,9 @@ private:
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
-        const detail::NcclEngine::Settings settings{options.stream, options.most_ctas, options.registered, options.group_bytes};
+        detail::NcclEngine::Settings settings{
+            .compute = options.stream, .most_ctas = options.most_ctas, .memory = options.memory, .group_bytes = options.group_bytes};
+        detail::NcclEngine::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
         if (adopted != nullptr)
             return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);

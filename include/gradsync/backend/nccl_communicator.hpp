@@ -95,14 +95,20 @@ public:
 
     ncclComm_t get() const noexcept { return comm_; }
 
-    /// Returns when a call that gave `code` is under way. Throws Error(device_failed) where it failed, or is not wanted any more.
+    /// Returns when a call that gave `code` is under way, and how it went. Throws Error(device_failed) where it is not wanted any more.
     template <class Wanted>
-    void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
+    ncclResult_t outcome(ncclResult_t code, const char* call, Wanted&& wanted) {
         while (code == ncclInProgress) {
             if (!wanted()) throw Error(Errc::device_failed, std::string(call) + " was given up", {.operation = call});
             std::this_thread::yield();
             if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) code = ncclInternalError;
         }
+        return code;
+    }
+    /// The same; throws where it failed, too.
+    template <class Wanted>
+    void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
+        code = outcome(code, call, wanted);
         if (code != ncclSuccess) throw_nccl_error(code, call, comm_);
     }
 

@@ -17,11 +17,13 @@
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 #include "../cuda/runtime.hpp"
 #include "../message_passing/message_engine.hpp"
 #include "device_watch.hpp"
 #include "nccl_channel.hpp"
 #include "nccl_communicator.hpp"
+#include "nccl_memory.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -40,10 +42,11 @@ public:
     static constexpr std::size_t slots = 128;
 
     struct Settings {
-        cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
-        int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
-        bool registered = false;         ///< memory from `allocate` is registered with NCCL
-        std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
+        cudaStream_t compute = nullptr;         ///< the stream that buffers are written and read on
+        int most_ctas = 0;                      ///< of a kernel of NCCL's; 0: as it likes
+        NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; may be less than was wished for
+        std::string why = {};                   ///< it is less
+        std::size_t group_bytes = 0;            ///< of a Reducer's buckets that leave together at most
     };
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
@@ -69,6 +72,33 @@ public:
             std::this_thread::sleep_for(std::chrono::microseconds(50));
         const std::lock_guard lock(mutex_);
         if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
+    }
+
+    /// Throws Error(parameter_mismatch), the same on all ranks, where they do not wish for the same. What the memory is then is what all
+    /// of them can have. Collective.
+    static void agree(MessageEngine& control, Settings& settings) {
+        struct Wish {
+            std::uint64_t group_bytes;
+            std::int32_t memory, version;  ///< that is compiled for, and found
+        };
+        const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory),
+                                               gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE)});
+        const auto text = [](const Wish& wish) {
+            return "memory " + std::to_string(wish.memory) + " and group_bytes " + std::to_string(wish.group_bytes);
+        };
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes) {
+                const int culprit = control.world_rank(static_cast<int>(r));
+                throw Error(Errc::parameter_mismatch,
+                            "the NcclOptions differ: rank " + std::to_string(control.world_rank(0)) + " has " + text(all[0]) +
+                                ", rank " + std::to_string(culprit) + " has " + text(all[r]) + "; they must be the same on all ranks",
+                            {.operation = "NcclBackend", .rank = control.world_rank(control.rank()), .peer = culprit});
+            }
+            if (best_nccl_memory(all[r].version) >= settings.memory) continue;
+            settings.memory = best_nccl_memory(all[r].version);
+            settings.why = "rank " + std::to_string(control.world_rank(static_cast<int>(r))) + " has, or was compiled for, NCCL " +
+                           nccl_version_text(all[r].version);
+        }
     }
 
     /// One for the ranks of `control`, of whom all call this.
@@ -254,9 +284,17 @@ public:
     collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-        if (settings_.registered) return allocate_registered(bytes);
+        if (settings_.memory != NcclMemory::plain) return allocate_registered(bytes);
 #endif
         return collective::Memory::of(cuda::DeviceMemory(bytes));
+    }
+    /// "buckets in symmetric windows", or what else they are in, and why; "" where they are in plain memory, as was wished for.
+    std::string describe_memory() {
+        const std::lock_guard lock(mutex_);
+        constexpr const char* kinds[] = {"plain memory", "registered memory", "symmetric windows"};
+        if (settings_.memory == NcclMemory::plain && settings_.why.empty()) return "";
+        const std::string kind = kinds[static_cast<std::size_t>(settings_.memory)];
+        return "buckets in " + kind + (settings_.why.empty() ? "" : ", as " + settings_.why);
     }
 
 private:
@@ -396,33 +434,67 @@ private:
     }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-    /// Memory in which NCCL works without copies of its own, where the links between devices allow.
     collective::Memory allocate_registered(std::size_t bytes) {
-        void* data = nullptr;
-        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess)
-            throw_nccl_error(code, "ncclMemAlloc", nullptr);
-        auto memory = std::shared_ptr<void>(data, [](void* address) { ncclMemFree(address); });
-        cuda::check(cudaMemset(data, 0, bytes), "cudaMemset");
-        cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-        void* handle = nullptr;
-        {
-            std::lock_guard lock(mutex_);
-            if (world().failed()) return collective::Memory(memory);
-            channel_.communicator().settle(ncclCommRegister(channel_.communicator().get(), data, bytes, &handle),
-                                           "ncclCommRegister", [this] { return !world().failed(); });
+        auto memory = std::make_shared<RegisteredMemory>(bytes);
+        const auto deadline = Clock::now() + timeout();
+        const auto wanted = [this, deadline] {
+            look_after_ranks();
+            return !world().failed() && Clock::now() < deadline;
+        };
+        NcclCommunicator& comm = channel_.communicator();
+        try {
+            if (settings_.memory == NcclMemory::windows) {
+                bool opened = false;
+                {
+                    const std::lock_guard lock(mutex_);
+                    if (!world().failed()) opened = memory->open_window(comm, wanted);
+                }
+                bool all = true;
+                for (const std::uint8_t other : control_->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
+                if (!all) {
+                    const std::lock_guard lock(mutex_);
+                    memory->forget(comm, wanted);
+                    settings_.memory = NcclMemory::registered;
+                    settings_.why = "NCCL has no window for them here; NCCL_DEBUG=INFO tells why";
+                }
+            }
+            const std::lock_guard lock(mutex_);
+            if (settings_.memory == NcclMemory::registered && !world().failed()) memory->enlist(comm, wanted);
+        } catch (const Error& error) {
+            {
+                const std::lock_guard lock(mutex_);
+                if (!world().failed()) fail_device("allocate(" + std::to_string(bytes) + " bytes)", error.what());
+            }
+            control_->fail(world().failure());  // the others hear of it
+            become_quiet();                     // NCCL may still be at it
+            const collective::Failure failure = world().failure();
+            const int self = world_rank(rank());
+            throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
+                        {.operation = "allocate", .rank = self, .peer = failure.culprit});
         }
-        return collective::Memory(std::shared_ptr<void>(data, [memory, handle, engine = weak_from_this()](void*) {
-            const auto alive = engine.lock();
-            if (!alive) return;  // registrations go with the communicator
-            std::lock_guard lock(alive->mutex_);
-            if (!alive->world().failed()) ncclCommDeregister(alive->channel_.communicator().get(), handle);
+        void* const data = memory->data();
+        return collective::Memory(std::shared_ptr<void>(data, [memory, engine = weak_from_this()](void*) {
+            if (const auto alive = engine.lock()) alive->forget(*memory);  // else it was forgotten with the communicator
         }));
+    }
+
+    void forget(RegisteredMemory& memory) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (world().failed()) return;
+        try {
+            memory.forget(channel_.communicator(), [this, deadline = Clock::now() + timeout()] {
+                look_after_ranks();
+                return !world().failed() && Clock::now() < deadline;
+            });
+        } catch (const std::exception& error) {
+            fail_device("memory", error.what());
+        }
     }
 #endif
 
     const std::shared_ptr<MessageEngine> control_;
     const std::shared_ptr<DeviceWatch> watch_;
-    const Settings settings_;
+    Settings settings_;
     std::atomic<cudaStream_t> compute_;
 
     std::mutex mutex_;

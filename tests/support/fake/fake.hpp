@@ -32,6 +32,12 @@ void fail_asynchronously(int size, int rank, ncclResult_t code);
 /// The next call of this function of NCCL's fails so; once.
 void refuse_next(const std::string& function, ncclResult_t code);
 
+/// From now on NCCL says that it is this version, and gives windows, or none.
+void pretend(int version, bool windows);
+
+/// Windows of communicators that are open.
+int windows();
+
 /// What NCCL has put on streams so far: a group is one launch, of several collectives.
 int launches();
 

@@ -57,12 +57,14 @@ struct World {
     std::map<std::uint64_t, std::shared_ptr<Meeting>> meetings;
     std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
     std::vector<ncclComm*> comms;
+    std::map<std::size_t, std::vector<std::size_t>> windows;  ///< by the number of the call: the bytes that ranks have said
 };
 
 std::mutex registry_mutex;
 auto& registry = *new std::map<std::uint64_t, std::shared_ptr<World>>;  // for as long as there are threads
 std::uint64_t next_id = 1;
-std::atomic<int> misuse_count{0}, slowness{0}, launch_count{0};
+std::atomic<int> misuse_count{0}, slowness{0}, launch_count{0}, version{NCCL_VERSION_CODE}, window_count{0};
+std::atomic<bool> has_windows{true};
 
 std::mutex refusals_mutex;
 std::map<std::string, ncclResult_t> refusals;
@@ -86,6 +88,8 @@ struct ncclComm {
     std::atomic<int> looks_left{0};
     std::atomic<int> error{ncclSuccess};
     std::vector<std::pair<const void*, bool>> scalars;  // and whether on the device
+    std::size_t window_calls = 0;
+    ncclWindow_t* window = nullptr;  ///< to be written when all ranks have called
 };
 
 namespace {
@@ -267,6 +271,11 @@ ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t st
 namespace gradsync_fake {
 
 int misuses() { return misuse_count; }
+int windows() { return window_count; }
+void pretend(int version_, bool windows) {
+    version = version_;
+    has_windows = windows;
+}
 int launches() { return launch_count; }
 void refuse_next(const std::string& function, ncclResult_t code) {
     const std::lock_guard lock(refusals_mutex);
@@ -288,7 +297,7 @@ void fail_asynchronously(int size, int rank, ncclResult_t code) {
 
 extern "C" {
 
-ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
+ncclResult_t ncclGetVersion(int* found) { return *found = version, ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t code) { return code == ncclSuccess ? "no error" : code == ncclRemoteError ? "remote process exited or there was a network error" : "a fake error"; }
 const char* ncclGetLastError(ncclComm_t) { return ""; }
 
@@ -334,6 +343,18 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* code) {
     {
         const std::lock_guard lock(comm->world->mutex);
         joined = comm->world->joined == comm->world->size;
+        if (comm->window != nullptr) {
+            const auto& bytes = comm->world->windows[comm->window_calls];
+            joined = joined && bytes.size() == static_cast<std::size_t>(comm->world->size);
+            if (joined && comm->looks_left <= 1) {
+                if (std::count(bytes.begin(), bytes.end(), bytes.front()) != comm->world->size) ++misuse_count;
+                if (has_windows) {
+                    *comm->window = reinterpret_cast<ncclWindow_t>(comm->window);
+                    ++window_count;
+                }
+                comm->window = nullptr;
+            }
+        }
     }
     if (comm->looks_left > 0) --comm->looks_left;
     *code = comm->error != ncclSuccess ? static_cast<ncclResult_t>(comm->error.load()) : !joined || comm->looks_left > 0 ? ncclInProgress : ncclSuccess;
@@ -451,6 +472,24 @@ ncclResult_t ncclCommRegister(ncclComm_t comm, void* data, std::size_t, void** h
 ncclResult_t ncclCommDeregister(ncclComm_t comm, void*) {
     if (used(comm) == nullptr) return ncclInvalidArgument;
     return --census().communicators, ncclSuccess;
+}
+/// Collective: in progress until all ranks have called; only then is the window there, if there is to be one.
+ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void*, std::size_t bytes, ncclWindow_t* window, int flags) {
+    ncclComm* const comm = used(handle);
+    if (comm == nullptr) return ncclInvalidArgument;
+    if (flags != NCCL_WIN_COLL_SYMMETRIC || version < NCCL_VERSION(2, 27, 3)) ++misuse_count;
+    if (const ncclResult_t code = refusal("ncclCommWindowRegister")) return code;
+    const std::lock_guard lock(comm->world->mutex);
+    comm->world->windows[++comm->window_calls].push_back(bytes);
+    comm->window = window;
+    (void)begun(comm);
+    return ncclInProgress;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t) {
+    ncclComm* const comm = used(handle);
+    if (comm == nullptr) return ncclInvalidArgument;
+    --window_count;
+    return begun(comm);
 }
 
 }  // extern "C"

@@ -484,3 +484,104 @@ TEST_CASE("NcclBackend: who stays away from a group, or drops a part of it, is n
         findings.check(error && error->errc() == Errc::abandoned && error->context().peer == 1, error ? error->what() : "nothing was thrown");
     });
 }
+
+// ------------------------------------------------------------------------------------------------------------ memory
+
+TEST_CASE("NcclBackend: memory from allocate is what was wished for, or the best that there is, and says why") {
+    using gradsync::NcclMemory;
+    struct Expectation {
+        NcclMemory wish;
+        int version;
+        bool has_windows;
+        int windows;
+        std::string described;
+    };
+    const std::vector<Expectation> expectations{
+        {NcclMemory::plain, NCCL_VERSION(2, 28, 9), true, 0, "2 devices over NCCL 2.28.9"},
+        {NcclMemory::registered, NCCL_VERSION(2, 28, 9), true, 0, "2 devices over NCCL 2.28.9, buckets in registered memory"},
+        {NcclMemory::windows, NCCL_VERSION(2, 28, 9), true, 2, "2 devices over NCCL 2.28.9, buckets in symmetric windows"},
+        {NcclMemory::windows, NCCL_VERSION(2, 28, 9), false, 0,
+         "2 devices over NCCL 2.28.9, buckets in registered memory, as NCCL has no window for them here; NCCL_DEBUG=INFO tells why"},
+        {NcclMemory::windows, NCCL_VERSION(2, 26, 2), true, 0, "2 devices over NCCL 2.26.2, buckets in registered memory, as rank 0 has, or was compiled for, NCCL 2.26.2"},
+        {NcclMemory::registered, NCCL_VERSION(2, 18, 3), true, 0, "2 devices over NCCL 2.18.3, buckets in plain memory, as rank 0 has, or was compiled for, NCCL 2.18.3"},
+    };
+    const Nothing left;
+    Findings findings;
+    for (const Expectation& expected : expectations)
+        for (const int looks : {0, 3}) {
+            if (expected.version > NCCL_VERSION_CODE) continue;  // compiled with an older header
+            gradsync_fake::be_slow(looks);
+            gradsync_fake::pretend(expected.version, expected.has_windows);
+            on_ranks(
+                2,
+                [&](NcclBackend comm) {
+                    {
+                        const auto first = comm.allocate(4000), second = comm.allocate(100);
+                        std::vector<float> values(1000, 7);
+                        cudaMemcpy(values.data(), first.data(), 4000, cudaMemcpyDeviceToHost);
+                        findings.check(values == std::vector<float>(1000), "the memory is not zero");
+                        comm.host().barrier().wait();
+                        findings.check(gradsync_fake::windows() == 2 * expected.windows, std::to_string(gradsync_fake::windows()) + " windows");
+                        findings.check(comm.describe() == expected.described, comm.describe());
+                        NcclBackend other = comm.duplicate();
+                        comm.host().barrier().wait();
+                        values.assign(1000, 1);
+                        cudaMemcpy(first.data(), values.data(), 4000, cudaMemcpyHostToDevice);
+                        other.all_reduce({first.data(), 1000, DType::f32, MemorySpace::device}, ReduceOp::sum).wait();
+                        cudaMemcpy(values.data(), first.data(), 4000, cudaMemcpyDeviceToHost);
+                        findings.check(values[999] == 2, "a wrong sum");
+                        comm.host().barrier().wait();
+                    }
+                    comm.host().barrier().wait();
+                    findings.check(gradsync_fake::windows() == 0, "a window stays open");
+                    comm.barrier().wait();
+                },
+                {.timeout = 60s, .memory = expected.wish});
+        }
+    gradsync_fake::be_slow(0);
+    gradsync_fake::pretend(NCCL_VERSION_CODE, true);
+}
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
+TEST_CASE("NcclBackend: who does not allocate is waited for no longer than the limit, and a refusal ends it on all ranks") {
+    using gradsync::NcclMemory;
+    const Nothing left;
+    Findings findings;
+    on_ranks(
+        2,
+        [&](NcclBackend comm) {
+            if (comm.rank() == 1) comm.set_timeout(200ms);
+            const auto error = error_of([&] {
+                if (comm.rank() == 0) return comm.host().barrier().wait();  // a misunderstanding
+                comm.allocate(1000);
+            });
+            findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1 && gradsync_test::mentions(*error, "allocate(1000 bytes)"), error ? error->what() : "nothing was thrown");
+        },
+        {.timeout = 60s, .memory = NcclMemory::windows});
+    on_ranks(
+        2,
+        [&](NcclBackend comm) {
+            if (comm.rank() == 0) gradsync_fake::refuse_next("ncclCommWindowRegister", ncclInternalError);
+            comm.host().barrier().wait();
+            const auto error = error_of([&] { comm.allocate(1000); });
+            findings.check(error && gradsync_test::mentions(*error, "allocate(1000 bytes)") && gradsync_test::mentions(*error, "ncclCommWindowRegister: a fake error"), error ? error->what() : "nothing was thrown");
+        },
+        {.timeout = 60s, .memory = NcclMemory::windows});
+}
+#endif
+
+TEST_CASE("NcclBackend: options that have to be the same on all ranks") {
+    const Nothing left;
+    Findings findings;
+    std::vector<std::string> texts(3);
+    gradsync_test::run_rank_threads(
+        3,
+        [&](auto& rendezvous) {
+            const auto rank = static_cast<std::size_t>(rendezvous.rank());
+            const auto error = error_of([&] { NcclBackend(rendezvous, {.timeout = 60s, .group_bytes = rank == 2 ? std::size_t{7} : 8}); });
+            if (error) texts[rank] = error->what();
+            return NcclBackend(rendezvous);
+        },
+        [&](NcclBackend) {});
+    for (const std::string& text : texts) CHECK(text == "the NcclOptions differ: rank 0 has memory 0 and group_bytes 8, rank 2 has memory 0 and group_bytes 7; they must be the same on all ranks");
+}

@@ -68,6 +68,15 @@ TEST_CASE("Reducer over NCCL: the same bits for every policy, and in the next ru
     else MESSAGE("other buckets, other bits: ", !per_parameter, " ", !capped);
 }
 
+TEST_CASE("Reducer over NCCL: buckets in windows, or what is to be had of them") {
+    NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100), .memory = NcclMemory::windows});
+    const gradsync_test::TrainingOptions options{.reducer = {.gradients = GradientStorage::in_buckets}};
+    const auto train = [&](auto backend) { return gradsync_test::train<Caps, OverlapBackward>(backend, options, Caps(60'000, 2'000)); };
+    const std::vector<float> expected = on_host(train), here = agreed(comm.host(), train(comm));
+    CHECK(gradsync_test::distance(here, expected) < 2e-5f);
+    MESSAGE(comm.describe());
+}
+
 TEST_CASE("Reducer over staged buffers: the bits of the host") {
     TcpBackend host(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
     StagingBackend<TcpBackend> comm(host, {.piece_bytes = 16384});
