@@ -31,7 +31,7 @@ function(gradsync_add_test name)
   string(REPLACE "." "_" target ${name})
   set(target ${target}_test)
   add_executable(${target} ${arg_SOURCES})
-  target_link_libraries(${target} PRIVATE gradsync_test_main gradsync::gradsync gradsync_warnings ${arg_LIBRARIES})
+  target_link_libraries(${target} PRIVATE gradsync_test_main gradsync_test_support gradsync_warnings ${arg_LIBRARIES})
   target_compile_options(${target} PRIVATE ${arg_COMPILE_OPTIONS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin)
 

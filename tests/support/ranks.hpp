@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,21 +34,7 @@ private:
 };
 
 /// Runs `f(backend, finding)` on `size` ranks. Returns the first finding of any rank, or "".
-template <class F>
-std::string findings(int size, F&& f, gradsync::ThreadOptions options = patient) {
-    const auto texts = gradsync::run_threads(
-        size,
-        [&](gradsync::ThreadBackend backend) {
-            Finding finding;
-            const int rank = backend.rank();
-            f(std::move(backend), finding);
-            return finding.text().empty() ? std::string() : "rank " + std::to_string(rank) + ": " + finding.text();
-        },
-        options);
-    for (const std::string& text : texts)
-        if (!text.empty()) return text;
-    return {};
-}
+std::string findings(int size, const std::function<void(gradsync::ThreadBackend, Finding&)>& f, gradsync::ThreadOptions options = patient);
 
 /// What a rank threw: a gradsync::Error, something else ("not a gradsync::Error: ..."), or nothing ("").
 struct Outcome {
@@ -73,29 +60,7 @@ Outcome outcome_of(F&& f) {
 
 /// Runs `f(backend)` on `size` ranks and returns what left it, rank by rank. As with run_threads, an exception ends
 /// the communicator.
-template <class F>
-std::vector<Outcome> outcomes(int size, F&& f, gradsync::ThreadOptions options = impatient) {
-    std::vector<Outcome> result(static_cast<std::size_t>(size));
-    try {
-        gradsync::run_threads(
-            size,
-            [&](gradsync::ThreadBackend backend) {
-                Outcome& mine = result[static_cast<std::size_t>(backend.rank())];
-                try {
-                    f(std::move(backend));
-                } catch (const gradsync::Error& e) {
-                    mine = {e, e.what()};
-                    throw;
-                } catch (const std::exception& e) {
-                    mine = {std::nullopt, std::string("not a gradsync::Error: ") + e.what()};
-                    throw;
-                }
-            },
-            options);
-    } catch (const std::exception&) {  // it is among the outcomes
-    }
-    return result;
-}
+std::vector<Outcome> outcomes(int size, const std::function<void(gradsync::ThreadBackend)>& f, gradsync::ThreadOptions options = impatient);
 
 inline bool all_equal(const std::vector<std::string>& texts) {
     return std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts.front(); });

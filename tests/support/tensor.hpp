@@ -83,20 +83,9 @@ inline bool holds(gradsync::ConstBufferView view, const Bytes& bytes) {
 }
 
 /// Every element the same.
-inline Bytes constant_bytes(gradsync::DType dtype, std::size_t count, double x) {
-    return with_type(dtype, [&]<class T>(T*) {
-        const std::vector<T> values(count, element_of<T>(x));
-        return bytes_of(gradsync::const_buffer(values));
-    });
-}
+Bytes constant_bytes(gradsync::DType dtype, std::size_t count, double x);
 
-inline std::vector<double> numbers(gradsync::ConstBufferView view) {
-    return with_type(view.dtype, [&]<class T>(T*) {
-        std::vector<double> result;
-        for (std::size_t i = 0; i < view.count; ++i) result.push_back(number_of(static_cast<const T*>(view.data)[i]));
-        return result;
-    });
-}
+std::vector<double> numbers(gradsync::ConstBufferView view);
 
 /// SplitMix64: quick to seed.
 class Random {
@@ -115,19 +104,7 @@ private:
 
 /// The gradient of parameter `i` that `rank` computes from micro-batch `batch`: of both signs, over several orders of
 /// magnitude, so that the order of a sum shows in its bits.
-inline Bytes random_gradient(gradsync::DType dtype, std::size_t count, int rank, int batch, std::size_t i) {
-    Random random((static_cast<std::uint64_t>(rank) * 1'000'003 + static_cast<std::uint64_t>(batch)) * 1'000'003 + i);
-    return with_type(dtype, [&]<class T>(T*) {
-        std::vector<T> values(count);
-        for (T& x : values) {
-            const std::uint64_t bits = random();
-            if (gradsync::is_floating(dtype))
-                x = element_of<T>((static_cast<double>(bits % 2001) - 1000) * 0.001 / static_cast<double>(1u << (bits >> 32) % 8));
-            else x = element_of<T>(static_cast<double>(bits % 40));
-        }
-        return bytes_of(gradsync::const_buffer(values));
-    });
-}
+Bytes random_gradient(gradsync::DType dtype, std::size_t count, int rank, int batch, std::size_t i);
 
 inline Bytes random_gradient(const Tensor& t, int rank, int batch, std::size_t i) {
     return random_gradient(t.dtype, t.count(), rank, batch, i);

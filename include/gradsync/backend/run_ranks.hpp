@@ -23,18 +23,24 @@ inline std::string describe_current_exception() {
     }
 }
 
-/// Runs `f(handle)` for each of these handles, one thread each, and returns when all have returned: nothing, or the results by
-/// rank if `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do something before and
-/// after it.
-///
-/// If a rank throws, `fail` is called on its handle, and the exception of the rank that failed first is rethrown here, of its
-/// own type.
-template <class Backend, class F, class Around>
-auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
-    using Result = std::invoke_result_t<F&, Backend>;
-    using Stored = std::conditional_t<std::is_void_v<Result>, char, Result>;
+/// What is run on each rank, without its type: programs run many functions on ranks, and what starts and joins the threads is
+/// compiled once for all of them.
+template <class... Args>
+class FunctionRef {
+public:
+    template <class F>
+        requires(!std::is_same_v<F, FunctionRef>)
+    FunctionRef(const F& f) noexcept : object_(&f), call_([](const void* object, Args... args) { (*static_cast<const F*>(object))(static_cast<Args>(args)...); }) {}
 
-    std::vector<std::optional<Stored>> results(handles.size());
+    void operator()(Args... args) const { call_(object_, static_cast<Args>(args)...); }
+
+private:
+    const void* object_;
+    void (*call_)(const void*, Args...);
+};
+
+template <class Backend>
+void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backend&> f, FunctionRef<std::size_t, FunctionRef<>> around) {
     std::vector<std::exception_ptr> errors(handles.size());
     // Errors that ranks throw because another rank failed point at that rank.
     std::vector<int> blamed(handles.size(), -1);
@@ -43,8 +49,7 @@ auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
         // Ours is the last handle of the rank to go: not before its failure is on record.
         Backend handle = std::move(handles[r]);
         try {
-            if constexpr (std::is_void_v<Result>) f(Backend(handle));
-            else results[r].emplace(f(Backend(handle)));
+            f(r, handle);
         } catch (const Error& e) {
             errors[r] = std::current_exception();
             blamed[r] = e.context().peer;
@@ -54,14 +59,19 @@ auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
             handle.fail(detail::describe_current_exception());
         }
     };
+    const auto run_thread = [&](std::size_t r) {
+        const auto run = [&] { run_rank(r); };
+        around(r, run);
+    };
 
     std::vector<std::thread> threads;
     threads.reserve(handles.size());
     try {
-        for (std::size_t r = 0; r < handles.size(); ++r) threads.emplace_back([&, r] { around(r, [&] { run_rank(r); }); });
+        for (std::size_t r = 0; r < handles.size(); ++r) threads.emplace_back([&run_thread, r] { run_thread(r); });
     } catch (...) {  // no thread to be had: release those that run
         Backend(handles.back()).fail("its thread could not be started");
-        for (std::size_t r = threads.size(); r < handles.size(); ++r) around(r, [] {});
+        const auto nothing = [] {};
+        for (std::size_t r = threads.size(); r < handles.size(); ++r) around(r, nothing);
         for (std::thread& thread : threads) thread.join();
         throw;
     }
@@ -71,8 +81,24 @@ auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
     for (const bool causes_only : {true, false})
         for (std::size_t r = 0; r < errors.size(); ++r)
             if (errors[r] && (!causes_only || blamed[r] < 0 || blamed[r] == static_cast<int>(r))) std::rethrow_exception(errors[r]);
+}
 
-    if constexpr (!std::is_void_v<Result>) {
+/// Runs `f(handle)` for each of these handles, one thread each, and returns when all have returned: nothing, or the results by
+/// rank if `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do something before and
+/// after it.
+///
+/// If a rank throws, `fail` is called on its handle, and the exception of the rank that failed first is rethrown here, of its
+/// own type.
+template <class Backend, class F, class Around>
+auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
+    using Result = std::invoke_result_t<F&, Backend>;
+    if constexpr (std::is_void_v<Result>) {
+        const auto call = [&](std::size_t, Backend& handle) { f(Backend(handle)); };
+        run_each_rank<Backend>(std::move(handles), call, around);
+    } else {
+        std::vector<std::optional<Result>> results(handles.size());
+        const auto call = [&](std::size_t r, Backend& handle) { results[r].emplace(f(Backend(handle))); };
+        run_each_rank<Backend>(std::move(handles), call, around);
         std::vector<Result> values;
         values.reserve(results.size());
         for (auto& result : results) values.push_back(std::move(*result));

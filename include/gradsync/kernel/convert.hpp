@@ -248,4 +248,8 @@ void convert(const void* from, DType from_type, void* to, DType to_type, std::si
     }
 }
 
+#ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp
+extern template void convert<void>(const void*, DType, void*, DType, std::size_t) noexcept;
+#endif
+
 }  // namespace gradsync::inline v0::kernel

@@ -185,4 +185,12 @@ double sum_of_squares(ConstBufferView buffer) {
     return detail::sum_in_order(sums);
 }
 
+#ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp
+extern template void copy<void>(ConstBufferView, BufferView);
+extern template void add<void>(BufferView, ConstBufferView);
+extern template void scale<void>(BufferView, double);
+extern template void clamp<void>(BufferView, double);
+extern template double sum_of_squares<void>(ConstBufferView);
+#endif
+
 }  // namespace gradsync::inline v0::kernel

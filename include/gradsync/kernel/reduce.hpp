@@ -214,4 +214,8 @@ void reduce(const Reduction& r) {
     }
 }
 
+#ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp
+extern template void reduce<void>(const Reduction&);
+#endif
+
 }  // namespace gradsync::inline v0::kernel

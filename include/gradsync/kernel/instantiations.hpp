@@ -1,0 +1,22 @@
+#pragma once
+
+/// The kernels, compiled here. Every file that makes a backend or a Reducer compiles them anew, for ten element types and three
+/// instruction sets: a third of its compile time and more. A program of several such files defines GRADSYNC_EXTERN_KERNELS for
+/// all of them and includes this header in one, or in a file that has nothing else.
+
+#include "../core/version.hpp"
+#include "convert.hpp"
+#include "elementwise.hpp"
+#include "reduce.hpp"
+
+namespace gradsync::inline v0::kernel {
+
+template void convert<void>(const void*, DType, void*, DType, std::size_t) noexcept;
+template void copy<void>(ConstBufferView, BufferView);
+template void add<void>(BufferView, ConstBufferView);
+template void scale<void>(BufferView, double);
+template void clamp<void>(BufferView, double);
+template double sum_of_squares<void>(ConstBufferView);
+template void reduce<void>(const Reduction&);
+
+}  // namespace gradsync::inline v0::kernel

@@ -1,0 +1,1 @@
+#include <gradsync/kernel/instantiations.hpp>
