@@ -80,7 +80,7 @@ private:
 
     void arrive(std::size_t b) {
         works_[b].under_way = false;
-        watch_->arrive(Activity::gather, b, watch_->now());
+        watch_->arrive(Activity::gather, b);
     }
 
     B* backend_ = nullptr;  ///< once one was started

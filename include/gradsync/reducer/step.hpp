@@ -151,8 +151,7 @@ private:
     struct Land {
         Step& step;
         Time operator()(std::size_t b) {
-            const Time at = step.watch_.now();
-            if (!step.alone()) step.watch_.arrive(Activity::collective, b, at);
+            const Time at = step.alone() ? step.watch_.now() : step.watch_.arrive(Activity::collective, b);
             step.gradients_.land(b);
             return at;
         }

@@ -34,7 +34,7 @@ public:
         if (observer_ != nullptr) observer_->end(activity, index, at);
     }
 
-    /// A bucket was started at that time and is on its way (`collective`, `gather`), or has arrived.
+    /// A bucket was started at that time and is on its way (`collective`, `gather`).
     void depart(Activity activity, std::size_t index, Time at) noexcept {
         {
             std::lock_guard lock(lock_);
@@ -43,10 +43,11 @@ public:
         }
         begin(activity, index, at);
     }
-    void arrive(Activity activity, std::size_t index, Time at) noexcept {
+    /// It has arrived: now, which is what is returned.
+    Time arrive(Activity activity, std::size_t index) {
+        const Time at = leave();
         end(activity, index, at);
-        std::lock_guard lock(lock_);
-        if (--under_way_ == 0) count_until(at);
+        return at;
     }
 
     /// The step was held up.
@@ -90,18 +91,23 @@ public:
     double take_exposed_seconds() noexcept { return seconds(exposure_.take()); }
     /// Seconds since the last call in which something was on its way.
     double take_covered_seconds() {
-        const Time at = now();
         std::lock_guard lock(lock_);
-        if (under_way_ != 0) count_until(at);
+        if (under_way_ != 0) count_until(now());
         return seconds(std::exchange(covered_, {}));
     }
 
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
+    /// One less is under way. The time is read under the lock, or what departs meanwhile would seem to have met what is over.
+    Time leave() {
+        std::lock_guard lock(lock_);
+        const Time at = now();
+        if (--under_way_ == 0) count_until(at);
+        return at;
+    }
     /// Something was on its way until then. Under the lock.
     void count_until(Time at) noexcept {
-        if (at <= counted_until_) return;
         covered_ += at - counted_until_;
         counted_until_ = at;
     }

@@ -296,7 +296,7 @@ private:
 
     void arrive(typename detail::UnitValues<B>::Part& part) {
         part.under_way = false;
-        this->watch().arrive(Activity::gather, part.bucket, this->watch().now());
+        this->watch().arrive(Activity::gather, part.bucket);
     }
 
     /// Advances what is gathered ahead, and notes what has arrived.
