@@ -112,7 +112,7 @@ void check_rendezvous() {
         const auto texts = on_threads(4, [&](int rank) -> std::string {
             if (rank == 2 || rank == 3) return {};
             try {
-                auto rendezvous = meeting.join(rank, 300ms);
+                auto rendezvous = meeting.join(rank, 1500ms);  // enough for rank 1 to be there, also where it is slow
                 (void)rendezvous.all_gather({});
                 return "nothing was thrown";
             } catch (const gradsync::Error& error) {
@@ -128,7 +128,7 @@ void check_rendezvous() {
         Meeting meeting(3);
         const auto texts = on_threads(3, [&](int rank) -> std::string {
             try {
-                auto rendezvous = meeting.join(rank, 1s);
+                auto rendezvous = meeting.join(rank, 20s);
                 (void)rendezvous.all_gather({});
                 if (rank == 1) return {};
                 (void)rendezvous.all_gather({});

@@ -229,20 +229,27 @@ void check_failures() {
             if (pair) expect_error(findings, where, Errc::peer_failed, 0, {"gone"}, [&] { reduce_something(*pair); });
         });
     }
-    SUBCASE("a rank that never calls: the others reach their time limit, and name it") {
-        each_larger_world<L>(scant, [&](Backend backend, Findings& findings) {
-            const int rank = backend.rank(), missing = backend.size() - 2;
-            const std::string where = at(rank, backend.size());
-            backend.set_timeout(ample);
-            backend.barrier().wait();  // so that nobody's limit runs while another rank is still being made
+    // The ranks that do not stay away wait for those that do until their limit, and say `words`.
+    const auto stay_away_or_wait = [](Backend& backend, bool stays_away, Findings& findings, const std::string& where, int peer, const std::string& words) {
+        Backend twin = backend.duplicate(), alike = backend.split(stays_away, backend.rank());
+        if (stays_away) {
+            std::this_thread::sleep_for(2 * scant);
+            expect_error(findings, where, Errc::timeout, peer, {words, "all_reduce"}, [&] { twin.barrier().wait(); });  // until it is told
+            return;
+        }
+        Exchange<Memory> part({.operation = Operation::all_reduce, .count = 5000}, backend.rank(), backend.size());
+        expect_error(findings, where, Errc::timeout, peer, {words, "all_reduce"}, [&] {
+            Work work = part.start(backend);
+            alike.barrier().wait();  // so that nobody's limit runs while another rank is merely slow
             backend.set_timeout(scant);
-            if (rank == missing) {
-                std::this_thread::sleep_for(5 * scant);
-                check_dead<L>(backend, findings, where);
-                return;
-            }
-            expect_error(findings, where, Errc::timeout, missing, {"rank " + std::to_string(missing), "all_reduce"},
-                         [&] { reduce_something(backend); });
+            work.wait();
+        });
+    };
+    SUBCASE("a rank that never calls: the others reach their time limit, and name it") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const int missing = backend.size() - 2;
+            const std::string where = at(backend.rank(), backend.size());
+            stay_away_or_wait(backend, backend.rank() == missing, findings, where, missing, ": rank " + std::to_string(missing) + " did not start it");
             check_dead<L>(backend, findings, where);
         });
     }
@@ -250,10 +257,7 @@ void check_failures() {
         if (L::largest >= 4) {
             Findings findings;
             L::run(4, ample, [&](Backend backend) {
-                backend.barrier().wait();
-                backend.set_timeout(scant);
-                if (backend.rank() == 1 || backend.rank() == 3) return std::this_thread::sleep_for(5 * scant);
-                expect_error(findings, at(backend.rank(), 4), Errc::timeout, -1, {"1", "3"}, [&] { reduce_something(backend); });
+                stay_away_or_wait(backend, backend.rank() % 2 == 1, findings, at(backend.rank(), 4), -1, ": ranks 1, 3 did not start it");
             });
         }
     }

@@ -53,7 +53,7 @@ TEST_CASE("FileRendezvous: nonsense in the folder is named") {
 TEST_CASE("FileRendezvous: ranks that were told different world sizes") {
     const gradsync_test::TemporaryDirectory folder;
     std::string first, second;
-    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(folder.file("meeting"), 0, 2, {.timeout = 500ms}); }); });
+    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(folder.file("meeting"), 0, 2, {.timeout = 2s}); }); });
     second = error_of([&] { FileRendezvous(folder.file("meeting"), 1, 3, {.timeout = 10s}); });
     rank_0.join();
     CHECK(says(second, "rank 0 was told that there are 2 ranks, this one that there are 3"));

@@ -77,7 +77,8 @@ TEST_CASE("TcpRendezvous: strangers are turned away, and keep nobody from meetin
     const Socket silent = stranger(port);
     const auto send = [&](std::string_view words) {
         Socket socket = stranger(port);
-        CHECK(socket.send_all(words.data(), words.size(), Clock::now() + 10s));
+        const bool sent = socket.send_all(words.data(), words.size(), Clock::now() + 10s);
+        CHECK((sent || words.size() > 1000));  // who says that much may be turned away in the middle of it
         return socket;
     };
     CHECK(is_hung_up(send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")));
@@ -147,11 +148,11 @@ TEST_CASE("TcpRendezvous: who did not arrive is said to all who did") {
     const std::uint16_t port = gradsync_test::free_port();
     std::vector<Attempt> results(4);
     std::vector<std::thread> ranks;
-    for (const int rank : {0, 1, 3}) ranks.emplace_back([&, rank] { results[static_cast<std::size_t>(rank)] = attempt({.rank = rank, .size = 4, .port = port}, 400ms); });
+    for (const int rank : {0, 1, 3}) ranks.emplace_back([&, rank] { results[static_cast<std::size_t>(rank)] = attempt({.rank = rank, .size = 4, .port = port}, 1500ms); });
     for (std::thread& rank : ranks) rank.join();
     CHECK(is(results[0], Errc::timeout));
     CHECK(results[0].peer == 2);
-    for (const std::size_t r : {0u, 1u, 3u}) CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) + " within 0.4 s"));
+    for (const std::size_t r : {0u, 1u, 3u}) CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) + " within 1.5 s"));
 }
 
 TEST_CASE("TcpRendezvous: rank 0 is not there") {

@@ -21,7 +21,7 @@ namespace {
 /// Waits a while for `condition`.
 template <class F>
 bool soon(F&& condition) {
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < 20000; ++i) {
         if (condition()) return true;
         std::this_thread::sleep_for(1ms);
     }
@@ -111,7 +111,7 @@ TEST_CASE("lifeline: strangers, and addresses that lead nowhere, cost the time l
     Ring deaf(2);
     deaf.addresses[1] = {};
     const auto begun = std::chrono::steady_clock::now();
-    deaf.connect(everybody, 300ms);
+    deaf.connect(everybody, 1500ms);
     CHECK(std::chrono::steady_clock::now() - begun < 20s);
     CHECK(deaf.lifelines[0]->lines() == 1);
     CHECK(!deaf.lifelines[0]->lost(1));

@@ -143,8 +143,10 @@ TEST_CASE("a gather that has arrived is no communication any more, although nobo
         backward(sync, model, comm.rank(), 0);
         sync.finish();
         sync.wait_gradient(0);
-        comm.barrier().wait();   // and so both ranks have started the other one
-        sync.wait_gradient(0);   // which is looked at here
+        comm.barrier().wait();   // and so both ranks have started the other one,
+        comm.progress();
+        comm.barrier().wait();   // and have done their shares of it
+        sync.wait_gradient(0);   // it is looked at here
         const auto polled = std::chrono::steady_clock::now();
         comm.barrier().wait();
         sync.flush();

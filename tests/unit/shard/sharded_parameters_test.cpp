@@ -224,7 +224,7 @@ TEST_CASE("ranks whose options differ are told, all the same") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto given = initial_tensors(awkward_sizes, DType::f32);
         ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units, {.prefetch = comm.rank() == 0 ? 1u : 2u});
-    });
+    }, patient);
     for (const Outcome& outcome : seen) {
         CHECK(outcome.is(Errc::parameter_mismatch));
         CHECK(outcome.says("prefetch=1"));

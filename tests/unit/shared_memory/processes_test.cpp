@@ -174,17 +174,21 @@ TEST_CASE("processes: a rank that is killed is named by all others, long before 
 }
 
 TEST_CASE("processes: a rank that stops is named at the time limit") {
-    const auto ends = run_processes(3, 500ms, [](Rank& rank) {
+    const auto ends = run_processes(3, 30s, [](Rank& rank) {
         rank.wait({});
         if (rank.rank == 1) {
-            ::usleep(2'000'000);
+            while (!rank.seat.board().world().failed()) ::usleep(1000);
             return;
         }
+        const std::uint64_t n = rank.seat.start(all_reduce(rank.own, 10));
+        while (!rank.seat.board().arrived(n, 2 - rank.rank)) ::usleep(1000);  // the other one is not merely slow
+        rank.seat.set_timeout(200ms);
         try {
-            rank.wait(all_reduce(rank.own, 10));
+            rank.seat.wait(n);
             expect(false, "nothing was thrown");
         } catch (const gs::Error& error) {
             expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
+            expect(std::strstr(error.what(), ": rank 1 did not start it") != nullptr, error.what());
         }
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));
