@@ -308,12 +308,12 @@ class Sharding(TrainerTest):
             said = self.folder / "said"
             with open(said, "w") as stderr:
                 process = subprocess.Popen([PROGRAM, *flags, "--data", self.text, "--resume", "--checkpoint-every", "1",
-                                            "--timeout", "1"], stdout=subprocess.DEVNULL, stderr=stderr)
+                                            "--timeout", "3"], stdout=subprocess.DEVNULL, stderr=stderr)
             self.addCleanup(process.kill)
             self.assertTrue(wait_for(lambda: "cannot keep" in said.read_text()), said.read_text())
             with open(run / "checkpoint.gradsync.new0", "rb") as pipe:
                 pipe.read()
-            self.assertEqual(process.wait(timeout=20), 1)
+            self.assertEqual(process.wait(timeout=60), 1)
             self.assertIn("rank 1 cannot keep the state after step 3", said.read_text())
             self.assertIn("go on with --resume from step 2", said.read_text())
             self.assertEqual((run / "checkpoint.gradsync").read_bytes(), before)
@@ -381,13 +381,13 @@ class Checkpoints(TrainerTest):
         run.mkdir()
         os.mkfifo(run / "checkpoint.gradsync.new0")
         flags = [*TRANSFORMER, "--checkpoint", str(run)]
-        process = subprocess.Popen([PROGRAM, *flags, "--data", self.text, "--checkpoint-every", "2", "--timeout", "2"],
+        process = subprocess.Popen([PROGRAM, *flags, "--data", self.text, "--checkpoint-every", "2", "--timeout", "3"],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.kill)
         self.assertTrue(wait_for(lambda: (run / "checkpoint.gradsync").exists()))
         with open(run / "checkpoint.gradsync.new0", "rb") as pipe:
             pipe.read()
-        errors = process.communicate(timeout=20)[1]
+        errors = process.communicate(timeout=60)[1]
         self.assertEqual(process.returncode, 1, errors)
         self.assertEqual(errors.count("has kept the state"), 1, errors)
         self.assertIn("has kept the state after step 2", errors)
@@ -476,7 +476,7 @@ class Report(TrainerTest):
         self.assertEqual(self.call(*TRANSFORMER, data=False).returncode, 0)
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -642,7 +642,7 @@ class Mpi(TrainerTest):
             self.assertTrue(wait_for(lambda: file.read_text().count("exit code ") == 4), file.read_text())
         finally:
             job.terminate()
-            job.communicate(timeout=20)
+            job.communicate(timeout=60)
         return file.read_text()
 
     def process_of(self, rank):
