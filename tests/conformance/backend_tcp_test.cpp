@@ -38,12 +38,13 @@ TEST_CASE("TcpBackend: a process that is killed is named at once") {
     const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
         gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
         gradsync::TcpBackend comm(rendezvous, {.timeout = 10min});
-        std::vector<float> data(100'000, 1);
-        comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
-        if (data[7] != 3) return "a wrong sum";
-        if (rank == 1) ::kill(::getpid(), SIGKILL);
         try {
-            comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
+            for (int step = 0; step < 2; ++step) {  // the first may be complete on rank 1 alone when that is killed
+                std::vector<float> data(100'000, 1);
+                comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
+                if (data[7] != 3) return "a wrong sum";
+                if (rank == 1) ::kill(::getpid(), SIGKILL);
+            }
             return "nothing was thrown";
         } catch (const gradsync::Error& error) {
             return error.context().peer == 1 && error.errc() == gradsync::Errc::peer_failed ? "told" : error.what();

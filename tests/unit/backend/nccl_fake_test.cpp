@@ -143,9 +143,10 @@ TEST_CASE("NcclBackend: an asynchronous failure of NCCL's ends it on all ranks, 
     on_ranks(3, [&](NcclBackend comm) {
         DeviceMemory data(floats(10, 1));
         comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
-        if (comm.rank() == 0) std::this_thread::sleep_for(20ms);  // the others wait for it
-        if (comm.rank() == 1) gradsync_fake::fail_asynchronously(3, 1, ncclRemoteError);
         const auto error = error_of([&] {
+            comm.host().barrier().wait();  // all ranks have the first sum
+            if (comm.rank() == 1) gradsync_fake::fail_asynchronously(3, 1, ncclRemoteError);
+            if (comm.rank() == 0) std::this_thread::sleep_for(20ms);  // the others wait for it
             if (comm.rank() == 0) comm.host().barrier().wait();
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
             if (comm.rank() == 0) throw std::logic_error("nothing was thrown");
@@ -231,12 +232,13 @@ TEST_CASE("NcclBackend: host() is a backend of the same origin") {
         comm.host().all_reduce(gradsync::buffer(data), ReduceOp::sum).wait();
         findings.check(data[99] == 3, "a wrong sum");
         findings.check(comm.describe() == "3 devices over NCCL 2.28.9" || NCCL_VERSION_CODE != 22809, comm.describe());
-        if (comm.rank() == 2) comm.host().fail("enough");
-        else {
-            DeviceMemory on_device(floats(10, 1));
-            const auto error = error_of([&] { comm.all_reduce(view_of(on_device, 10), ReduceOp::sum).wait(); });
-            findings.check(error && error->context().peer == 2 && gradsync_test::mentions(*error, "enough"), error ? error->what() : "nothing was thrown");
-        }
+        DeviceMemory on_device(floats(10, 1));
+        const auto error = error_of([&] {
+            comm.host().barrier().wait();  // all ranks have the sum
+            if (comm.rank() == 2) comm.host().fail("enough");
+            comm.all_reduce(view_of(on_device, 10), ReduceOp::sum).wait();
+        });
+        findings.check(error && error->context().peer == 2 && gradsync_test::mentions(*error, "enough"), error ? error->what() : "nothing was thrown");
     });
 }
 
