@@ -510,12 +510,17 @@ private:
 };
 
 /// While it lives, what is started on the engine waits; it leaves as one group when the object goes. A failure then is one of the
-/// collectives, as that of any other start is.
+/// collectives, as that of any other start is. A default-constructed one does nothing.
 class [[nodiscard]] NcclGroup {
 public:
+    NcclGroup() = default;
     explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
     NcclGroup(NcclGroup&&) noexcept = default;
-    NcclGroup& operator=(NcclGroup&&) = delete;
+    NcclGroup& operator=(NcclGroup&& other) noexcept {
+        NcclGroup moved(std::move(other));
+        engine_.swap(moved.engine_);
+        return *this;
+    }
     ~NcclGroup() {
         if (engine_) engine_->close_group();
     }

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <vector>
 
 #include "../core/backend.hpp"
@@ -57,16 +56,21 @@ public:
     public:
         Launch(const LaunchGroups& groups, B& backend) noexcept : ends_(groups.ends_), backend_(backend) {}
         void enter(std::size_t b) {
-            if (!group_ && ends_[b] != b + 1) group_.emplace(backend_.group());
+            if (open_ || ends_[b] == b + 1) return;
+            group_ = backend_.group();
+            open_ = true;
         }
-        void leave(std::size_t b) noexcept {
-            if (ends_[b] == b + 1) group_.reset();
+        void leave(std::size_t b) {
+            if (!open_ || ends_[b] != b + 1) return;
+            group_ = {};
+            open_ = false;
         }
 
     private:
         const std::vector<std::size_t>& ends_;
         B& backend_;
-        std::optional<decltype(backend_.group())> group_;
+        decltype(backend_.group()) group_{};
+        bool open_ = false;
     };
 
 private:
