@@ -129,7 +129,7 @@ void check_overlap_policy(Make&& make) {
             if (comm.rank() == 1) throw std::runtime_error("out of cheese");
             sync.mark_ready(0);
             sync.finish();
-        }, patient);
+        });
         for (const Outcome& outcome : result) CHECK(!outcome.text.empty());
     }
     for (const bool threaded : {false, true}) {

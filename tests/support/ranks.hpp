@@ -60,7 +60,7 @@ Outcome outcome_of(F&& f) {
 
 /// Runs `f(backend)` on `size` ranks and returns what left it, rank by rank. As with run_threads, an exception ends
 /// the communicator.
-std::vector<Outcome> outcomes(int size, const std::function<void(gradsync::ThreadBackend)>& f, gradsync::ThreadOptions options = impatient);
+std::vector<Outcome> outcomes(int size, const std::function<void(gradsync::ThreadBackend)>& f, gradsync::ThreadOptions options = patient);
 
 inline bool all_equal(const std::vector<std::string>& texts) {
     return std::all_of(texts.begin(), texts.end(), [&](const std::string& text) { return text == texts.front(); });

@@ -37,7 +37,7 @@ std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step)
             backward(sync, *model, rank, step);
             sync.finish();
         }
-    }, patient);
+    });
 }
 
 template <class AtStep, class Check>
@@ -129,7 +129,7 @@ TEST_CASE("a mark of a frozen parameter, or of one that there is not") {
             if (comm.rank() == ranks - 1) sync.mark_ready(0);
             sync.mark_ready(1);
             sync.finish();
-        }, patient);
+        });
         for (int r = 0; r < ranks; ++r) {
             const Outcome& outcome = result[static_cast<std::size_t>(r)];
             INFO(outcome.text);
@@ -163,7 +163,7 @@ TEST_CASE("a rank that never calls finish: the others reach the time limit, whic
                 for (++launched; launched != ranks - 1 && waiting == ranks - 1;) std::this_thread::yield();
                 comm.set_timeout(impatient.timeout);
                 sync.finish();
-            }, patient);
+            });
             for (int r = 0; r < ranks; ++r) {
                 const Outcome& outcome = result[static_cast<std::size_t>(r)];
                 INFO(outcome.text);
@@ -187,7 +187,7 @@ TEST_CASE("a rank that leaves without finish") {
             if (rank == 0) return;
             backward(sync, model, rank, 1);
             sync.finish();
-        }, patient);
+        });
         for (int r = 1; r < ranks; ++r) {
             const Outcome& outcome = result[static_cast<std::size_t>(r)];
             INFO(outcome.text);
@@ -214,7 +214,7 @@ TEST_CASE("a Reducer that goes with buckets in flight") {
             }
             model.reset();
             comm.barrier().wait();
-        }, patient);
+        });
         for (int r = 0; r < ranks; ++r) {
             const Outcome& outcome = result[static_cast<std::size_t>(r)];
             INFO(outcome.text);
@@ -237,7 +237,7 @@ TEST_CASE("another Reducer's collectives: a plan that the other ranks do not hav
                 backward(sync, now_first ? one : other, rank, 0);
                 sync.finish();
             }
-        }, patient);
+        });
         for (const Outcome& outcome : result) {
             INFO(outcome.text);
             CHECK(outcome.is(Errc::collective_mismatch));
@@ -277,7 +277,7 @@ TEST_CASE("after a failure every call says so") {
             refuses("clip_gradients_by_value", [&] { sync.clip_gradients_by_value(1); });
             refuses("rebuild_buckets", [&] { sync.rebuild_buckets(); });
             if (sync.statistics().steps != 0) wrong[static_cast<std::size_t>(rank)] += "a failed step was counted";
-        }, patient);
+        });
         for (const std::string& text : wrong) CHECK(text == "");
         (void)result;
     }
@@ -300,7 +300,7 @@ TEST_CASE("a failure within mark_ready counts as one") {
         const Outcome second = outcome_of([&] { sync.mark_ready(0); });
         if (!first.is(Errc::peer_failed) || !first.says("no more power")) text += "first: " + first.text;
         if (!second.is(Errc::invalid_argument) || !second.says("failed earlier")) text += "second: " + second.text;
-    }, patient);
+    });
     CHECK(text == "");
 }
 
@@ -310,7 +310,7 @@ TEST_CASE("a communicator that failed before: every collective call throws") {
         Reducer sync(comm, model);
         if (comm.rank() == 0) comm.fail("no more power");
         sync.begin_step();
-    }, patient);
+    });
     for (const Outcome& outcome : result) {
         INFO(outcome.text);
         CHECK(outcome.is(Errc::peer_failed));

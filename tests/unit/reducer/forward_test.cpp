@@ -117,7 +117,7 @@ TEST_CASE("a step whose gradients were not waited for is told, on every rank") {
             for (std::size_t i = 2; i-- > 0;) sync.mark_ready(i);
             sync.finish();
         }
-    }, patient);
+    });
     for (const Outcome& outcome : seen) CHECK(outcome.says("the average of the last step was not waited for; call wait_gradient(i)"));
 }
 

@@ -115,7 +115,7 @@ TEST_CASE("wrong marks from several threads at once: each is an error, none is a
                 });
             for (std::thread& thread : threads) thread.join();
             sync.finish();
-        }, patient);
+        });
         CHECK(strange == 0);
         // The first mark may meet the other rank's failure.
         CHECK(refused >= ranks * (4 * 50 - 1));

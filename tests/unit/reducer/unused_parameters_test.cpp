@@ -142,7 +142,7 @@ TEST_CASE("PyTorch parity: a parameter without a gradient is named, on every ran
                 Reducer<ThreadBackend, PerParameter> sync(comm, model);
                 partial_backward(sync, model, rank, 0, [&](int r, std::size_t i) { return i != 1 || (guilty >= 0 && r != guilty); });
                 sync.finish();
-            }, patient);
+            });
             CHECK(std::any_of(result.begin(), result.end(), [](const Outcome& outcome) { return outcome.is(Errc::gradient_not_ready); }));
             for (int r = 0; r < ranks; ++r) {
                 const Outcome& outcome = result[static_cast<std::size_t>(r)];
@@ -171,7 +171,7 @@ TEST_CASE("many parameters without a gradient: the first few are named, all are 
         Reducer sync(comm, model);
         sync.mark_ready(19);
         sync.finish();
-    }, patient);
+    });
     CHECK(result[0].says("19 of 20"));
     CHECK(result[0].says("'p18'"));
     CHECK(result[0].says("'p14'"));
@@ -232,7 +232,7 @@ TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked
             Reducer sync(comm, model);
             for (const std::size_t i : {2u, 1u, 0u}) sync.mark_ready(i);
             sync.finish();
-        }, patient);
+        });
         // Nothing was on its way when the first rank failed: each finds its own mistake.
         for (const Outcome& outcome : result) {
             INFO(outcome.text);
@@ -250,7 +250,7 @@ TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked
             model[1].uses = 2;
             Reducer sync(comm, model);
             for (int use = 0; use < 3; ++use) sync.mark_ready(1);
-        }, patient);
+        });
         for (const Outcome& outcome : result) {
             INFO(outcome.text);
             CHECK(outcome.is(Errc::gradient_marked_twice));
@@ -292,7 +292,7 @@ TEST_CASE("with UnusedParameters::agree a mark that comes after the step was clo
         } tell{tried};
         if (sync.try_finish()) throw std::logic_error("finished without rank 1");
         sync.mark_ready(0);
-    }, patient);
+    });
     INFO(result[0].text);
     CHECK(result[0].is(Errc::gradient_marked_twice));
     CHECK(result[1].is(Errc::peer_failed));

@@ -149,7 +149,7 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
             auto model = initial_tensors(awkward_sizes, DType::f32);
             One sharded = make_one(comm, model, 0);
             load_shards(directory.path(), sharded);
-        }, patient);
+        });
         CHECK(seen[0].is(Errc::storage));
         CHECK(seen[0].text == seen[1].text);
         return seen[0].text;
@@ -185,6 +185,6 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
         model[1].name = model[0].name;
         One sharded = make_one(comm, model, 0);
         save_shards(directory.path(), sharded);
-    }, patient);
+    });
     for (const Outcome& outcome : same_names) CHECK(outcome.says("two parameters are named 'p0'"));
 }

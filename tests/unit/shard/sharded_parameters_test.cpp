@@ -181,7 +181,7 @@ TEST_CASE("a rank that leaves in the middle of a gather is named, and nobody han
         const auto first = sharded.gather(0);
         if (comm.rank() == 2) throw std::runtime_error("out of memory, say");
         const auto second = sharded.gather(1);
-    }, patient);
+    });
     for (const std::size_t r : {0u, 1u}) {
         CHECK((seen[r].is(Errc::peer_failed) || seen[r].is(Errc::peer_left)));  // its handles go before its exception arrives
         CHECK(seen[r].says("rank 2"));
@@ -202,7 +202,7 @@ TEST_CASE("an exception of the trainer's, while units are gathered ahead: nobody
         Finding finding;
         forward_backward(sharded, comm.rank(), 2, finding);
         sharded.finish();
-    }, patient);
+    });
     CHECK(seen[1].says("something else"));
     for (const std::size_t r : {0u, 2u}) CHECK(seen[r].says("rank 1"));
 }
@@ -224,7 +224,7 @@ TEST_CASE("ranks whose options differ are told, all the same") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto given = initial_tensors(awkward_sizes, DType::f32);
         ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units, {.prefetch = comm.rank() == 0 ? 1u : 2u});
-    }, patient);
+    });
     for (const Outcome& outcome : seen) {
         CHECK(outcome.is(Errc::parameter_mismatch));
         CHECK(outcome.says("prefetch=1"));
