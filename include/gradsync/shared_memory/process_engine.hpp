@@ -93,16 +93,11 @@ public:
         return direct_.progress_time() + staged_.progress_time() + copy_time_.load(std::memory_order_relaxed);
     }
 
-    bool test(std::uint64_t n) override {
-        advance();
-        std::lock_guard lock(mutex_);
-        return complete(n);
-    }
+    bool test(std::uint64_t n) override { return advance(n); }
 
     /// Also waits for what was started before: it may need this rank's staging.
     void wait(std::uint64_t n) override {
-        for (;;) {
-            advance();
+        while (!advance(n)) {
             bool is_staged;
             std::uint64_t number;
             {
@@ -112,8 +107,9 @@ public:
                 number = is_staged ? landed_ : calls_[first_].number;
                 if (is_staged && launched_ == landed_) continue;  // it could not be launched: the world has failed
             }
-            if (is_staged) staged_.wait(number);
-            else direct_.wait(number);
+            // Where these fail, `advance` says what it means for n.
+            if (is_staged) staged_.await(number);
+            else direct_.await(number);
         }
     }
 
@@ -124,14 +120,15 @@ public:
         }
         // It may be over without this rank's having had to do anything.
         if (!world_->failed()) try_advance();
-        if (!direct_.done(n) || direct_.elsewhere(n)) direct_.fail_abandoned(n);
-        std::lock_guard lock(mutex_);  // another thread of this rank may just be copying from or to its buffer
+        if (direct_.done(n) && !direct_.elsewhere(n)) return;
+        direct_.fail_abandoned(n);
+        let_buffers_go();
     }
 
     /// Ends the world and returns once no rank touches another's buffers.
     void fail(const Failure& failure) noexcept override {
         direct_.fail(failure);
-        std::lock_guard lock(mutex_);  // as above
+        let_buffers_go();
     }
 
     /// Memory that every rank has mapped, and each uses its part of. Where the system has none left, of this process alone:
@@ -243,19 +240,39 @@ private:
 
     /// Under the mutex. Numbers are consecutive.
     bool complete(std::uint64_t n) const noexcept {
-        if (first_ == calls_.size() || n < calls_[first_].number) return true;
-        return calls_[first_ + static_cast<std::size_t>(n - calls_[first_].number)].complete;
+        return first_ == calls_.size() || n < calls_[first_].number || calls_[index_of(n)].complete;
+    }
+    std::size_t index_of(std::uint64_t n) const noexcept { return first_ + static_cast<std::size_t>(n - calls_[first_].number); }
+
+    /// Sees what has become complete, and moves what is staged by what can be moved now. True if collective n is complete;
+    /// throws Error if it is not and the world has failed.
+    bool advance(std::uint64_t n) {
+        // Asked before looking: what the rank that failed had seen complete is found complete here too.
+        const bool failed = world_->failed();
+        // The work itself, which takes long, is done without the mutex: other threads go on starting.
+        if (failed) {
+            direct_.catch_up();
+            staged_.catch_up();
+        } else {
+            direct_.progress();
+            staged_.progress();
+        }
+        Operation operation;
+        {
+            std::lock_guard lock(mutex_);
+            advance_calls();
+            if (complete(n)) return true;
+            if (!failed) return false;
+            operation = calls_[index_of(n)].call.operation;
+            buffers_may_go_ = true;
+        }
+        direct_.throw_failure(operation);
     }
 
-    /// Sees what has become complete, and moves what is staged by what can be moved now. Throws Error if the world has
-    /// failed.
-    void advance() {
-        // The work itself, which takes long, is done without the mutex: other threads go on starting.
-        direct_.progress();
-        staged_.progress();
-        if (world_->failed()) direct_.throw_failure(Operation::barrier);
+    /// After a failure: no thread of this rank copies from or to the trainer's buffers again.
+    void let_buffers_go() noexcept {
         std::lock_guard lock(mutex_);
-        advance_calls();
+        buffers_may_go_ = true;
     }
 
     void try_advance() noexcept override {
@@ -263,15 +280,11 @@ private:
         staged_.progress();
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock || world_->failed()) return;
-        try {
-            advance_calls();
-        } catch (...) {
-            // The world has failed: who waits is told.
-        }
+        advance_calls();
     }
 
     /// Under the mutex.
-    void advance_calls() {
+    void advance_calls() noexcept {
         for (; classified_ < calls_.size(); ++classified_) {
             Started& next = calls_[classified_];
             if (!direct_.done(next.number)) break;
@@ -292,16 +305,15 @@ private:
     }
 
     /// Under the mutex, as all below.
-    bool advance_staged(Started& started) {
+    bool advance_staged(Started& started) noexcept {
         for (;;) {
             bool moved = false;
-            if (!started.all_launched && launched_ - landed_ < pieces_in_flight) {
+            if (!started.all_launched && launched_ - landed_ < pieces_in_flight && !world_->failed()) {
                 const auto begin = Clock::now();
-                launch(started);
+                moved = launch(started);
                 add_copy_time(begin);
-                moved = true;
             }
-            if (landed_ < launched_ && staged_.done(landed_)) {
+            if (landed_ < launched_ && staged_.done(landed_) && !buffers_may_go_) {
                 const auto begin = Clock::now();
                 land(started, in_flight_[landed_ % pieces_in_flight]);
                 add_copy_time(begin);
@@ -358,7 +370,8 @@ private:
         return {};
     }
 
-    void launch(Started& started) {
+    /// False if the world fails meanwhile.
+    bool launch(Started& started) noexcept {
         const Piece piece = next_piece(started);
         std::byte* const area = own_area_ + launched_ % pieces_in_flight * piece_bytes;
         const std::size_t width = size_of(started.call.dtype);
@@ -374,14 +387,19 @@ private:
         call.root = collective::reduces(started.call.operation) ? 0 : from_owner ? piece.source : started.call.root;
         call.in = call.out = area;
         call.in_count = call.out_count = piece.range.size();
+        try {
+            staged_.start(call);
+        } catch (...) {
+            return false;  // who waits is told
+        }
         in_flight_[launched_ % pieces_in_flight] = piece;
-        staged_.start(call);
         ++launched_;
 
         started.first = piece.range.last;
         started.all_launched = piece.last;
         while (has_shards(started.call.operation) && !started.all_launched && started.first >= shard_range(started.whole, size(), started.source).last)
             ++started.source;
+        return true;
     }
 
     void land(Started& started, const Piece& piece) noexcept {
@@ -407,6 +425,7 @@ private:
     Piece in_flight_[pieces_in_flight];
     std::uint64_t launched_ = 0;   ///< pieces; their numbers are those of the staged seat's collectives
     std::uint64_t landed_ = 0;
+    bool buffers_may_go_ = false;  ///< the trainer has been told of a failure, or has told of one
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -60,7 +60,7 @@ public:
         while (next_.load(std::memory_order_relaxed) - least_retired() >= Board::slots) {
             unlock();
             const std::uint64_t oldest = next_.load(std::memory_order_relaxed) - Board::slots;
-            wait_for([&] { return least_retired() > oldest; }, oldest);
+            if (!wait_for([&] { return least_retired() > oldest; }, oldest)) throw_failure(call.operation);
             lock();
         }
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
@@ -78,6 +78,15 @@ public:
 
     /// Works on this rank's share of what every rank has started. Never blocks.
     void progress() noexcept { work(Mode::poll); }
+
+    /// Sees the calls of all that is complete, for `done`. Unlike `progress`, it has seen them when it returns although
+    /// another thread of this rank works.
+    void catch_up() noexcept {
+        while (board_->done(own_.load(std::memory_order_acquire))) {
+            work(Mode::poll);
+            std::this_thread::yield();
+        }
+    }
 
     /// The time that this rank has spent at work outside of waits.
     std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
@@ -97,9 +106,14 @@ public:
 
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
     void wait(std::uint64_t n) {
-        if (!board_->done(n)) wait_for([&] { return board_->done(n); }, n);
+        if (!await(n)) throw_failure(board_->cell(n, rank_).call.operation);
+    }
+    /// The same; false where `wait` throws.
+    bool await(std::uint64_t n) {
+        if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n)) return false;
         // The others reuse a slot only once every rank has retired it: do not let them wait for that.
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
+        return true;
     }
 
     /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
@@ -185,7 +199,8 @@ private:
     void work_own_shares(std::uint64_t next) noexcept {
         const World& world = board_->world();
         std::uint64_t n = own_.load(std::memory_order_relaxed);
-        for (; n < next && board_->all_arrived(n) && !world.failed(); ++n) {
+        // After a failure no more is begun, but somebody may still ask for what is complete.
+        for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
             collect_calls(n);
             if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
             const Chunks chunks = chunks_of(n);
@@ -267,9 +282,9 @@ private:
         board_->presence(rank_).retired.store(n, std::memory_order_release);
     }
 
-    /// Works and waits until `complete()`; `n` is the collective that the messages speak of.
+    /// Works and waits until `complete()`; `n` is the collective that the messages speak of. False where the world fails before.
     template <class Predicate>
-    void wait_for(Predicate&& complete, std::uint64_t n) {
+    bool wait_for(Predicate&& complete, std::uint64_t n) {
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
         collective::Vigil vigil;
@@ -278,11 +293,8 @@ private:
         int rounds_alone = world.cores_are_shared ? 0 : 300;
         for (;;) {
             work(rounds_alone > 0 ? Mode::wait : Mode::help);
-            if (complete()) return;
-            if (world.failed()) {
-                if (complete()) return;  // since: who failed had seen it complete
-                throw_failure(board_->cell(n, rank_).call.operation);
-            }
+            if (complete()) return true;
+            if (world.failed()) return complete();  // it may be since: who failed had seen it complete
             if (rounds_alone > 0) {
                 --rounds_alone;
                 continue;  // without a pause, which lasts as long as a handoff between cores

@@ -1,5 +1,7 @@
 // ctest: TIMEOUT 120 PROCESSORS 2
-// The engine over processes that share memory: segment.hpp, regions.hpp and process_world.hpp under a Seat.
+// The engine over processes that share memory: segment.hpp, regions.hpp and process_world.hpp under a Seat, and
+// process_engine.hpp where ranks fail.
+#include <gradsync/shared_memory/process_engine.hpp>
 #include <gradsync/shared_memory/process_world.hpp>
 #include <gradsync/shared_memory/regions.hpp>
 #include <gradsync/shared_memory/seat.hpp>
@@ -10,10 +12,13 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -55,11 +60,8 @@ void expect(bool good, const std::string& what) {
     if (!good) throw std::runtime_error(what);
 }
 
-/// Runs `f(Rank&)` in `size` processes; returns how each of them ended: "ok", or the signal or failure.
-template <class F>
-std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit, F&& f) {
-    const sm::Segment world = sm::ProcessWorld::create(size, sm::Board::bytes(static_cast<std::size_t>(size)));
-    const sm::Segment data = sm::Segment::create(elements * sizeof(float) * static_cast<std::size_t>(size));
+/// Runs `f(rank)` in `size` processes; returns how each of them ended: "ok", or the signal or failure.
+std::vector<std::string> run_forked(int size, const std::function<void(int)>& f) {
     std::vector<pid_t> children;
     std::fflush(nullptr);  // or every child says it again
     for (int r = 0; r < size; ++r) {
@@ -71,21 +73,7 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         }
         int status = 1;
         try {
-            // Mapped anew, so at other addresses than the parent's and, after a rank-sized hole, than each other's.
-            std::vector<sm::Segment> hole;
-            for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
-            const sm::Segment mapped = sm::Segment::open(data.ticket());
-            auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ticket()), r, size, size);
-            auto regions = std::make_shared<sm::Regions>();
-            regions->add(0, mapped.data(), mapped.bytes());
-            std::vector<int> ranks;
-            for (int k = 0; k < size; ++k) ranks.push_back(k);
-            auto board = std::make_shared<sm::Board>(process_world, std::move(ranks), process_world->memory());
-            {
-                Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
-                          reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
-                f(rank);
-            }
+            f(r);
             status = 0;
         } catch (const std::exception& error) {
             std::fprintf(stderr, "rank %d of %d: %s\n", r, size, error.what());
@@ -99,6 +87,47 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         ends.push_back(WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status)) : WEXITSTATUS(status) == 0 ? "ok" : "failed");
     }
     return ends;
+}
+
+std::vector<int> first_ranks(int size) {
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+}
+
+/// Runs `f(Rank&)` in `size` processes.
+template <class F>
+std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit, F&& f) {
+    const sm::Segment world = sm::ProcessWorld::create(size, sm::Board::bytes(static_cast<std::size_t>(size)));
+    const sm::Segment data = sm::Segment::create(elements * sizeof(float) * static_cast<std::size_t>(size));
+    return run_forked(size, [&](int r) {
+        // Mapped anew, so at other addresses than the parent's and, after a rank-sized hole, than each other's.
+        std::vector<sm::Segment> hole;
+        for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
+        const sm::Segment mapped = sm::Segment::open(data.ticket());
+        auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ticket()), r, size, size);
+        auto regions = std::make_shared<sm::Regions>();
+        regions->add(0, mapped.data(), mapped.bytes());
+        auto board = std::make_shared<sm::Board>(process_world, first_ranks(size), process_world->memory());
+        Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
+                  reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
+        f(rank);
+    });
+}
+
+/// Runs `f(engine, repeat)` in `size` processes, `repeats` times, each in a world of its own, which `f` may end.
+template <class F>
+std::vector<std::string> run_engines(int size, int repeats, F&& f) {
+    std::vector<sm::Segment> worlds;
+    for (int repeat = 0; repeat < repeats; ++repeat)
+        worlds.push_back(sm::ProcessWorld::create(size, sm::ProcessEngine::bytes(static_cast<std::size_t>(size))));
+    return run_forked(size, [&](int rank) {
+        for (int repeat = 0; repeat < repeats; ++repeat) {
+            auto world = sm::ProcessWorld::join(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ticket()), rank, size, size);
+            sm::ProcessEngine engine(world, std::make_shared<sm::Regions>(), first_ranks(size), rank, world->memory(), 0, 30s);
+            f(engine, repeat);
+        }
+    });
 }
 
 float value(int rank, std::size_t i, int step) { return static_cast<float>((i * 7 + static_cast<std::size_t>(rank * 31 + step)) % 1000) / 8 + 0.1f; }
@@ -175,13 +204,14 @@ TEST_CASE("processes: a rank that is killed is named by all others, long before 
 
 TEST_CASE("processes: a rank that stops is named at the time limit") {
     const auto ends = run_processes(3, 30s, [](Rank& rank) {
+        const auto failed = [&] { return rank.seat.board().world().failed(); };
         rank.wait({});
         if (rank.rank == 1) {
-            while (!rank.seat.board().world().failed()) ::usleep(1000);
+            while (!failed()) ::usleep(1000);
             return;
         }
         const std::uint64_t n = rank.seat.start(all_reduce(rank.own, 10));
-        while (!rank.seat.board().arrived(n, 2 - rank.rank)) ::usleep(1000);  // the other one is not merely slow
+        while (!rank.seat.board().arrived(n, 2 - rank.rank) && !failed()) ::usleep(1000);  // the other one is not merely slow
         rank.seat.set_timeout(200ms);
         try {
             rank.seat.wait(n);
@@ -192,6 +222,45 @@ TEST_CASE("processes: a rank that stops is named at the time limit") {
         }
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
+TEST_CASE("processes: what a rank has seen complete when it fails is complete for all ranks") {
+    const auto ends = run_engines(3, 120, [](sm::ProcessEngine& engine, int repeat) {
+        // Not reached by the others, so staged, in two pieces; or nothing to stage.
+        std::vector<float> own(repeat % 2 == 0 ? 70'000 : 0, 1.0f);
+        const std::uint64_t n = engine.start(own.empty() ? sm::Call() : all_reduce(own.data(), own.size()));
+        while (repeat % 4 >= 2 && !engine.test(n)) std::this_thread::yield();
+        engine.wait(n);
+        engine.fail({.culprit = engine.rank(), .message = "the disk is full"});
+        for (std::size_t i = 0; i < own.size(); ++i) expect(own[i] == 3, "element " + std::to_string(i));
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
+TEST_CASE("processes: a failure is told by the name of what was asked for, and ends nothing that is complete") {
+    const auto ends = run_engines(2, 20, [](sm::ProcessEngine& engine, int repeat) {
+        float x = 1;
+        const std::uint64_t before = engine.start(all_reduce(&x, 1));
+        if (engine.rank() == 0) {
+            engine.wait(before);
+            return engine.fail({.culprit = 0, .message = "the disk is full"});
+        }
+        sm::Call call;
+        call.operation = sm::Operation::broadcast;
+        call.in = call.out = &x;
+        call.in_count = call.out_count = 1;
+        try {
+            const std::uint64_t n = engine.start(call);
+            while (repeat % 2 == 0 && !engine.test(n)) std::this_thread::yield();
+            engine.wait(n);
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::peer_failed && error.context().peer == 0, error.what());
+            expect(error.context().operation == "broadcast", error.context().operation + ": " + error.what());
+        }
+        expect(engine.test(before) && x == 2, "what was complete is not");
+    });
+    CHECK(ends == std::vector<std::string>(2, "ok"));
 }
 
 TEST_CASE("processes: ranks that start different collectives are told the difference") {
