@@ -2,6 +2,9 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <gradsync/shard/flat_optimizer.hpp>
@@ -27,6 +30,16 @@ struct AdamW {
             v = T(0.99) * v + T(0.01) * g * g;
             s.value[k] -= rate * (m / first / (std::sqrt(v / second) + T(1e-3)) + decay * s.value[k]);
         }
+    }
+};
+
+/// AdamW that refuses slices which do not lie where elements of their type may.
+struct AlignedAdamW : AdamW {
+    template <class T>
+    void step(const gradsync::OptimizerSlice<T>& s) const {
+        for (const T* array : {static_cast<const T*>(s.value.data()), s.gradient.data(), static_cast<const T*>(s.state[0]), static_cast<const T*>(s.state[1])})
+            if (reinterpret_cast<std::uintptr_t>(array) % alignof(T) != 0) throw std::logic_error("parameter " + std::to_string(s.parameter));
+        AdamW::step(s);
     }
 };
 

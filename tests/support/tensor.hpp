@@ -42,6 +42,15 @@ inline std::vector<Tensor> tensors(const std::vector<std::size_t>& counts, grads
     return result;
 }
 
+/// Tensors of types that alternate and sizes that are odd, as lie badly one behind another.
+inline std::vector<Tensor> mixed_tensors() {
+    using enum gradsync::DType;
+    std::vector<Tensor> result;
+    for (const gradsync::DType dtype : {bf16, f64, f32, bf16, f64, f32, bf16, f32, f64})
+        for (const std::size_t count : {1u, 7u, 33u}) result.emplace_back("p" + std::to_string(result.size()), dtype, std::vector<std::size_t>{count});
+    return result;
+}
+
 /// Calls `use` with a null pointer to the element type.
 template <class Use>
 decltype(auto) with_type(gradsync::DType dtype, Use&& use) {
@@ -78,6 +87,8 @@ inline Bytes bytes_of(gradsync::ConstBufferView view) {
 inline void write(gradsync::BufferView view, const Bytes& bytes) {
     if (!bytes.empty()) std::memcpy(view.data, bytes.data(), bytes.size());
 }
+/// Does it begin where an element of its type may lie? The tests of buckets and shards are built without the sanitizer's check.
+inline bool is_aligned(gradsync::ConstBufferView view) { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 inline bool holds(gradsync::ConstBufferView view, const Bytes& bytes) {
     return view.bytes() == bytes.size() && (bytes.empty() || std::memcmp(view.data, bytes.data(), bytes.size()) == 0);
 }

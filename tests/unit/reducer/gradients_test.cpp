@@ -101,6 +101,25 @@ TEST_CASE("PyTorch parity: mixed dtypes, each in buckets of its own") {
         }
 }
 
+TEST_CASE("gradients in buckets lie where elements of their type may") {
+    const auto check = [](const auto& buckets) {
+        return findings(2, [&](ThreadBackend comm, Finding& finding) {
+            auto model = mixed_tensors();
+            Reducer sync(comm, model, {.gradients = GradientStorage::in_buckets}, buckets);
+            for (int step = 0; step < 2; ++step) {
+                for (std::size_t i = 0; i < sync.size(); ++i)
+                    finding.check(is_aligned(sync.gradient_view(i)), "parameter " + std::to_string(i) + ", step " + std::to_string(step));
+                backward(sync, model, comm.rank(), step);
+                sync.finish();
+                sync.rebuild_buckets();
+            }
+        });
+    };
+    CHECK(check(Flat{}) == "");
+    CHECK(check(PerParameter{}) == "");
+    CHECK(check(SizeCappedBuckets(200)) == "");
+}
+
 TEST_CASE("a model without parameters, and one with empty parameters only") {
     for (const int ranks : {1, 2, 3})
         for (const std::vector<std::size_t>& counts : {std::vector<std::size_t>{}, {0}, {0, 0, 0}})

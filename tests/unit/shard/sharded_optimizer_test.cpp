@@ -102,6 +102,29 @@ TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
     }
 }
 
+TEST_CASE("weights, gradients and state lie where elements of their type may") {
+    const auto check = [](auto stage, auto buckets, int size) {
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            auto model = mixed_tensors();
+            ShardedOptimizer<ThreadBackend, AlignedAdamW, decltype(stage), decltype(buckets)> sharded(
+                comm, model, AlignedAdamW{}, {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets}, buckets);
+            for (std::size_t i = model.size(); i-- > 0;) {
+                finding.check(is_aligned(sharded.parameter_value(i)), "weight " + std::to_string(i));
+                finding.check(is_aligned(sharded.gradient_view(i)), "gradient " + std::to_string(i));
+                sharded.mark_ready(i);
+            }
+            sharded.finish();
+            sharded.step();
+        });
+    };
+    for (int size = 1; size <= 3; ++size) {
+        CHECK(check(Zero1{}, Flat{}, size) == "");
+        CHECK(check(Zero1{}, SizeCappedBuckets(200), size) == "");
+        CHECK(check(Zero2{}, PerParameter{}, size) == "");
+        CHECK(check(Zero2{}, SizeCappedBuckets(200), size) == "");
+    }
+}
+
 TEST_CASE("bf16 weights whose gradients travel in f32") {
     Training t{.dtype = DType::bf16};
     t.reducer.reduce_dtype = DType::f32;

@@ -102,6 +102,22 @@ TEST_CASE("f64, and 16-bit weights with f32 master weights") {
         for (int size = 1; size <= 3; ++size) CHECK(difference_from_whole<OverlapBackward>(size, {.dtype = dtype}, {}) == "");
 }
 
+TEST_CASE("weights, gradients and state lie where elements of their type may") {
+    for (int size = 1; size <= 3; ++size)
+        CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
+                  auto given = mixed_tensors();
+                  ShardedParameters<ThreadBackend, AlignedAdamW> sharded(comm, given, AlignedAdamW{}, Units(std::vector<std::size_t>(given.size())));
+                  const auto use = sharded.gather(0);
+                  for (std::size_t i = sharded.size(); i-- > 0;) {
+                      finding.check(is_aligned(sharded.parameter_value(i)), "weight " + std::to_string(i));
+                      finding.check(is_aligned(sharded.gradient_view(i)), "gradient " + std::to_string(i));
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+                  sharded.step();
+              }) == "");
+}
+
 TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
     const Training t{.micro_batches = 3};
     const auto expected = weights_of_whole(3, t, Sgd{});
