@@ -100,7 +100,7 @@ public:
 
     /// Collectives that are started while the object lives leave together when it goes, as one launch of NCCL's, which is much less
     /// work where they are small. All ranks form the same groups (others are noticed, and named), of collectives that need nothing of
-    /// one another. A wait inside it lets leave what was started; 128 collectives are a group at most. For one thread at a time.
+    /// one another. A wait inside it lets leave what was started, and so does the 129th collective. For one thread at a time.
     ///
     ///     {
     ///         const auto group = comm.group();

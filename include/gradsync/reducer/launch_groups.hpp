@@ -34,22 +34,24 @@ public:
     /// There is a plan. Where buckets share memory that is given back as they leave, none waits for another.
     template <class Buckets>
     void adopt(const B& backend, const Buckets& buckets) {
-        ends_.assign(buckets.plan().size(), 0);
+        ends_.clear();
         std::size_t first = 0, bytes = 0;
-        for (std::size_t b = 0; b < ends_.size(); ++b) {
-            bytes += buckets.bucket(b).bytes();
-            if (buckets.pooled() || bytes > backend.group_bytes()) {
+        for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
+            const std::size_t own = buckets.bucket(b).bytes();
+            if (buckets.pooled() || b - first == most_buckets || bytes + own > backend.group_bytes()) {
+                ends_.resize(b, b);
                 first = b;
-                bytes = buckets.bucket(b).bytes();
+                bytes = 0;
             }
-            for (std::size_t i = first; i <= b; ++i) ends_[i] = b + 1;
+            bytes += own;
         }
+        ends_.resize(buckets.plan().size(), buckets.plan().size());
     }
 
     bool full(std::size_t b, const Readiness& readiness) const noexcept {
-        const std::size_t end = ends_[b];
-        while (b < end && readiness.full(b)) ++b;
-        return b == end;
+        std::size_t end = ends_[b];
+        while (end > b && readiness.full(end - 1)) --end;  // the last one is expected last
+        return end == b;
     }
 
     class Launch {
@@ -74,6 +76,9 @@ public:
     };
 
 private:
+    /// Of a group: more are no less work, but keep others waiting, and backends have room for so many calls.
+    static constexpr std::size_t most_buckets = 32;
+
     std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
 };
 

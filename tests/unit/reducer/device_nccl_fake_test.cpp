@@ -105,10 +105,10 @@ TEST_CASE("Reducer on devices: a step keeps no host waiting for the device") {
 
 namespace {
 
-/// Two steps of a Reducer of ten parameters of 4 to 40 bytes, marked in an order of this rank's own; the gradients, and the launches of
+/// Two steps of a Reducer of parameters of 4, 8, 12, ... bytes, marked in an order of this rank's own; the gradients, and the launches of
 /// NCCL's that the second step took on all ranks together.
 template <class Buckets, class Overlap>
-std::pair<std::vector<float>, int> steps(int size, std::size_t group_bytes, Buckets buckets) {
+std::pair<std::vector<float>, int> steps(int size, std::size_t group_bytes, Buckets buckets, std::size_t parameters = 10) {
     gradsync_test::Findings findings;
     std::vector<float> result;
     int launches = 0;
@@ -116,7 +116,7 @@ std::pair<std::vector<float>, int> steps(int size, std::size_t group_bytes, Buck
         size, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .group_bytes = group_bytes}); },
         [&](NcclBackend comm) {
             std::vector<gradsync_test::Numbers<NcclBackend>> gradients;
-            for (std::size_t i = 0; i < 10; ++i) gradients.emplace_back(i + 1, 0.0f);
+            for (std::size_t i = 0; i < parameters; ++i) gradients.emplace_back(i + 1, 0.0f);
             std::vector<ParameterView> views;
             for (auto& g : gradients) views.push_back({.name = "p" + std::to_string(views.size()), .gradient = g.view()});
             Reducer<NcclBackend, Buckets, Overlap> sync(comm, views, {}, buckets);
@@ -163,6 +163,7 @@ TEST_CASE("Reducer on devices: small buckets that follow one another leave as on
         CHECK(steps<PerParameter, OverlapForward>(size, 76, PerParameter()).first == expected);
         CHECK(steps<Caps, OverlapBackward>(size, 100, Caps(60, 40)).first == expected);
     }
+    CHECK(steps<PerParameter, OverlapBackward>(2, 1 << 20, PerParameter(), 100).second == 2 * 4 * 2);  // 32, 32, 32 and 4
 }
 
 TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks, and is named") {
