@@ -128,6 +128,7 @@ inline std::vector<std::pair<const char*, TrainingOptions>> trainings() {
         {"unused parameters, in buckets", {.reducer = {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, .skips = true}},
         {"uneven inputs", {.is_uneven = true}},
         {"rebuilt buckets", {.rebuilds = true}},
+        {"rebuilt buckets, in buckets", {.reducer = {.gradients = GradientStorage::in_buckets}, .rebuilds = true}},
         {"plain sums", {.reducer = {.averaging = Averaging::sum}, .clips = true}},
     };
 }

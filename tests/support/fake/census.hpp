@@ -10,4 +10,7 @@ struct Census {
 };
 Census& census();
 
+/// Frees memory of the fake CUDA runtime's at once, whatever the device does.
+void release(void* data);
+
 }  // namespace gradsync_fake

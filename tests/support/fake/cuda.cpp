@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "census.hpp"
 
@@ -51,6 +52,10 @@ public:
         const std::lock_guard lock(mutex_);
         return queue_.empty() && !working_;
     }
+    void await_idle() {
+        std::unique_lock lock(mutex_);
+        done_.wait(lock, [&] { return queue_.empty() && !working_; });
+    }
     void close() {
         const std::lock_guard lock(mutex_);
         closed_ = true;
@@ -70,12 +75,13 @@ public:
             work = nullptr;
             lock.lock();
             working_ = false;
+            done_.notify_all();
         }
     }
 
 private:
     std::mutex mutex_;
-    std::condition_variable changed_;
+    std::condition_variable changed_, done_;
     std::deque<std::function<void()>> queue_;
     bool working_ = false, closed_ = false;
 };
@@ -124,6 +130,15 @@ Worker& worker_of(cudaStream_t stream) {
     return stream == nullptr ? *own.worker : *stream->worker;
 }
 
+/// Every rank is a thread: the streams that it has made are its device.
+thread_local std::vector<std::weak_ptr<Worker>> own_streams;
+
+void await_device() {
+    for (const auto& stream : own_streams)
+        if (const auto worker = stream.lock()) worker->await_idle();
+    worker_of(nullptr).await_idle();
+}
+
 cudaError_t finish(cudaStream_t stream) {
     Happening over;
     worker_of(stream).put([&] { over.happen(); });
@@ -138,11 +153,6 @@ cudaError_t allocate(T** data, std::size_t bytes) {
     ++census().memories;
     return cudaSuccess;
 }
-cudaError_t release(void* data) {
-    if (data != nullptr) --census().memories;
-    std::free(data);
-    return cudaSuccess;
-}
 
 }  // namespace
 
@@ -153,6 +163,11 @@ void enqueue(cudaStream_t stream, std::function<void()> work) { worker_of(stream
 void fail_next(const std::string& call, cudaError_t code) {
     const std::lock_guard lock(failures_mutex);
     failures[call] = code;
+}
+
+void release(void* data) {
+    if (data != nullptr) --census().memories;
+    std::free(data);
 }
 
 Census& census() {
@@ -189,16 +204,20 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
     if (const cudaError_t code = planned("cudaMalloc")) return code;
     return allocate(data, bytes);
 }
-cudaError_t cudaFree(void* data) { return release(data); }
+cudaError_t cudaFree(void* data) {
+    if (data != nullptr) await_device();
+    return gradsync_fake::release(data), cudaSuccess;
+}
 cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes); }
-cudaError_t cudaFreeHost(void* data) { return release(data); }
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    if (const cudaError_t code = planned("cudaMemcpyAsync")) return code;
     worker_of(stream).put([=] { std::memmove(to, from, bytes); });
     return cudaSuccess;
 }
-cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+    worker_of(nullptr).put([=] { std::memmove(to, from, bytes); });
     return finish(nullptr);
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
@@ -212,6 +231,8 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
     *stream = new CUstream_st;
+    std::erase_if(own_streams, [](const auto& known) { return known.expired(); });
+    own_streams.push_back((*stream)->worker);
     ++census().streams;
     return cudaSuccess;
 }
