@@ -56,7 +56,10 @@ public:
     }
 
     /// The call is to be launched next, and stays where it is until then. `slot`: not that of another one under way.
-    void add(const Call& call, std::size_t slot) { pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}}); }
+    void add(const Call& call, std::size_t slot) {
+        pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}});
+        culprit_ = pending_.size();
+    }
 
     /// Puts what was added on the stream, as one launch of NCCL's. `wanted()`: false to give up. Throws Error(device_failed).
     ///
@@ -65,13 +68,13 @@ public:
     void launch(Wanted&& wanted) {
         const auto settle = [&](ncclResult_t code, const char* what) { comm_.settle(code, what, wanted); };
         scale_means(settle);
-        settle(together([this](const Pending& next, Batch& batch) { post(next, batch); }),
-               pending_.size() == 1 ? function_of(pending_[0].call->operation) : "ncclGroupEnd");
+        together([this](const Pending& next, Batch& batch) { post(next, batch); }, settle);
         for (const Pending& done : pending_)
             if (done.operand.own_op) ncclRedOpDestroy(done.operand.op, comm_.get());
         pending_.clear();
+        culprit_ = 0;
     }
-    /// After `launch` has thrown: which of the calls that were added failed, or their number where that is not known.
+    /// After a failure: which of the calls that were added has failed, or their number where that is not known.
     std::size_t culprit() const noexcept { return culprit_; }
 
 private:
@@ -90,38 +93,46 @@ private:
         std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
     };
 
-    /// NCCL calls that become one.
+    /// NCCL calls that become one. The thread's group of NCCL's is closed with it at the latest: it would swallow what the thread
+    /// asks of any communicator later.
     class Batch {
     public:
-        Batch() { add(ncclGroupStart()); }
-        void add(ncclResult_t code) noexcept {
-            if (code_ == ncclSuccess && code != ncclInProgress) code_ = code;
+        Batch() { add(ncclGroupStart(), "ncclGroupStart"); }
+        Batch(const Batch&) = delete;
+        Batch& operator=(const Batch&) = delete;
+        ~Batch() {
+            if (open_) ncclGroupEnd();
+        }
+        void add(ncclResult_t code, const char* function) noexcept {
+            if (failed() || code == ncclSuccess || code == ncclInProgress) return;
+            code_ = code;
+            function_ = function;
         }
         bool failed() const noexcept { return code_ != ncclSuccess; }
         ncclResult_t end() noexcept {
+            open_ = false;
             const ncclResult_t code = ncclGroupEnd();
             return failed() ? code_ : code;
         }
+        /// Of NCCL's: the one that `end()` tells the outcome of.
+        const char* function() const noexcept { return function_; }
 
     private:
+        bool open_ = true;
         ncclResult_t code_ = ncclSuccess;
+        const char* function_ = "ncclGroupEnd";
     };
 
     /// `post(call, batch)` for all that are pending, as one launch.
-    template <class Post>
-    ncclResult_t together(Post&& post) {
+    template <class Post, class Settle>
+    void together(Post&& post, Settle&& settle) {
         Batch batch;
         for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_) {
             post(pending_[culprit_], batch);
             if (batch.failed()) break;
         }
-        return batch.end();
-    }
-
-    static const char* function_of(Operation operation) noexcept {
-        constexpr const char* names[] = {"ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather",
-                                         "ncclBroadcast", "ncclSend and ncclRecv", "ncclSend and ncclRecv", "ncclAllReduce"};
-        return names[static_cast<std::size_t>(operation)];
+        const ncclResult_t code = batch.end();
+        settle(code, batch.function());
     }
 
     static const std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
@@ -153,12 +164,13 @@ private:
                         "cudaMemcpyAsync");
         }
         if (!any) return;
-        settle(together([this](const Pending& next, Batch& batch) {
-                   if (!next.is_mean()) return;
-                   double* const weight = &cell(next)->weight;
-                   batch.add(ncclAllReduce(weight, weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()));
-               }),
-               "ncclAllReduce");
+        together(
+            [this](const Pending& next, Batch& batch) {
+                if (!next.is_mean()) return;
+                double* const weight = &cell(next)->weight;
+                batch.add(ncclAllReduce(weight, weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()), "ncclAllReduce");
+            },
+            settle);
         std::byte* scratch = room == 0 ? nullptr : this->scratch(room);
         for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_)
             if (Pending& next = pending_[culprit_]; next.is_mean()) {
@@ -216,12 +228,15 @@ private:
         switch (call.operation) {
             case Operation::broadcast:
                 if (call.out_count != 0)
-                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()));
+                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()),
+                              "ncclBroadcast");
                 break;
             case Operation::all_gather: all_gather(call, batch); break;
             case Operation::gather: gather(call, batch); break;
             case Operation::scatter: scatter(call, batch); break;
-            default: batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()));
+            default:
+                batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()),
+                          "ncclAllReduce");
         }
     }
 
@@ -230,52 +245,68 @@ private:
         const std::size_t whole = call.in_count;
         if (whole == 0) return;
         if (call.operation == Operation::all_reduce)
-            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()));
+            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()),
+                             "ncclAllReduce");
         if (call.operation == Operation::reduce)
-            return batch.add(ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()));
+            return batch.add(
+                ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()),
+                "ncclReduce");
         if (is_even(whole))
             return batch.add(
-                ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()));
+                ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
+                "ncclReduceScatter");
         for (int r = 0; r < size_; ++r)
             if (const ElementRange own = shard(whole, r); own.size() != 0)
-                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(),
-                                     type, operand.op, r, comm_.get(), stream()));
+                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr,
+                                     own.size(), type, operand.op, r, comm_.get(), stream()),
+                          "ncclReduce");
     }
 
     void all_gather(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
-        if (is_even(whole)) return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()));
+        if (is_even(whole))
+            return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()),
+                             "ncclAllGather");
         for (int r = 0; r < size_; ++r)
             if (const ElementRange part = shard(whole, r); part.size() != 0) {
                 void* const to = element(call.out, part.first, call.dtype);
-                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()));
+                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()),
+                          "ncclBroadcast");
             }
     }
 
     void gather(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type(call.dtype);
         if (rank_ != call.root) {
-            if (call.in_count != 0) batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()));
+            if (call.in_count != 0)
+                batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()), "ncclSend");
             return;
         }
-        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
+        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in,
+             call.in_count * size_of(call.dtype));
         for (int r = 0; r < size_; ++r)
             if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
-                batch.add(ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
+                batch.add(
+                    ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()),
+                    "ncclRecv");
     }
 
     void scatter(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type(call.dtype);
         if (rank_ != call.root) {
-            if (call.out_count != 0) batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()));
+            if (call.out_count != 0)
+                batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclRecv");
             return;
         }
-        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
+        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype),
+             call.out_count * size_of(call.dtype));
         for (int r = 0; r < size_; ++r)
             if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
-                batch.add(ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()));
+                batch.add(
+                    ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()),
+                    "ncclSend");
     }
 
     void copy(void* to, const void* from, std::size_t bytes) const {
