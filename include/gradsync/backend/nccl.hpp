@@ -28,15 +28,15 @@ struct NcclOptions {
     int device = -1;                ///< -1: the calling thread's
     int most_ctas = 0;              ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
     NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; the same on all ranks. `describe()` says what it is, if less, and why
-    std::size_t group_bytes = std::size_t{1} << 20;  ///< buckets of a Reducer that follow one another and together have no more
-                                                     ///< bytes leave as one launch; 0: each on its own; the same on all ranks
+    std::size_t group_bytes = std::size_t{1} << 20;  ///< buckets of a Reducer's backward that follow one another and together have
+                                                     ///< no more bytes leave as one launch, 32 at most; 0: each on its own; the
+                                                     ///< same on all ranks
 };
 
 /// Ranks with a device each, among which NCCL moves data.
 ///
-/// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, and
-/// runs on a
-///   stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
+/// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, or, in a
+///   group, when the group leaves, and runs on a stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
 ///   returns at once: the Work counts as complete then, and its buffers are in use until that stream gets there.
 /// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. 16-bit types
 /// are scaled
@@ -94,13 +94,16 @@ public:
                detail::nccl_version_text(detail::nccl_version()) + (memory.empty() ? "" : ", " + memory);
     }
 
-    /// The stream whose work comes before that of a collective that is started from now on.
+    /// The stream whose work comes before that of a collective that is started from now on. It stays yours, until another one is
+    /// set or this and all memory from `allocate` are gone.
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
 
     /// Collectives that are started while the object lives leave together when it goes, as one launch of NCCL's, which is much less
     /// work where they are small. All ranks form the same groups (others are noticed, and named), of collectives that need nothing of
-    /// one another. A wait inside it lets leave what was started, and so does the 129th collective. For one thread at a time.
+    /// one another. A wait inside it lets leave what was started. So does another one that is started when 128 are under way, which
+    /// keeps the host waiting for the oldest, as outside of groups. Where an exception passes nothing leaves: Works that are dropped
+    /// end it on all ranks. For one thread at a time.
     ///
     ///     {
     ///         const auto group = comm.group();
@@ -121,7 +124,9 @@ public:
     /// The same ranks, for what they tell one another in host memory. Of the same origin: it fails with this, and this with it.
     TcpBackend& host() noexcept { return host_; }
 
-    /// Device memory in which collectives are fastest; see the concept.
+    /// Device memory in which collectives are fastest; see the concept. It keeps the communicator, and goes when what is on the
+    /// compute stream then, and all collectives, are over: the host waits for that, up to the time limit. Other streams that a Work
+    /// was handed over to have to be done with it.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:

@@ -19,6 +19,7 @@
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../cuda/runtime.hpp"
+#include "../message_passing/known_memory.hpp"
 #include "../message_passing/message_engine.hpp"
 #include "device_watch.hpp"
 #include "nccl_channel.hpp"
@@ -84,7 +85,8 @@ public:
         const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory),
                                                gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE)});
         const auto text = [](const Wish& wish) {
-            return "memory " + std::to_string(wish.memory) + " and group_bytes " + std::to_string(wish.group_bytes);
+            return std::string(gradsync::name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " +
+                   std::to_string(wish.group_bytes);
         };
         for (std::size_t r = 0; r < all.size(); ++r) {
             if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes) {
@@ -157,9 +159,10 @@ public:
         const std::lock_guard lock(mutex_);
         ++open_groups_;
     }
-    void close_group() noexcept {
+    /// `left`: by an exception. Nothing of it is launched then, as it is a part only; its Works, which are dropped, end the world.
+    void close_group(bool left) noexcept {
         const std::lock_guard lock(mutex_);
-        if (--open_groups_ == 0) issue();
+        if (--open_groups_ == 0 && !left) issue();
     }
 
     std::uint64_t start(const Call& call) override {
@@ -190,6 +193,7 @@ public:
         collective::Operation operation;
         {
             std::lock_guard lock(mutex_);
+            if (n >= issued_ && open_groups_ == 0) issue();  // its group was left by an exception, and it was kept
             advance();
             if (n < first_) return true;
             operation = at(n).call.operation;
@@ -291,13 +295,13 @@ public:
     /// "buckets in symmetric windows", or what else they are in, and why; "" where they are in plain memory, as was wished for.
     std::string describe_memory() {
         const std::lock_guard lock(mutex_);
-        constexpr const char* kinds[] = {"plain memory", "registered memory", "symmetric windows"};
         if (settings_.memory == NcclMemory::plain && settings_.why.empty()) return "";
-        const std::string kind = kinds[static_cast<std::size_t>(settings_.memory)];
-        return "buckets in " + kind + (settings_.why.empty() ? "" : ", as " + settings_.why);
+        return "buckets in " + std::string(gradsync::name_of(settings_.memory)) + (settings_.why.empty() ? "" : ", as " + settings_.why);
     }
 
 private:
+    static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
+
     struct Started {
         Call call;
         std::uint64_t met = 0;   ///< number of the meeting in which all ranks say what they have started
@@ -415,7 +419,7 @@ private:
 
     /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a while.
     void become_quiet() noexcept {
-        const auto deadline = Clock::now() + std::chrono::seconds(10);
+        const auto deadline = Clock::now() + patience;
         for (;;) {
             {
                 std::lock_guard lock(mutex_);
@@ -434,61 +438,107 @@ private:
     }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-    collective::Memory allocate_registered(std::size_t bytes) {
-        auto memory = std::make_shared<RegisteredMemory>(bytes);
-        const auto deadline = Clock::now() + timeout();
-        const auto wanted = [this, deadline] {
+    /// For calls of NCCL's, under the mutex.
+    auto wanted_until(Clock::time_point deadline, const std::string& what) {
+        return [this, deadline, what] {
             look_after_ranks();
-            return !world().failed() && Clock::now() < deadline;
+            if (Clock::now() >= deadline) world().fail(collective::timed_out(what, {}, world_rank(rank()), timeout()));
+            return !world().failed();
         };
-        NcclCommunicator& comm = channel_.communicator();
+    }
+
+    /// Ranks meet on the host before NCCL is asked: it would wait for one that is not there, and not say for whom.
+    collective::Memory allocate_registered(std::size_t bytes) {
+        const std::string what = "allocate(" + std::to_string(bytes) + " bytes)";
+        std::shared_ptr<RegisteredMemory> memory;
+        std::vector<std::uint64_t> sizes;
         try {
-            if (settings_.memory == NcclMemory::windows) {
-                bool opened = false;
-                {
-                    const std::lock_guard lock(mutex_);
-                    if (!world().failed()) opened = memory->open_window(comm, wanted);
-                }
-                bool all = true;
-                for (const std::uint8_t other : control_->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
-                if (!all) {
-                    const std::lock_guard lock(mutex_);
-                    memory->forget(comm, wanted);
-                    settings_.memory = NcclMemory::registered;
-                    settings_.why = "NCCL has no window for them here; NCCL_DEBUG=INFO tells why";
-                }
-            }
-            const std::lock_guard lock(mutex_);
-            if (settings_.memory == NcclMemory::registered && !world().failed()) memory->enlist(comm, wanted);
-        } catch (const Error& error) {
+            memory = std::make_shared<RegisteredMemory>(bytes);
+            sizes = control_->exchange(std::uint64_t{bytes});
+            if (sizes == std::vector<std::uint64_t>(sizes.size(), bytes)) register_everywhere(*memory, what);
+        } catch (const std::exception& error) {
             {
                 const std::lock_guard lock(mutex_);
-                if (!world().failed()) fail_device("allocate(" + std::to_string(bytes) + " bytes)", error.what());
+                if (!world().failed()) fail_device(what, error.what());
             }
             control_->fail(world().failure());  // the others hear of it
             become_quiet();                     // NCCL may still be at it
             const collective::Failure failure = world().failure();
             const int self = world_rank(rank());
-            throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
+            const std::string where = failure.message.find(what) == std::string::npos ? "in " + what + ": " : "";
+            throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
                         {.operation = "allocate", .rank = self, .peer = failure.culprit});
         }
+        for (std::size_t r = 1; r < sizes.size(); ++r)
+            if (sizes[r] != sizes[0]) refuse_sizes(sizes[0], sizes[r], static_cast<int>(r));
         void* const data = memory->data();
-        return collective::Memory(std::shared_ptr<void>(data, [memory, engine = weak_from_this()](void*) {
-            if (const auto alive = engine.lock()) alive->forget(*memory);  // else it was forgotten with the communicator
-        }));
+        // The engine stays as long: where the communicator is another's, nobody else would take its memory out of it.
+        return collective::Memory(
+            std::shared_ptr<void>(data, [memory, engine = shared_from_this()](void*) { engine->take_back(memory); }));
     }
 
-    void forget(RegisteredMemory& memory) noexcept {
-        const std::lock_guard lock(mutex_);
-        if (world().failed()) return;
-        try {
-            memory.forget(channel_.communicator(), [this, deadline = Clock::now() + timeout()] {
-                look_after_ranks();
-                return !world().failed() && Clock::now() < deadline;
-            });
-        } catch (const std::exception& error) {
-            fail_device("memory", error.what());
+    void register_everywhere(RegisteredMemory& memory, const std::string& what) {
+        const auto wanted = wanted_until(Clock::now() + timeout(), what);
+        NcclCommunicator& comm = channel_.communicator();
+        if (settings_.memory == NcclMemory::windows) {
+            bool opened = false;
+            {
+                const std::lock_guard lock(mutex_);
+                if (!world().failed()) opened = memory.open_window(comm, wanted);
+            }
+            bool all = true;
+            for (const std::uint8_t other : control_->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
+            const std::lock_guard lock(mutex_);
+            if (!all) {
+                memory.forget(comm, wanted);
+                settings_.memory = NcclMemory::registered;
+                settings_.why = "NCCL has no window for them here; NCCL_DEBUG=INFO tells why";
+            }
         }
+        const std::lock_guard lock(mutex_);
+        if (settings_.memory == NcclMemory::registered && !world().failed()) memory.enlist(comm, wanted);
+    }
+
+    [[noreturn]] void refuse_sizes(std::uint64_t first, std::uint64_t other, int r) {
+        throw Error(Errc::parameter_mismatch,
+                    "allocate: rank " + std::to_string(world_rank(0)) + " asks for " + std::to_string(first) + " bytes, rank " +
+                        std::to_string(world_rank(r)) + " for " + std::to_string(other) +
+                        "; all ranks must allocate the same, in the same order",
+                    {.operation = "allocate", .rank = world_rank(rank()), .peer = world_rank(r)});
+    }
+
+    /// Unlike cudaFree, NCCL does not wait for the device, and what was handed over to a stream may still be under way. Where that
+    /// does not end in time the memory stays.
+    void take_back(const std::shared_ptr<RegisteredMemory>& memory) noexcept {
+        const bool idle = wait_until_idle();
+        const std::lock_guard lock(mutex_);
+        if (!idle) return message_passing::keep_for_good(memory);
+        if (world().failed()) return;  // it goes with the communicator, which was aborted
+        try {
+            memory->forget(channel_.communicator(), wanted_until(Clock::now() + timeout(), "giving back memory"));
+        } catch (const std::exception& error) {
+            if (!world().failed()) fail_device("giving back memory", error.what());
+        }
+    }
+
+    /// Without the mutex. Is what was put on this stream and on the compute stream over? Waits for it: up to the time limit, or a
+    /// while after a failure.
+    bool wait_until_idle() noexcept {
+        const auto is_idle = [this] {
+            return cuda::answer(cudaStreamQuery(compute_stream())) != cudaErrorNotReady &&
+                   cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady;
+        };
+        auto deadline = Clock::now() + timeout();
+        for (bool quiet = false; !is_idle() || (world().failed() && !quiet);) {
+            if (world().failed() && !quiet) {
+                become_quiet();
+                quiet = true;
+                deadline = Clock::now() + patience;
+            }
+            if (Clock::now() > deadline) return false;
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+        }
+        return true;
     }
 #endif
 
@@ -510,7 +560,8 @@ private:
 };
 
 /// While it lives, what is started on the engine waits; it leaves as one group when the object goes. A failure then is one of the
-/// collectives, as that of any other start is. A default-constructed one does nothing.
+/// collectives, as that of any other start is. Nothing leaves where it goes as an exception passes. A default-constructed one does
+/// nothing.
 class [[nodiscard]] NcclGroup {
 public:
     NcclGroup() = default;
@@ -519,14 +570,16 @@ public:
     NcclGroup& operator=(NcclGroup&& other) noexcept {
         NcclGroup moved(std::move(other));
         engine_.swap(moved.engine_);
+        std::swap(exceptions_, moved.exceptions_);
         return *this;
     }
     ~NcclGroup() {
-        if (engine_) engine_->close_group();
+        if (engine_) engine_->close_group(std::uncaught_exceptions() > exceptions_);
     }
 
 private:
     std::shared_ptr<NcclEngine> engine_;
+    int exceptions_ = std::uncaught_exceptions();  ///< on their way when it was made
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "../cuda/runtime.hpp"
@@ -19,6 +20,11 @@ enum class NcclMemory : std::uint8_t {
     registered,  ///< NCCL's own, registered with the communicator (NCCL 2.19): it may work there without copies of its own
     windows,     ///< NCCL's own, which all ranks map, as symmetric windows (NCCL 2.27.3): for its fastest kernels within a node
 };
+
+constexpr std::string_view name_of(NcclMemory memory) noexcept {
+    constexpr std::string_view names[] = {"plain memory", "registered memory", "symmetric windows"};
+    return names[static_cast<std::size_t>(memory)];
+}
 
 namespace detail {
 
@@ -76,7 +82,7 @@ public:
         return false;
 #endif
     }
-    /// Nothing that is under way uses it.
+    /// Nothing that is under way may use it: NCCL waits for no device.
     template <class Wanted>
     void forget(NcclCommunicator& comm, Wanted&& wanted) {
         if (void* const known = std::exchange(registration_, nullptr))

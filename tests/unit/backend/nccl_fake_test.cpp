@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "conformance/backend/launcher.hpp"
 #include "support/device_memory.hpp"
 #include "support/fake/fake.hpp"
+#include "support/ports.hpp"
 #include "support/rank_threads.hpp"
 
 using namespace std::chrono_literals;
@@ -202,6 +204,19 @@ TEST_CASE("NcclBackend: communicators that are there already") {
         gradsync_test::run_rank_threads(
             2, [&](auto& rendezvous) { return NcclBackend::attach(rendezvous, comms[static_cast<std::size_t>(rendezvous.rank())] = made(rendezvous.rank(), 2), {.timeout = 60s}); },
             [&](NcclBackend comm) { findings.check(sum(comm) == 2, "a wrong sum"); });
+        for (ncclComm_t comm : comms) CHECK(ncclCommDestroy(comm) == ncclSuccess);
+    }
+    SUBCASE("attached, and memory outlives the handle") {
+        std::vector<ncclComm_t> comms(2);
+        std::vector<gradsync::collective::Memory> memories(2);
+        gradsync_test::run_rank_threads(
+            2,
+            [&](auto& rendezvous) {
+                ncclComm_t& comm = comms[static_cast<std::size_t>(rendezvous.rank())] = made(rendezvous.rank(), 2);
+                return NcclBackend::attach(rendezvous, comm, {.timeout = 60s, .memory = gradsync::NcclMemory::registered});
+            },
+            [&](NcclBackend comm) { memories[static_cast<std::size_t>(comm.rank())] = comm.allocate(1000); });
+        memories.clear();  // is no longer registered: see `left`
         for (ncclComm_t comm : comms) CHECK(ncclCommDestroy(comm) == ncclSuccess);
     }
     SUBCASE("taken over") {
@@ -431,6 +446,92 @@ TEST_CASE("NcclBackend: what NCCL refuses in a group is named, and ends it on al
         });
 }
 
+TEST_CASE("NcclBackend: a failure names what failed") {
+    const Nothing left;
+    Findings findings;
+    on_ranks(1, [&](NcclBackend comm) {
+        DeviceMemory a(floats(10, 1)), b(floats(20, 1));
+        comm.all_reduce(view_of(a, 10), ReduceOp::sum).wait();
+        gradsync_fake::fail_next("cudaEventRecord", cudaErrorMemoryAllocation);
+        std::vector<NcclBackend::WorkType> works;
+        const auto error = error_of([&] {
+            {
+                const auto group = comm.group();
+                works.push_back(comm.all_reduce(view_of(a, 10), ReduceOp::sum));
+                works.push_back(comm.all_reduce(view_of(b, 20), ReduceOp::sum));
+            }
+            works[0].wait();
+        });
+        // Which of the two is not known: the first stands for the group. What failed in the launch before does not matter.
+        findings.check(error && gradsync_test::mentions(*error, "all_reduce(sum, f32, 10 elements) in a group with the next 1, collective #1 failed") &&
+                           gradsync_test::mentions(*error, "cudaEventRecord"),
+                       error ? error->what() : "nothing was thrown");
+    });
+    // In an uneven reduce-scatter it is ncclReduce that is called.
+    on_ranks(2, [&](NcclBackend comm) {
+        DeviceMemory in(floats(3, 1)), out(floats(2, 1));
+        comm.barrier().wait();
+        comm.host().barrier().wait();
+        if (comm.rank() == 0) gradsync_fake::refuse_next("ncclReduce", ncclInvalidArgument);
+        const auto error = error_of([&] {
+            comm.host().barrier().wait();  // may hear of it already
+            comm.reduce_scatter(view_of(in, 3), view_of(out, comm.rank() == 0 ? 2 : 1), ReduceOp::sum).wait();
+        });
+        findings.check(error && gradsync_test::mentions(*error, "reduce_scatter(sum, f32, 3 elements)") && gradsync_test::mentions(*error, ": ncclReduce: "), error ? error->what() : "nothing was thrown");
+    });
+}
+
+TEST_CASE("NcclBackend: a group that an exception leaves is not launched, and ends it on all ranks") {
+    const Nothing left;
+    Findings findings;
+    on_ranks(2, [&](NcclBackend comm) {
+        DeviceMemory a(floats(10, 1));
+        comm.all_reduce(view_of(a, 10), ReduceOp::sum).wait();
+        if (comm.rank() == 0) {
+            comm.host().barrier().wait();  // nobody else launches anything any more
+            const int before = gradsync_fake::launches();
+            try {
+                std::vector<NcclBackend::WorkType> works;
+                const auto group = comm.group();
+                works.push_back(comm.all_reduce(view_of(a, 10), ReduceOp::sum));
+                throw std::logic_error("no second one");
+            } catch (const std::logic_error&) {
+            }
+            findings.check(gradsync_fake::launches() == before, "half a group was launched");
+        }
+        const auto error = error_of([&] {
+            if (comm.rank() == 1) comm.host().barrier().wait();  // may hear of it already
+            comm.host().barrier().wait();
+        });
+        findings.check(error && error->errc() == Errc::abandoned && error->context().peer == 0, error ? error->what() : "nothing was thrown");
+    });
+}
+
+TEST_CASE("NcclBackend: a failure in a group leaves no group of NCCL's open") {
+    const Nothing left;
+    Findings findings;
+    on_ranks(1, [&](NcclBackend comm) {
+        DeviceMemory a(floats(10, 1)), b(floats(10, 1)), c(floats(10, 1));
+        {
+            std::vector<NcclBackend::WorkType> works;
+            const auto error = error_of([&] {
+                gradsync_fake::fail_next("cudaMemcpyAsync", cudaErrorMemoryAllocation);
+                {
+                    const auto group = comm.group();
+                    works.push_back(comm.all_reduce(view_of(a, 10), ReduceOp::sum));
+                    works.push_back(comm.gather(view_of(b, 10), view_of(c, 10), 0));
+                }
+                works[1].wait();
+            });
+            findings.check(error && gradsync_test::mentions(*error, "gather(f32, 10 of 10 elements, root 0)") && gradsync_test::mentions(*error, "cudaMemcpyAsync"), error ? error->what() : "nothing was thrown");
+        }
+        gradsync::TcpRendezvous rendezvous({.rank = 0, .size = 1, .port = gradsync_test::free_port()}, {.timeout = 60s});
+        NcclBackend other(rendezvous, {.timeout = 5s});
+        const auto error = error_of([&] { other.all_reduce(view_of(a, 10), ReduceOp::sum).wait(); });
+        findings.check(!error, error ? error->what() : "");
+    });
+}
+
 TEST_CASE("NcclBackend: ranks that form other groups are named") {
     const Nothing left;
     Findings findings;
@@ -559,7 +660,25 @@ TEST_CASE("NcclBackend: who does not allocate is waited for no longer than the l
                 if (comm.rank() == 0) return comm.host().barrier().wait();  // a misunderstanding
                 comm.allocate(1000);
             });
-            findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1 && gradsync_test::mentions(*error, "allocate(1000 bytes)"), error ? error->what() : "nothing was thrown");
+            findings.check(error && error->errc() == Errc::timeout && error->context().peer == 0 && gradsync_test::mentions(*error, "rank 0 did not start it"), error ? error->what() : "nothing was thrown");
+            findings.check(comm.rank() == 0 || gradsync_test::mentions(*error, "in allocate(1000 bytes)"), error->what());
+        },
+        {.timeout = 60s, .memory = NcclMemory::windows});
+    // Where one rank has no memory for it, the others do not wait.
+    on_ranks(
+        2,
+        [&](NcclBackend comm) {
+            comm.host().barrier().wait();
+            const int before = gradsync_fake::living();
+            comm.host().barrier().wait();
+            const auto error = error_of([&] {
+                if (comm.rank() == 1) {
+                    findings.check(soon([&] { return gradsync_fake::living() > before; }), "rank 0 did not allocate");
+                    gradsync_fake::fail_next("cudaMalloc", cudaErrorMemoryAllocation);
+                }
+                comm.allocate(1000);
+            });
+            findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1 && gradsync_test::mentions(*error, "allocate(1000 bytes)") && gradsync_test::mentions(*error, "ncclMemAlloc"), error ? error->what() : "nothing was thrown");
         },
         {.timeout = 60s, .memory = NcclMemory::windows});
     on_ranks(
@@ -574,6 +693,51 @@ TEST_CASE("NcclBackend: who does not allocate is waited for no longer than the l
 }
 #endif
 
+TEST_CASE("NcclBackend: memory of other sizes is refused on all ranks, which go on") {
+    const Nothing left;
+    Findings findings;
+    for (const auto memory : {gradsync::NcclMemory::registered, gradsync::NcclMemory::windows})
+        on_ranks(
+            3,
+            [&](NcclBackend comm) {
+                const auto error = error_of([&] { comm.allocate(comm.rank() == 1 ? 2000 : 1000); });
+                findings.check(error && error->errc() == Errc::parameter_mismatch && error->context().peer == 1 &&
+                                   gradsync_test::mentions(*error, "rank 0 asks for 1000 bytes, rank 1 for 2000"),
+                               error ? error->what() : "nothing was thrown");
+                const auto same = comm.allocate(1000);
+                comm.all_reduce({same.data(), 250, DType::f32, MemorySpace::device}, ReduceOp::sum).wait();
+                comm.host().barrier().wait();
+            },
+            {.timeout = 60s, .memory = memory});
+}
+
+TEST_CASE("NcclBackend: memory is not given back before the device is done with it") {
+    const Nothing left;
+    Findings findings;
+    for (const auto memory : {gradsync::NcclMemory::plain, gradsync::NcclMemory::registered, gradsync::NcclMemory::windows})
+        on_ranks(
+            2,
+            [&](NcclBackend comm) {
+                const gradsync::cuda::Stream compute = gradsync::cuda::make_stream();
+                comm.set_stream(compute.get());
+                auto bucket = comm.allocate(4000);
+                DeviceMemory result(floats(1000, 1));
+                std::optional<gradsync_fake::Busy> backward(std::in_place, compute.get());
+                comm.all_reduce({bucket.data(), 1000, DType::f32, MemorySpace::device}, ReduceOp::sum).wait_on(compute.get());
+                cudaMemcpyAsync(result.data(), bucket.data(), 4000, cudaMemcpyDeviceToDevice, compute.get());
+                std::thread device([&] {
+                    std::this_thread::sleep_for(20ms);
+                    backward.reset();
+                });
+                bucket = {};
+                findings.check(cudaStreamQuery(compute.get()) == cudaSuccess, "it is gone, and the device has not read it yet");
+                device.join();
+                findings.check(first_of(result) == 0, "a wrong copy");
+                comm.barrier().wait();
+            },
+            {.timeout = 60s, .memory = memory});
+}
+
 TEST_CASE("NcclBackend: options that have to be the same on all ranks") {
     const Nothing left;
     Findings findings;
@@ -587,5 +751,5 @@ TEST_CASE("NcclBackend: options that have to be the same on all ranks") {
             return NcclBackend(rendezvous);
         },
         [&](NcclBackend) {});
-    for (const std::string& text : texts) CHECK(text == "the NcclOptions differ: rank 0 has memory 0 and group_bytes 8, rank 2 has memory 0 and group_bytes 7; they must be the same on all ranks");
+    for (const std::string& text : texts) CHECK(text == "the NcclOptions differ: rank 0 has plain memory and group_bytes 8, rank 2 has plain memory and group_bytes 7; they must be the same on all ranks");
 }
