@@ -17,9 +17,8 @@
 
 namespace gradsync_test {
 
-/// Limits of waits: those that are not meant to be reached, and those that are.
+/// With a limit of waits that is not meant to be reached.
 inline constexpr gradsync::ThreadOptions patient{.timeout = std::chrono::seconds(30)};
-inline constexpr gradsync::ThreadOptions impatient{.timeout = std::chrono::milliseconds(200)};
 
 /// Collects what one rank finds wrong; the first finding is enough.
 class Finding {
