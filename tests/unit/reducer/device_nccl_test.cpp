@@ -70,7 +70,7 @@ TEST_CASE("Reducer over NCCL: the same bits for every policy, and in the next ru
 
 TEST_CASE("Reducer over NCCL: buckets in windows, or what is to be had of them") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100), .memory = NcclMemory::windows});
-    const gradsync_test::TrainingOptions options{.reducer = {.gradients = GradientStorage::in_buckets}};
+    const gradsync_test::TrainingOptions options{.reducer = {.gradients = GradientStorage::in_buckets}, .rebuilds = true};
     const auto train = [&](auto backend) { return gradsync_test::train<Caps, OverlapBackward>(backend, options, Caps(60'000, 2'000)); };
     const std::vector<float> expected = on_host(train), here = agreed(comm.host(), train(comm));
     CHECK(gradsync_test::distance(here, expected) < 2e-5f);
