@@ -123,6 +123,16 @@ std::vector<Bytes> weights_of_whole(int size, const Training& t, O optimizer = {
     return result;
 }
 
+/// Marks all gradients; weights and gradients lie where elements of their type may.
+template <class Sharded>
+void mark_aligned(Sharded& sharded, std::size_t parameters, Finding& finding) {
+    for (std::size_t i = parameters; i-- > 0;) {
+        finding.check(is_aligned(sharded.parameter_value(i)), "weight " + std::to_string(i));
+        finding.check(is_aligned(sharded.gradient_view(i)), "gradient " + std::to_string(i));
+        sharded.mark_ready(i);
+    }
+}
+
 /// The first parameter whose weights differ, or "".
 inline std::string first_difference(const std::vector<Bytes>& expected, const std::vector<Bytes>& actual) {
     if (expected.size() != actual.size()) return "the number of parameters";

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "census.hpp"
+#include "planned_failures.hpp"
 
 namespace {
 
@@ -98,17 +98,7 @@ struct DefaultStream {
     ~DefaultStream() { worker->close(); }
 };
 
-std::mutex failures_mutex;
-std::map<std::string, cudaError_t> failures;
-
-cudaError_t planned(const char* call) {
-    const std::lock_guard lock(failures_mutex);
-    const auto found = failures.find(call);
-    if (found == failures.end()) return cudaSuccess;
-    const cudaError_t code = found->second;
-    failures.erase(found);
-    return code;
-}
+gradsync_fake::PlannedFailures<cudaError_t> failures;
 
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -161,8 +151,7 @@ namespace gradsync_fake {
 void enqueue(cudaStream_t stream, std::function<void()> work) { worker_of(stream).put(std::move(work)); }
 
 void fail_next(const std::string& call, cudaError_t code) {
-    const std::lock_guard lock(failures_mutex);
-    failures[call] = code;
+    failures.plan(call, code);
 }
 
 void release(void* data) {
@@ -201,7 +190,7 @@ cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
-    if (const cudaError_t code = planned("cudaMalloc")) return code;
+    if (const cudaError_t code = failures.take("cudaMalloc")) return code;
     return allocate(data, bytes);
 }
 cudaError_t cudaFree(void* data) {
@@ -212,7 +201,7 @@ cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(dat
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-    if (const cudaError_t code = planned("cudaMemcpyAsync")) return code;
+    if (const cudaError_t code = failures.take("cudaMemcpyAsync")) return code;
     worker_of(stream).put([=] { std::memmove(to, from, bytes); });
     return cudaSuccess;
 }
@@ -265,7 +254,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    if (const cudaError_t code = planned("cudaEventRecord")) return code;
+    if (const cudaError_t code = failures.take("cudaEventRecord")) return code;
     auto recorded = std::make_shared<Happening>();
     {
         const std::lock_guard lock(event->mutex);
@@ -284,7 +273,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    if (const cudaError_t code = planned("cudaEventQuery")) return code;
+    if (const cudaError_t code = failures.take("cudaEventQuery")) return code;
     const std::lock_guard lock(event->mutex);
     return last_error = !event->recorded || event->recorded->happened() ? cudaSuccess : cudaErrorNotReady;
 }

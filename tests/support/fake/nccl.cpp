@@ -16,6 +16,7 @@
 
 #include "census.hpp"
 #include "fake.hpp"
+#include "planned_failures.hpp"
 
 namespace {
 
@@ -66,17 +67,7 @@ std::uint64_t next_id = 1;
 std::atomic<int> misuse_count{0}, slowness{0}, launch_count{0}, version{NCCL_VERSION_CODE}, window_count{0};
 std::atomic<bool> has_windows{true};
 
-std::mutex refusals_mutex;
-std::map<std::string, ncclResult_t> refusals;
-
-ncclResult_t refusal(const char* function) {
-    const std::lock_guard lock(refusals_mutex);
-    const auto found = refusals.find(function);
-    if (found == refusals.end()) return ncclSuccess;
-    const ncclResult_t code = found->second;
-    refusals.erase(found);
-    return code;
-}
+gradsync_fake::PlannedFailures<ncclResult_t> refusals;
 
 }  // namespace
 
@@ -250,7 +241,7 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
 ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t stream, Part part) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
-    if (const ncclResult_t code = refusal(function)) {
+    if (const ncclResult_t code = refusals.take(function)) {
         if (group_depth > 0) group_failure = code;
         return code;
     }
@@ -278,8 +269,7 @@ void pretend(int version_, bool windows) {
 }
 int launches() { return launch_count; }
 void refuse_next(const std::string& function, ncclResult_t code) {
-    const std::lock_guard lock(refusals_mutex);
-    refusals[function] = code;
+    refusals.plan(function, code);
 }
 void be_slow(int looks) { slowness = looks; }
 
@@ -436,7 +426,7 @@ ncclResult_t ncclGroupEnd() {
     if (--group_depth > 0) return ncclSuccess;
     const std::vector<Queued> calls = std::exchange(grouped, {});
     if (const ncclResult_t failure = std::exchange(group_failure, ncclSuccess)) return failure;  // and nothing of it is done
-    if (const ncclResult_t code = refusal("ncclGroupEnd")) return code;
+    if (const ncclResult_t code = refusals.take("ncclGroupEnd")) return code;
     std::map<std::pair<ncclComm*, cudaStream_t>, std::vector<Queued>> batches;
     for (const Queued& call : calls) batches[{call.comm, call.stream}].push_back(call);
     ncclResult_t code = ncclSuccess;
@@ -478,7 +468,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void*, std::size_t bytes,
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (flags != NCCL_WIN_COLL_SYMMETRIC || version < NCCL_VERSION(2, 27, 3)) ++misuse_count;
-    if (const ncclResult_t code = refusal("ncclCommWindowRegister")) return code;
+    if (const ncclResult_t code = refusals.take("ncclCommWindowRegister")) return code;
     const std::lock_guard lock(comm->world->mutex);
     comm->world->windows[++comm->window_calls].push_back(bytes);
     comm->window = window;

@@ -108,11 +108,7 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
             auto model = mixed_tensors();
             ShardedOptimizer<ThreadBackend, AlignedAdamW, decltype(stage), decltype(buckets)> sharded(
                 comm, model, AlignedAdamW{}, {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets}, buckets);
-            for (std::size_t i = model.size(); i-- > 0;) {
-                finding.check(is_aligned(sharded.parameter_value(i)), "weight " + std::to_string(i));
-                finding.check(is_aligned(sharded.gradient_view(i)), "gradient " + std::to_string(i));
-                sharded.mark_ready(i);
-            }
+            mark_aligned(sharded, model.size(), finding);
             sharded.finish();
             sharded.step();
         });

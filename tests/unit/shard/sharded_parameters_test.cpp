@@ -108,11 +108,7 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
                   auto given = mixed_tensors();
                   ShardedParameters<ThreadBackend, AlignedAdamW> sharded(comm, given, AlignedAdamW{}, Units(std::vector<std::size_t>(given.size())));
                   const auto use = sharded.gather(0);
-                  for (std::size_t i = sharded.size(); i-- > 0;) {
-                      finding.check(is_aligned(sharded.parameter_value(i)), "weight " + std::to_string(i));
-                      finding.check(is_aligned(sharded.gradient_view(i)), "gradient " + std::to_string(i));
-                      sharded.mark_ready(i);
-                  }
+                  mark_aligned(sharded, sharded.size(), finding);
                   sharded.finish();
                   sharded.step();
               }) == "");
