@@ -46,8 +46,9 @@ inline ContestOptions contest_options_of(const std::vector<std::string>& argumen
 
 /// The whole of a helper program; `run` is given its arguments.
 template <class Run>
-int main_of_mpi_helper(int argc, char** argv, Run&& run) {
-    MPI_Init(&argc, &argv);
+int main_of_mpi_helper(int argc, char** argv, Run&& run, int thread_level = MPI_THREAD_SINGLE) {
+    int provided = thread_level;
+    MPI_Init_thread(&argc, &argv, thread_level, &provided);
     try {
         run(std::vector<std::string>(argv + 1, argv + argc));
     } catch (const std::exception& e) {

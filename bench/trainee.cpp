@@ -65,6 +65,7 @@ public:
         return {summarise(course.exposed).median, summarise(course.communication).median,
                 static_cast<double>(memory.parameters + memory.gradients + memory.optimizer), course.second_loss};
     }
+    const trainer::Synchroniser& synchroniser(std::size_t which) const override { return *courses_[which].sync; }
 
 private:
     using Writer = trainer::GradientWriter<typename Model::Operations>;
@@ -108,10 +109,9 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Trainee> make_trainee(const std::string& model, int rank) {
+std::unique_ptr<Trainee> make_trainee(const trainer::Options& options, int rank) {
     trainer::CpuOps::initialise();
-    const trainer::Options options = options_for(model, {});
-    if (model == "mlp") return std::make_unique<TraineeOf<trainer::Mlp<trainer::CpuOps>>>(options, rank);
+    if (options.model == "mlp") return std::make_unique<TraineeOf<trainer::Mlp<trainer::CpuOps>>>(options, rank);
     return std::make_unique<TraineeOf<trainer::Transformer<trainer::CpuOps>>>(options, rank);
 }
 

@@ -30,10 +30,15 @@ public:
     /// Does what the last steps have left to be done. Collective.
     virtual void end() = 0;
     virtual Observed observed(std::size_t which) const = 0;
+    /// What keeps the ranks together under that strategy.
+    virtual const trainer::Synchroniser& synchroniser(std::size_t which) const = 0;
 };
 
+/// Of the model that `options` name; strategies differ in nothing that makes another model of it.
+std::unique_ptr<Trainee> make_trainee(const trainer::Options& options, int rank);
+
 /// `model`: see `models()`.
-std::unique_ptr<Trainee> make_trainee(const std::string& model, int rank);
+inline std::unique_ptr<Trainee> make_trainee(const std::string& model, int rank) { return make_trainee(options_for(model, {}), rank); }
 
 /// Throws unless the strategies that synchronise have had the same loss after their first step: sums are the same bits
 /// whatever travels together, and when.

@@ -15,6 +15,10 @@
 # One test program from one file below tests/: unit/core/bfloat16_test.cpp becomes the test unit.core.bfloat16. The
 # file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 
+# What Open MPI asks for to run as root in a container, with more ranks than cores.
+set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+                                  OMPI_MCA_hwloc_base_binding_policy=none)
+
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
 
 function(gradsync_add_test name)
@@ -53,9 +57,7 @@ function(gradsync_add_test name)
       set(processors ${count})
       if(arg_MPI)
         set(launcher ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${count})
-        # What Open MPI asks for to run as root in a container, with more ranks than cores.
-        list(APPEND environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-             OMPI_MCA_hwloc_base_binding_policy=none)
+        list(APPEND environment ${gradsync_mpi_test_environment})
       endif()
     endif()
     if(arg_PROCESSORS)

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "digest.hpp"
+#include "profile_json.hpp"
 
 namespace gradsync_train {
 
@@ -99,11 +100,7 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
         {"params_digest", hexadecimal(ranks.front().digest)},
         {"config", flags(o)},
     };
-    if (const BucketProfile& profile = results.profile; !profile.ready.empty()) {
-        result["profile"] = {{"fixed", profile.fixed}, {"per_byte", profile.per_byte}};
-        for (std::size_t i = 0; i < profile.ready.size(); ++i)
-            result["profile"]["gradients"].push_back({{"ready", profile.ready[i]}, {"bytes", profile.bytes[i]}});
-    }
+    if (!results.profile.ready.empty()) result["profile"] = json_of(results.profile);
     return result;
 }
 

@@ -4,6 +4,7 @@
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
+#include <gradsync/plan/contention.hpp>
 #include <gradsync/plan/partition.hpp>
 
 #include "command.hpp"
@@ -36,30 +37,47 @@ std::string milliseconds(double seconds) {
     return text;
 }
 
-Answer answer(const std::vector<plan::ReadyGradient>& gradients, plan::CallCost cost, std::vector<double> caps) {
+/// Times of a profile were measured beside the collectives of the buckets that are the default until there are times.
+std::vector<plan::ReadyGradient> undisturbed(const std::vector<plan::ReadyGradient>& measured, plan::CallCost cost, plan::Contention contention) {
+    std::vector<std::size_t> ends;
+    const gradsync::BucketPlan buckets = plan_of(gradsync::SizeCappedBuckets{}, measured);
+    for (std::size_t b = 0; b < buckets.size(); ++b) ends.push_back((b == 0 ? 0 : ends.back()) + buckets.bucket(b).size());
+    return plan::undisturbed(measured, ends, cost, contention);
+}
+
+/// `optimal`: where the optimal buckets end.
+Answer answer(const std::vector<plan::ReadyGradient>& gradients, const std::vector<std::size_t>& optimal, plan::CallCost cost,
+              plan::Contention contention, std::vector<double> caps) {
     const double backward = gradients.back().ready;
     double total = 0;
     for (const plan::ReadyGradient& g : gradients) total += static_cast<double>(g.bytes);
     const double root = plan::square_root_bucket_bytes(total, cost);
-    const double best = plan::finish_time(gradients, plan::optimal_ends(gradients, cost), cost);
+    const auto play = [&](std::vector<plan::BucketTime>& buckets) { return plan::schedule(buckets, cost, backward, contention); };
+    std::vector<plan::BucketTime> best_buckets = plan::buckets_of(gradients, optimal);
+    const double best = play(best_buckets).finish;
 
     Answer a;
     a.json = {{"gradients", gradients.size()},       {"bytes", total},
               {"backward_seconds", backward},        {"fixed", cost.fixed},
-              {"per_byte", cost.per_byte},           {"square_root_bucket_bytes", cost.per_byte > 0 ? Json(root) : Json(nullptr)},
+              {"per_byte", cost.per_byte},           {"compute_keeps", contention.compute},
+              {"link_keeps", contention.link},       {"square_root_bucket_bytes", cost.per_byte > 0 ? Json(root) : Json(nullptr)},
               {"policies", Json::array()}};
     Table table{"Buckets that leave while the backward goes on:", {"", "buckets", "largest, MiB", "finish, ms", "exposed, ms", "to optimal"}, {}};
     const auto add = [&](const std::string& name, const auto& how) {
         std::vector<plan::BucketTime> buckets = plan::buckets_of(gradients, how);
-        const double finish = plan::schedule(buckets, cost);
+        const auto [finish, hidden, exposed] = play(buckets);
         std::size_t largest = 0;
         Json sizes = Json::array();
         for (const plan::BucketTime& b : buckets) {
             largest = std::max(largest, b.bytes);
             sizes.push_back(b.bytes);
         }
-        const double exposed = std::max(0.0, finish - backward);
-        a.json["policies"].push_back({{"policy", name}, {"bucket_bytes", sizes}, {"finish_seconds", finish}, {"exposed_seconds", exposed}, {"to_optimal", finish / best}});
+        a.json["policies"].push_back({{"policy", name},
+                                      {"bucket_bytes", sizes},
+                                      {"finish_seconds", finish},
+                                      {"hidden_seconds", hidden},
+                                      {"exposed_seconds", exposed},
+                                      {"to_optimal", finish / best}});
         char ratio[32];
         std::snprintf(ratio, sizeof ratio, "%.4f", finish / best);
         table.rows.push_back({name, grouped(buckets.size()), digits(static_cast<double>(largest) / (1 << 20), 4), milliseconds(finish), milliseconds(exposed), ratio});
@@ -77,7 +95,7 @@ Answer answer(const std::vector<plan::ReadyGradient>& gradients, plan::CallCost 
         add("square root", plan_of(gradsync::SizeCappedBuckets(size, size), gradients));
     }
     const double merged = add("merged greedily", plan::merged_ends(gradients, cost));
-    add("optimal", plan::optimal_ends(gradients, cost));
+    add("optimal", optimal);
     a.tables.push_back({grouped(gradients.size()) + " gradients of " + binary_bytes(static_cast<std::uint64_t>(total)) + ", ready within " + milliseconds(backward) +
                             " ms; a call of n bytes takes " + digits(cost.fixed * 1e6) + " us + n / " + digits(1e-9 / cost.per_byte, 4) + " GB/s.",
                         {},
@@ -99,13 +117,17 @@ Question add_buckets(CLI::App& app) {
         GradientFlags gradients;
         ClusterFlags cluster;
         std::vector<double> caps{1, 2, 5, 10, 25, 50, 100};
+        plan::Contention contention;
     };
     const auto f = std::make_shared<Flags>();
     f->gradients.add(app);
     CLI::Option* const bandwidth = f->cluster.add(app, true);
     app.add_option("--caps", f->caps, "caps to compare with, MiB")->check(amount(true))->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->capture_default_str();
+    const char* const group = "Where ranks compute on the cores that move the bytes";
+    app.add_option("--compute-keeps", f->contention.compute, "of its speed while buckets are on their way, at most 1")->check(amount(true))->capture_default_str()->group(group);
+    app.add_option("--link-keeps", f->contention.link, "of its speed while the backward computes, at most 1")->check(amount(true))->capture_default_str()->group(group);
     return [f, bandwidth] {
-        const std::vector<plan::ReadyGradient> gradients = f->gradients.gradients();
+        std::vector<plan::ReadyGradient> gradients = f->gradients.gradients();
         plan::CallCost cost;
         if (bandwidth->count() != 0) {
             if (f->cluster.ranks < 2) throw UsageError("--ranks 1: one rank alone sends nothing; give at least 2");
@@ -117,7 +139,10 @@ Question add_buckets(CLI::App& app) {
         }
         std::vector<double> caps = f->caps;
         std::sort(caps.begin(), caps.end());
-        return answer(gradients, cost, caps);
+        // As a Reducer plans: by the times that it has seen.
+        const std::vector<std::size_t> optimal = plan::optimal_ends(gradients, cost);
+        if (f->gradients.has_profile()) gradients = undisturbed(gradients, cost, f->contention);
+        return answer(gradients, optimal, cost, f->contention, caps);
     };
 }
 

@@ -193,7 +193,23 @@ class Buckets(PlanTest):
         self.assertEqual(answer["policies"][-1]["bucket_bytes"], [100000, 1000])
         self.assertEqual(self.ask(f"buckets --profile {profile} --bandwidth 2")["per_byte"], 0.5e-9)
 
+    def test_compute_and_link_that_share_their_cores(self):
+        for flags in ("", " --compute-keeps 0.5 --link-keeps 0.8"):
+            answer = self.ask(self.EQUAL + flags)
+            for policy in answer["policies"]:
+                slower = policy["hidden_seconds"] * (1 - answer["compute_keeps"])
+                self.assertAlmostEqual(policy["finish_seconds"], 0.08 + slower + policy["exposed_seconds"])
+                calls = len(policy["bucket_bytes"]) * answer["fixed"] + 440e6 * answer["per_byte"]
+                self.assertAlmostEqual(policy["hidden_seconds"] * answer["link_keeps"] + policy["exposed_seconds"], calls)
+        # What was measured beside the default's buckets is taken for what it is: the second gradient's time holds a collective.
+        profile = self.write('{"profile": {"fixed": 0, "per_byte": 1e-9, "gradients": [{"ready": 0, "bytes": 2000000}, {"ready": 0.1, "bytes": 4}]}}')
+        answer = self.ask(f"buckets --profile {profile} --compute-keeps 0.5 --link-keeps 0.5")
+        self.assertAlmostEqual(answer["backward_seconds"], 0.1 - 0.004 * 0.5)
+
     def test_refused(self):
+        self.refused(self.EQUAL + " --compute-keeps 0", "--compute-keeps")
+        self.refused(self.EQUAL + " --link-keeps 1.5", "what the link keeps")
+        self.refused(self.EQUAL + " --link-keeps nan", "link")
         self.refused("buckets --gradients 150 --bytes 440000000 --backward-ms 80", "--bandwidth is needed")
         self.refused("buckets --gradients 150 --bytes 440000000 --bandwidth 3", "--backward-ms is needed")
         self.refused("buckets --bandwidth 3", "which gradients?")

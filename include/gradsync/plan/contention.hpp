@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "backward.hpp"
+#include "cost_model.hpp"
+
+namespace gradsync::inline v0::plan {
+
+/// What compute and communication leave each other where both need the same cores, as over TCP without a network processor: the
+/// share of its own speed that each keeps while the other is at work. 1 and 1: neither notices.
+///
+/// Two measured steps tell both, one with all communication after the backward and one with overlap. Of the second, hidden is the time
+/// that buckets were on their way while nobody waited, `communication_seconds - exposed_seconds` of its statistics; busy is what the same
+/// calls take when nothing else is done:
+///
+///     compute = 1 - ((step - exposed)_overlapped - (step - exposed)_apart) / hidden
+///     link    = (busy - exposed_overlapped) / hidden
+struct Contention {
+    double compute = 1;  ///< in (0, 1]
+    double link = 1;     ///< the same
+
+    friend constexpr bool operator==(Contention, Contention) = default;
+};
+
+/// Throws Error(invalid_argument) where a share is not in (0, 1].
+inline void check(Contention contention) {
+    const auto refuse = [](const char* which, double share) {
+        throw Error(Errc::invalid_argument,
+                    std::string("Contention: what ") + which + " keeps of its speed must be more than 0 and at most 1, not " + std::to_string(share),
+                    {.operation = "Contention"});
+    };
+    if (!(contention.compute > 0 && contention.compute <= 1)) refuse("the compute", contention.compute);
+    if (!(contention.link > 0 && contention.link <= 1)) refuse("the link", contention.link);
+}
+
+/// A backward and the communication of its gradients, in seconds from the backward's beginning.
+struct ContendedBackward {
+    double finish = 0;   ///< both are over
+    double hidden = 0;   ///< for so long both were at work: the backward took (1 - compute) times as much longer
+    double exposed = 0;  ///< from the end of the backward to `finish`
+};
+
+/// As `schedule` in backward.hpp, for a backward of `backward` seconds that shares its cores with the link. `ready` of each bucket is in
+/// seconds of a backward that nothing disturbs, at most `backward`; `start` and `end` are filled in, and are later than those by what
+/// the backward has been held up.
+inline ContendedBackward schedule(std::span<BucketTime> buckets, CallCost cost, double backward, Contention contention) {
+    check(contention);
+    ContendedBackward result;
+    double now = 0, computed = 0;  // the second in seconds of an undisturbed backward
+    for (BucketTime& b : buckets) {
+        if (computed < b.ready) {
+            now += b.ready - computed;
+            computed = b.ready;
+        }
+        b.start = now;
+        double work = cost.seconds(static_cast<double>(b.bytes));
+        if (computed < backward) {
+            const double rest = (backward - computed) / contention.compute;
+            const bool through = work / contention.link <= rest;
+            const double both = through ? work / contention.link : rest;
+            now += both;
+            result.hidden += both;
+            computed = through ? computed + both * contention.compute : backward;
+            work = through ? 0 : work - both * contention.link;
+        }
+        b.end = now += work;
+        result.exposed += work;
+    }
+    result.finish = now + (computed < backward ? backward - computed : 0);
+    return result;
+}
+
+/// When gradients would have become ready had no bucket been on its way: `gradients`, in order of readiness, are as they were measured
+/// beside the collectives of these buckets of consecutive ones (`ends`: see partition.hpp).
+inline std::vector<ReadyGradient> undisturbed(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends, CallCost cost,
+                                              Contention contention) {
+    check(contention);
+    std::vector<ReadyGradient> result(gradients.begin(), gradients.end());
+    std::vector<BucketTime> buckets = buckets_of(gradients, ends);
+    // As long as the backward goes on, which is as far as these times reach, a call takes this.
+    schedule(buckets, {cost.fixed / contention.link, cost.per_byte / contention.link});
+    std::size_t next = 0;
+    double busy = 0;  // before bucket `next`
+    for (ReadyGradient& gradient : result) {
+        while (next < buckets.size() && buckets[next].end <= gradient.ready) {
+            busy += buckets[next].end - buckets[next].start;
+            ++next;
+        }
+        double until = busy;
+        if (next < buckets.size() && buckets[next].start < gradient.ready) until += gradient.ready - buckets[next].start;
+        gradient.ready -= (1 - contention.compute) * until;
+    }
+    return result;
+}
+
+}  // namespace gradsync::inline v0::plan
