@@ -23,8 +23,7 @@ public:
         for (int t = 0; t < threads_; ++t)
             threads.emplace_back([&, t] {
                 if (!contestant_.takes_part(t)) return;
-                if (pin_ || contestant_.needs_own_cores()) pin_to_core(t % cores());
-                else unpin();
+                if (pin_ || contestant_.needs_own_cores()) pin_to_core(t % cores());  // else it is where the rank is: anywhere
                 contestant_.meet(t);
                 seconds[static_cast<std::size_t>(t)] = contestant_.run(t, times);
             });

@@ -78,8 +78,8 @@ Measured against_limit(const Case& c, Buffers& buffers, const std::string& who, 
     }
     const double before = handoff_latency();
     const ContestResult samples = run_contest(c.ranks, contestants, contest_options);
-    Measured measured{{{who, summarise(samples[0])}}, (before + handoff_latency()) / 2};
-    if (c.has_limit()) measured.of["limit"] = summarise(samples[1]);
+    Measured measured{{{who, summarise(samples[0].seconds)}}, (before + handoff_latency()) / 2};
+    if (c.has_limit()) measured.of["limit"] = summarise(samples[1].seconds);
     return measured;
 }
 
@@ -102,6 +102,7 @@ Measured measure_mpi(const Case& c) {
     const double before = handoff_latency();
     ContestOptions options = contest_options;
     options.seconds *= 3;  // there are seven of them
+    options.least_rounds = 7;
     const Printed samples = run_under_mpi(GRADSYNC_BENCH_MPIEXEC, c.ranks, "bench_mpi_collective",
                                           c.collective + " " + std::string(gradsync::name_of(c.dtype)) + " " +
                                               std::to_string(c.bytes) + " " + arguments_of(options));
@@ -127,7 +128,7 @@ Measured measure_mpich(const Case& c) {
         Buffers buffers(c.ranks, c.bytes);
         LimitLoop limit(buffers.pointers(), c.bytes);
         Contestant* const contestants[] = {&limit};
-        const std::vector<double> seconds = run_contest(c.ranks, contestants, options)[0];
+        const std::vector<double> seconds = run_contest(c.ranks, contestants, options)[0].seconds;
         samples["limit"].insert(samples["limit"].end(), seconds.begin(), seconds.end());
     }
     Measured measured{{}, (before + handoff_latency()) / 2};

@@ -91,8 +91,8 @@ std::vector<Summary> measure(Devices& devices, const Case& c, const std::vector<
     };
     Contestant* const contestants[] = {&own, &library};
     std::vector<Summary> summaries;
-    for (const std::vector<double>& samples : take_part(comm.rank(), contestants, contest_options, slowest))
-        summaries.push_back(summarise(samples));
+    for (const Samples& samples : take_part(comm.rank(), contestants, contest_options, slowest))
+        summaries.push_back(summarise(samples.seconds));
     return summaries;
 }
 

@@ -9,8 +9,10 @@
 // overlap/none/WAY/...     NoOverlap: all gradients leave when the backward is on the stream
 // overlap/backward/WAY/... OverlapBackward
 //
-// They take turns; times are medians, of the slowest rank. Counters: exposed, the seconds that the step takes longer than the compute;
-// hidden, the share of what NoOverlap exposes that is not exposed (above 0: it overlaps; 1: all of it).
+// They take turns, the products alone directly before and after each of the others; times are medians, of the slowest rank. Counters,
+// medians over these pairs, with quartiles as ..._q1 and ..._q3: exposed, the seconds that the step takes longer than the compute;
+// compute_ratio, the compute's time over the step's. hidden: the share of what NoOverlap exposes that is not exposed (above 0: it
+// overlaps; 1: all of it).
 //
 // WAY says what the gradients travel through:
 //
@@ -53,7 +55,7 @@ namespace {
 using namespace bench;
 namespace gs = gradsync;
 
-ContestOptions contest_options{.pin = false, .warm_ups = 1};
+ContestOptions contest_options{.pin = false, .warm_ups = 1, .reference = 0};  // Mode::compute
 DeviceBackward::Shape shape{12, 2048, 4096};
 
 enum class Mode { compute, none, backward };
@@ -148,19 +150,15 @@ private:
     TraineeOf trainee_;
 };
 
-using Summaries = std::vector<Summary>;  // by mode
-
-/// `contest(contestants)`: samples of each.
+/// `contest(contestants)`: samples of each. By mode.
 template <class TraineeOf, class Contest>
-Summaries measure(TraineeOf trainee, Contest&& contest) {
+ContestResult measure(TraineeOf trainee, Contest&& contest) {
     Steps<TraineeOf> compute(Mode::compute, trainee), none(Mode::none, trainee), backward(Mode::backward, trainee);
     Contestant* const contestants[] = {&compute, &none, &backward};
-    Summaries summaries;
-    for (const std::vector<double>& samples : contest(std::span<Contestant* const>(contestants))) summaries.push_back(summarise(samples));
-    return summaries;
+    return contest(std::span<Contestant* const>(contestants));
 }
 
-Summaries measure_staging() {
+ContestResult measure_staging() {
     using B = gs::StagingBackend<gs::ThreadBackend>;
     constexpr int ranks = 2;
     const std::vector<gs::ThreadBackend> hosts = gs::ThreadBackend::make(ranks);
@@ -170,7 +168,7 @@ Summaries measure_staging() {
     return measure(trainee, [](auto contestants) { return run_contest(ranks, contestants, contest_options); });
 }
 
-Summaries measure_nccl(gs::NcclBackend& comm) {
+ContestResult measure_nccl(gs::NcclBackend& comm) {
     Trainee<gs::NcclBackend> own(comm);
     const auto trainee = [&](int) -> Trainee<gs::NcclBackend>& { return own; };
     const auto slowest = [&](double seconds) {
@@ -180,21 +178,23 @@ Summaries measure_nccl(gs::NcclBackend& comm) {
     return measure(trainee, [&](auto contestants) { return take_part(comm.rank(), contestants, contest_options, slowest); });
 }
 
-SharedContests<Summaries> shared_contests;
+SharedContests<ContestResult> shared_contests;
 
-void add(const std::string& way, int ranks, const std::function<Summaries()>& run) {
+void add(const std::string& way, int ranks, const std::function<ContestResult()>& run) {
     const std::string rest = way + "/ranks:" + std::to_string(ranks) + "/layers:" + std::to_string(shape.layers) +
                              "/width:" + std::to_string(shape.width) + "/tokens:" + std::to_string(shape.tokens);
     const std::vector<std::string> names(std::begin(mode_names), std::end(mode_names));
     for (std::size_t mode = 0; mode < names.size(); ++mode)
         add_benchmark("overlap/" + names[mode] + "/" + rest, benchmark::kMillisecond, [=](benchmark::State& state) {
-            const Summaries of = shared_contests.take(rest, names, names[mode], run);
-            report(state, of[mode], 0);
+            const ContestResult of = shared_contests.take(rest, names, names[mode], run);
+            report(state, summarise(of[mode].seconds), 0);
             if (mode == 0) return;
-            const double compute = of[0].median, exposed = of[mode].median - compute, all = of[1].median - compute;
-            state.counters["exposed"] = exposed;
+            const Paired own(of[mode]), none(of[1]);
+            report(state, "exposed", own.difference);
+            report(state, "compute_ratio", own.ratio);
+            const double exposed = own.difference.median, all = none.difference.median;
             state.counters["bytes"] = static_cast<double>(shape.layers * shape.width * shape.width * sizeof(float));
-            if (ranks == 1) state.counters["overhead"] = exposed / compute;
+            if (ranks == 1) state.counters["overhead"] = 1 / own.ratio.median - 1;
             else if (mode == 2 && all > 0) state.counters["hidden"] = 1 - exposed / all;
         });
 }

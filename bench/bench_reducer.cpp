@@ -53,10 +53,11 @@ void run_and_report(benchmark::State& state, int ranks, std::vector<Contestant*>
                     double parts = 1) {
     const double handoff = handoff_latency();
     const ContestResult samples = run_contest(ranks, contestants, contest_options);
-    Summary own = summarise(samples[0]);
+    Summary own = summarise(samples[0].seconds);
     if (contestants.size() > 1) {
-        state.counters[ratio] = summarise(samples[1]).median / own.median;
-        state.counters[std::string(ratio) + "_of_minima"] = summarise(samples[1]).min / own.min;
+        const Summary other = summarise(samples[1].seconds);
+        state.counters[ratio] = other.median / own.median;
+        state.counters[std::string(ratio) + "_of_minima"] = other.min / own.min;
     }
     own.median /= parts, own.min /= parts, own.max /= parts;
     report(state, own, handoff);

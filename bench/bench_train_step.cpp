@@ -13,29 +13,31 @@
 //     optimal                 OptimalBuckets, planned from the first steps, and OverlapBackward
 //     forward                 the default's buckets and OverlapForward
 //     zero1, zero2, zero3     sharded optimizer, gradients, weights
+//     timeline                as buckets_25MB, while a Timeline keeps what happens
 //
 // BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory) or mpi_messages (processes that send
-// messages). The strategies of one model, backend and number of ranks that the filter selects, and `independent`, are
-// measured against each other: a step each, in turns, all ranks starting together.
+// messages). The strategies of one model, backend and number of ranks that the filter selects take turns, a step each, all
+// ranks starting together; a step of `independent` stands directly before and after each of them, and the two and the
+// mean of these are a pair. `timeline` is paired with buckets_25MB in the same way, in a contest of its own.
 //
-// Times are medians over the rounds, of the slowest rank. Counters, times in seconds: exposed and communication, of a
-// step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed / communication;
-// independent_ratio, the time of `independent` over this one's; exposed_against_independent, the median over the rounds
-// of this step's time less that of `independent` in the same round; samples_per_second and tokens_per_second, of all
-// ranks together; state_bytes, of weights, gradients and the optimizer on one rank; time_min, time_max, samples;
-// handoff_ns, the state of the machine.
+// Times are medians over the rounds, of the slowest rank. Counters, times in seconds: independent_ratio, the time of
+// `independent` over this one's, and exposed_against_independent, this one's less that of `independent`: medians over the
+// pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); exposed
+// and communication, of a step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed /
+// communication; samples_per_second and tokens_per_second, of all ranks together; state_bytes, of weights, gradients and
+// the optimizer on one rank; time_min, time_max, samples; handoff_ns, the state of the machine.
 
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/observe/statistics.hpp>
 
 #include "flags.hpp"
-#include "make_synchroniser.hpp"
 #include "on_each_rank.hpp"
 #include "reporting.hpp"
 #include "shared_contests.hpp"
@@ -48,7 +50,7 @@ namespace {
 
 using namespace bench;
 
-ContestOptions contest_options{.least_rounds = 9};
+ContestOptions contest_options{.seconds = 5, .least_rounds = 5, .reference = 0};
 
 struct Case {
     std::string model;
@@ -70,7 +72,7 @@ private:
 
 /// Of one strategy in a contest.
 struct Figures {
-    std::vector<double> seconds;  ///< of a step, the slowest rank's, by round
+    Samples samples;
     Observed observed;
 };
 struct Measured {
@@ -78,19 +80,16 @@ struct Measured {
     double handoff = 0;
 };
 
+/// The strategies of these names, the first of which is the reference.
 Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
     const std::size_t ranks = static_cast<std::size_t>(c.ranks);
     std::vector<std::unique_ptr<Trainee>> trainees(ranks);
     on_each_rank(c.ranks, [&](std::size_t r) { trainees[r] = make_trainee(c.model, static_cast<int>(r)); });
     for (const std::string& name : names) {
-        const trainer::Options options = options_for(c.model, strategy(name));
+        const Strategy& each = strategy(name);
         const std::vector<gradsync::ThreadBackend> together = gradsync::ThreadBackend::make(c.ranks);
         on_each_rank(c.ranks, [&](std::size_t r) {
-            gradsync::ThreadBackend comm =
-                strategy(name).synchronises() ? together[r] : gradsync::ThreadBackend::make(1)[0];
-            trainees[r]->learn(options, [&](trainer::Parameters& parameters, const trainer::Units& units) {
-                return trainer::make_synchroniser(comm, options, parameters, units);
-            });
+            learn(*trainees[r], c.model, each, each.synchronises() ? together[r] : gradsync::ThreadBackend::make(1)[0]);
         });
     }
 
@@ -117,7 +116,7 @@ Measured measure_mpi(const Case& c, const std::vector<std::string>& names) {
     Printed printed = run_under_mpi(GRADSYNC_BENCH_MPIEXEC, c.ranks, "bench_mpi_train_step", arguments);
     Measured measured;
     for (const std::string& name : names)
-        measured.of[name] = {printed.at(name + "/seconds"),
+        measured.of[name] = {{printed.at(name + "/seconds"), printed[name + "/reference"]},
                              {.exposed_seconds = printed.at(name + "/exposed")[0],
                               .communication_seconds = printed.at(name + "/communication")[0],
                               .state_bytes = printed.at(name + "/state_bytes")[0]}};
@@ -126,30 +125,31 @@ Measured measure_mpi(const Case& c, const std::vector<std::string>& names) {
 #endif
 
 void report_case(benchmark::State& state, const Case& c, const std::string& who, const Measured& measured) {
-    const auto& [seconds, observed] = measured.of.at(who);
-    const std::vector<double>& limit = measured.of.at(std::string(Strategy::independent)).seconds;
-    const Summary own = summarise(seconds);
+    const auto& [samples, observed] = measured.of.at(who);
+    const Summary own = summarise(samples.seconds);
     report(state, own, measured.handoff);
-    std::vector<double> differences;
-    for (std::size_t round = 0; round < seconds.size(); ++round) differences.push_back(seconds[round] - limit[round]);
+    if (!samples.reference.empty()) {
+        const std::string reference = strategy(who).watched ? "unwatched" : "independent";
+        const Paired paired(samples);
+        report(state, reference + "_ratio", paired.ratio);
+        report(state, "exposed_against_" + reference, paired.difference);
+    }
     gradsync::StepStatistics statistics;
     statistics.communication_seconds = observed.communication_seconds;
     statistics.exposed_seconds = observed.exposed_seconds;
     state.counters["exposed"] = statistics.exposed_seconds;
     state.counters["communication"] = statistics.communication_seconds;
     state.counters["overlap_ratio"] = statistics.overlap_ratio();
-    state.counters["independent_ratio"] = summarise(limit).median / own.median;
-    state.counters["exposed_against_independent"] = summarise(differences).median;
     state.counters["samples_per_second"] = c.samples() / own.median;
     state.counters["tokens_per_second"] = c.tokens() / own.median;
     state.counters["state_bytes"] = observed.state_bytes;
 }
 
-/// Those that are to be measured if one of them is.
-std::vector<std::string> selected_strategies(const Case& c) {
-    std::vector<std::string> names;
+/// The reference, and those that are to be measured with it if one of them is.
+std::vector<std::string> contest_of(std::string_view reference, const Case& c) {
+    std::vector<std::string> names{std::string(reference)};
     for (const Strategy& each : strategies())
-        if (!each.synchronises() || selected(c.name(each.name))) names.push_back(each.name);
+        if (each.name != reference && each.reference() == reference && selected(c.name(each.name))) names.push_back(each.name);
     return names;
 }
 
@@ -158,8 +158,9 @@ SharedContests<Measured> shared_contests;
 void add(const Case& c, Measured (*measure)(const Case&, const std::vector<std::string>&)) {
     for (const Strategy& each : strategies())
         add_benchmark(c.name(each.name), benchmark::kMillisecond, [=, who = each.name](benchmark::State& state) {
-            const std::vector<std::string> names = selected_strategies(c);
-            const Measured measured = shared_contests.take(c.name("*"), names, who, [&] {
+            const std::string reference(strategy(who).reference());
+            const std::vector<std::string> names = contest_of(reference, c);
+            const Measured measured = shared_contests.take(c.name("* against " + reference), names, who, [&] {
                 const double before = handoff_latency();
                 Measured result = measure(c, names);
                 result.handoff = (before + handoff_latency()) / 2;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cstddef>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -42,16 +44,39 @@ struct ContestOptions {
     bool pin = true;   ///< keep every rank on one core: rank r on core r, modulo the number of cores
     int warm_ups = 0;  ///< runs before every batch, which do not count: contestants with buffers of their own find
                        ///< those of others in the caches
+    /// The number of the contestant that runs directly before and after each of the others, if there is one: where a
+    /// batch takes so long that the machine changes its state within a round.
+    std::optional<std::size_t> reference = {};
 };
 
-/// Samples of each contestant: seconds for doing it once, the slowest rank's.
-using ContestResult = std::vector<std::vector<double>>;
+/// Of one contestant, by round: seconds for doing it once, the slowest rank's.
+struct Samples {
+    std::vector<double> seconds;
+    std::vector<double> reference;  ///< the reference's, the mean of before and after; empty where there is none
+};
+using ContestResult = std::vector<Samples>;
+
+/// How a contestant compares with the reference, pair by pair. A change of the machine's state spoils the pairs in which
+/// it happens, and the median does not see these.
+struct Paired {
+    explicit Paired(const Samples& samples) {
+        std::vector<double> ratios, differences;
+        for (std::size_t i = 0; i < samples.reference.size(); ++i) {
+            ratios.push_back(samples.reference[i] / samples.seconds[i]);
+            differences.push_back(samples.seconds[i] - samples.reference[i]);
+        }
+        ratio = summarise(std::move(ratios));
+        difference = summarise(std::move(differences));
+    }
+    Summary ratio;       ///< the reference's time over the contestant's
+    Summary difference;  ///< the contestant's time less the reference's
+};
 
 /// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
-/// about a third of a millisecond at least. The machine may change its state, or be busy with something else, at any
-/// moment: what happens to one contestant then happens to all. Who begins changes from round to round.
-/// `slowest(seconds)` returns the most of what the ranks say, once all have called it; meanwhile it sleeps: who has
-/// nothing to do must not take a core from those who have.
+/// about a third of a millisecond at least; the reference one more than there are others. The machine may change its
+/// state, or be busy with something else, at any moment: what happens to one contestant then happens to all. Who begins
+/// changes from round to round. `slowest(seconds)` returns the most of what the ranks say, once all have called it;
+/// meanwhile it sleeps: who has nothing to do must not take a core from those who have.
 template <class Slowest>
 ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
                         Slowest&& slowest) {
@@ -80,17 +105,26 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
             batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
             once = std::min(once, batch(c));
         }
-        round_seconds += once * (batches[c] + options.warm_ups);
+        const bool others = c == options.reference && contestants.size() > 1;
+        round_seconds += once * (batches[c] + options.warm_ups) * static_cast<double>(others ? contestants.size() : 1);
     }
     const auto rounds = static_cast<std::size_t>(
         options.rounds != 0
             ? options.rounds
             : std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds));
-    for (std::size_t round = 0; round < rounds; ++round)
+    const auto measure = [&](std::size_t c) { return samples[c].seconds.emplace_back(batch(c)); };
+    for (std::size_t round = 0; round < rounds; ++round) {
+        double before = options.reference ? measure(*options.reference) : 0;
         for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
             const std::size_t c = (round + turn) % contestants.size();
-            samples[c].push_back(batch(c));
+            if (c == options.reference) continue;
+            measure(c);
+            if (!options.reference) continue;
+            const double after = measure(*options.reference);
+            samples[c].reference.push_back((before + after) / 2);
+            before = after;
         }
+    }
     return samples;
 }
 

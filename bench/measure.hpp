@@ -27,23 +27,35 @@ inline void pause() {
 #endif
 }
 
-/// Keeps the calling thread on one core, where the system offers that.
-inline void pin_to_core([[maybe_unused]] int core) {
 #if defined(__linux__)
+/// The cores that the process was given. To be called first before any thread is pinned.
+inline const cpu_set_t& given_cores() {
+    static const cpu_set_t given = [] {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        pthread_getaffinity_np(pthread_self(), sizeof set, &set);
+        return set;
+    }();
+    return given;
+}
+#endif
+
+/// Keeps the calling thread on one core of those that the process was given, where the system offers that.
+inline void pin_to_core([[maybe_unused]] int number) {
+#if defined(__linux__)
+    const cpu_set_t& given = given_cores();
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(static_cast<std::size_t>(core), &set);
+    for (std::size_t core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &given) && number-- == 0) CPU_SET(core, &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 #endif
 }
 
-/// Lets it run on any core again.
+/// Lets it run on any of them again.
 inline void unpin() {
 #if defined(__linux__)
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (int core = 0; core < cores(); ++core) CPU_SET(static_cast<std::size_t>(core), &set);
-    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof(cpu_set_t), &given_cores());
 #endif
 }
 
@@ -53,13 +65,21 @@ struct Summary {
     double min = 0;
     double max = 0;
     std::size_t count = 0;
+    double lower_quartile = 0;
+    double upper_quartile = 0;
 };
 
 inline Summary summarise(std::vector<double> samples) {
     if (samples.empty()) return {};
     std::sort(samples.begin(), samples.end());
     const std::size_t n = samples.size();
-    return {(samples[(n - 1) / 2] + samples[n / 2]) / 2, samples.front(), samples.back(), n};
+    const auto quantile = [&](double part) {  // between the two samples that it lies between
+        const double place = part * static_cast<double>(n - 1);
+        const auto below = static_cast<std::size_t>(place);
+        const double above = samples[std::min(below + 1, n - 1)];
+        return samples[below] + (place - static_cast<double>(below)) * (above - samples[below]);
+    };
+    return {quantile(0.5), samples.front(), samples.back(), n, quantile(0.25), quantile(0.75)};
 }
 
 /// A barrier for threads that have a core each. Every thread owns a cache line, so that two of them meet for the

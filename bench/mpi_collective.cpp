@@ -1,6 +1,6 @@
 // One collective of ranks that are processes, for bench_all_reduce, which starts it under mpirun:
 //
-//     bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS ROUNDS pin|no-pin
+//     bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS LEAST ROUNDS pin|no-pin
 //
 // In turns, as everywhere: MpiBackend and the MPI library, and, among threads of rank 0 while the other ranks sleep,
 // what they are compared with. Prints one sample a line: the contestant's name and the seconds for one call, the
@@ -56,8 +56,8 @@ struct Entry {
 };
 
 void run(const std::vector<std::string>& arguments) {
-    if (arguments.size() != 6)
-        throw std::runtime_error("usage: bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS ROUNDS pin|no-pin");
+    if (arguments.size() != 7)
+        throw std::runtime_error("usage: bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS LEAST ROUNDS pin|no-pin");
     const std::string& collective = arguments[0];
     const DType dtype = dtype_of(arguments[1]);
     const std::size_t bytes = std::strtoull(arguments[2].c_str(), nullptr, 10);
@@ -107,7 +107,7 @@ void run(const std::vector<std::string>& arguments) {
     const ContestResult samples = take_part(ranks.rank, contestants, options, slowest_of_mpi_ranks);
     if (ranks.rank != 0) return;
     for (std::size_t e = 0; e < entries.size(); ++e)
-        for (double sample : samples[e]) std::printf("%s %.9e\n", entries[e].name.c_str(), sample);
+        for (double sample : samples[e].seconds) std::printf("%s %.9e\n", entries[e].name.c_str(), sample);
 }
 
 }  // namespace

@@ -38,9 +38,9 @@ inline double slowest_of_mpi_ranks(double seconds) {
 inline ContestOptions contest_options_of(const std::vector<std::string>& arguments) {
     ContestOptions options;
     options.seconds = std::strtod(arguments.at(0).c_str(), nullptr);
-    options.rounds = std::atoi(arguments.at(1).c_str());
-    options.pin = arguments.at(2) == "pin";
-    options.least_rounds = 7;
+    options.least_rounds = std::atoi(arguments.at(1).c_str());
+    options.rounds = std::atoi(arguments.at(2).c_str());
+    options.pin = arguments.at(3) == "pin";
     return options;
 }
 

@@ -1,9 +1,9 @@
 // Steps of a training whose ranks are processes, for bench_train_step, which starts it under mpirun:
 //
-//     bench_mpi_train_step MODEL mpi|mpi_messages SECONDS ROUNDS pin|no-pin STRATEGY...
+//     bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin REFERENCE [STRATEGY...]
 //
-// Prints lines STRATEGY/WHAT NUMBER: seconds of a step, the slowest rank's, one a round; and, of the rank where it is
-// most, exposed, communication and state_bytes.
+// Prints lines STRATEGY/WHAT NUMBER: seconds of a step, the slowest rank's, one a round, and reference, those of the
+// strategy REFERENCE before and after it; and, of the rank where it is most, exposed, communication and state_bytes.
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "make_synchroniser.hpp"
 #include "mpi_ranks.hpp"
 #include "train_contest.hpp"
 
@@ -23,24 +22,22 @@ namespace {
 using namespace bench;
 
 void run(const std::vector<std::string>& arguments) {
-    if (arguments.size() < 6)
-        throw std::runtime_error("usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS ROUNDS pin|no-pin "
-                                 "STRATEGY...");
+    if (arguments.size() < 7)
+        throw std::runtime_error("usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin "
+                                 "REFERENCE [STRATEGY...]");
     const std::string& model = arguments[0];
     const bool shares = arguments[1] == "mpi";
-    const ContestOptions options = contest_options_of({arguments.begin() + 2, arguments.begin() + 5});
-    const std::vector<std::string> names(arguments.begin() + 5, arguments.end());
+    ContestOptions options = contest_options_of({arguments.begin() + 2, arguments.begin() + 6});
+    options.reference = 0;
+    const std::vector<std::string> names(arguments.begin() + 6, arguments.end());
     const MpiRanks ranks;
 
     std::vector<std::unique_ptr<Trainee>> trainees;
     trainees.push_back(make_trainee(model, ranks.rank));
     for (const std::string& name : names) {
-        const trainer::Options way = options_for(model, strategy(name));
-        const gradsync::MpiBackend comm(strategy(name).synchronises() ? MPI_COMM_WORLD : MPI_COMM_SELF,
-                                        {.shared_memory = shares});
-        trainees[0]->learn(way, [&](trainer::Parameters& parameters, const trainer::Units& units) {
-            return trainer::make_synchroniser(comm, way, parameters, units);
-        });
+        const Strategy& each = strategy(name);
+        const MPI_Comm together = each.synchronises() ? MPI_COMM_WORLD : MPI_COMM_SELF;
+        learn(*trainees[0], model, each, gradsync::MpiBackend(together, {.shared_memory = shares}));
     }
 
     auto steps = train_steps(names.size(), trainees, [](int) { MPI_Barrier(MPI_COMM_WORLD); });
@@ -53,7 +50,8 @@ void run(const std::vector<std::string>& arguments) {
         double numbers[] = {observed[s].exposed_seconds, observed[s].communication_seconds, observed[s].state_bytes};
         MPI_Allreduce(MPI_IN_PLACE, numbers, 3, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         if (ranks.rank != 0) continue;
-        for (double sample : samples[s]) std::printf("%s/seconds %.9e\n", names[s].c_str(), sample);
+        for (double sample : samples[s].seconds) std::printf("%s/seconds %.9e\n", names[s].c_str(), sample);
+        for (double sample : samples[s].reference) std::printf("%s/reference %.9e\n", names[s].c_str(), sample);
         std::printf("%s/exposed %.9e\n", names[s].c_str(), numbers[0]);
         std::printf("%s/communication %.9e\n", names[s].c_str(), numbers[1]);
         std::printf("%s/state_bytes %.9e\n", names[s].c_str(), numbers[2]);

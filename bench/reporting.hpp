@@ -26,6 +26,13 @@ inline void report(benchmark::State& state, const Summary& seconds, double hando
     state.counters["handoff_ns"] = handoff;
 }
 
+/// Reports something else, with what half of the samples lie between: NAME, NAME_q1, NAME_q3.
+inline void report(benchmark::State& state, const std::string& name, const Summary& summary) {
+    state.counters[name] = summary.median;
+    state.counters[name + "_q1"] = summary.lower_quartile;
+    state.counters[name + "_q3"] = summary.upper_quartile;
+}
+
 /// Registers a measurement that reports itself, or says why it cannot.
 inline void add_benchmark(const std::string& name, benchmark::TimeUnit unit,
                           std::function<void(benchmark::State&)> measure) {

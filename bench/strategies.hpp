@@ -18,9 +18,14 @@ struct Strategy {
     double bucket_mib = 25;
     std::string overlap = "backward";
     std::string shard = "none";
+    bool watched = false;  ///< a Timeline keeps what happens
 
     bool synchronises() const { return name != independent; }
-    static constexpr std::string_view independent = "independent";  ///< each rank for itself: what no other can beat
+    /// What its steps are compared with, pair by pair.
+    std::string_view reference() const { return watched ? unwatched : independent; }
+
+    static constexpr std::string_view independent = "independent";   ///< each rank for itself: what no other can beat
+    static constexpr std::string_view unwatched = "buckets_25MB";  ///< the same steps as `timeline`
 };
 
 inline const std::vector<Strategy>& strategies() {
@@ -39,6 +44,7 @@ inline const std::vector<Strategy>& strategies() {
         {.name = "zero1", .shard = "optimizer"},
         {.name = "zero2", .shard = "gradients"},
         {.name = "zero3", .shard = "parameters"},
+        {.name = "timeline", .watched = true},
     };
     return all;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "contest.hpp"
+#include "make_synchroniser.hpp"
 #include "trainee.hpp"
 
 namespace bench {
@@ -32,6 +33,15 @@ private:
     std::size_t which_;
     std::function<void(int rank)> meet_;
 };
+
+/// Has a trainee take up a strategy. `comm`: its place among the ranks, alone if they do not synchronise. Collective.
+template <class Backend>
+void learn(Trainee& trainee, const std::string& model, const Strategy& strategy, const Backend& comm) {
+    const trainer::Options options = options_for(model, strategy);
+    trainee.learn(strategy, [&](trainer::Parameters& parameters, const trainer::Units& units, gradsync::Timeline* timeline) {
+        return trainer::make_synchroniser(comm, options, parameters, units, timeline);
+    });
+}
 
 /// One for each of the strategies that the trainees have learnt.
 inline std::vector<TrainSteps> train_steps(std::size_t strategies,

@@ -34,12 +34,13 @@ public:
           samples_(text_, model_.config().reading(), static_cast<std::uint64_t>(rank)),
           batch_{.sequences = options.micro_batch} {}
 
-    void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make) override {
+    void learn(const Strategy& strategy, const MakeWatched& make) override {
         // In the first steps memory is touched for the first time; optimal buckets are planned before the fifth.
-        const int first_steps = options.buckets == "optimal" ? 5 : 2;
+        const int first_steps = strategy.buckets == "optimal" ? 5 : 2;
         auto& course = courses_.emplace_back();
+        if (strategy.watched) course.timeline = std::make_unique<gradsync::Timeline>();
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) model_.parameters().bind(i, nullptr);
-        course.sync = make(model_.parameters(), model_.units());
+        course.sync = make(model_.parameters(), model_.units(), course.timeline.get());
         course.writer = std::make_unique<Writer>(model_.parameters(), *course.sync);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i)
             course.weights.push_back(model_.parameters().value(i));
@@ -70,7 +71,10 @@ public:
 private:
     using Writer = trainer::GradientWriter<typename Model::Operations>;
 
+    using Scope = gradsync::Timeline::Scope;
+
     struct Course {
+        std::unique_ptr<gradsync::Timeline> timeline;  // before who writes into it
         std::unique_ptr<trainer::Synchroniser> sync;
         std::unique_ptr<Writer> writer;
         std::vector<const float*> weights;  // by parameter, where they are between steps
@@ -88,12 +92,22 @@ private:
     void step(Course& course) {
         samples_.fill(course.samples_seen, batch_);
         course.samples_seen += batch_.sequences;
-        const double loss = model_.forward(batch_);
+        gradsync::Timeline* const timeline = course.timeline.get();  // with the scopes that the trainer has
+        const double loss = [&] {
+            const Scope scope{timeline, "forward"};
+            return model_.forward(batch_);
+        }();
         if (!std::isfinite(loss)) throw std::runtime_error("the training diverges");
-        course.writer->begin(course.sync->begin_backward(0));
-        model_.backward(batch_, *course.writer);
-        course.sync->end_backward();
-        course.sync->step(1e-4);
+        {
+            const Scope scope{timeline, "backward"};
+            course.writer->begin(course.sync->begin_backward(0));
+            model_.backward(batch_, *course.writer);
+            course.sync->end_backward();
+        }
+        {
+            const Scope scope{timeline, "optimizer step"};
+            course.sync->step(1e-4);
+        }
         if (++course.steps == 2) course.second_loss = loss;
         const auto& last = course.sync->statistics().last;
         course.exposed.push_back(last.exposed_seconds);

@@ -39,7 +39,8 @@ inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::s
 
 /// What a helper program is told of the contest.
 inline std::string arguments_of(const ContestOptions& options) {
-    return std::to_string(options.seconds) + " " + std::to_string(options.rounds) + (options.pin ? " pin" : " no-pin");
+    return std::to_string(options.seconds) + " " + std::to_string(options.least_rounds) + " " + std::to_string(options.rounds) +
+           (options.pin ? " pin" : " no-pin");
 }
 
 }  // namespace bench

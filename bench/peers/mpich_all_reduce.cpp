@@ -1,6 +1,6 @@
 // MPICH's MPI_Allreduce of floats, in place, for bench_all_reduce, which starts it under MPICH's mpiexec:
 //
-//     bench_mpich_all_reduce BYTES SECONDS ROUNDS pin|no-pin
+//     bench_mpich_all_reduce BYTES SECONDS LEAST ROUNDS pin|no-pin
 //
 // Prints one sample a line: the contestant's name and the seconds for one call, the slowest rank's. A program of its
 // own, as one process cannot have two MPIs.
@@ -24,8 +24,8 @@ namespace {
 using namespace bench;
 
 void run(const std::vector<std::string>& arguments) {
-    if (arguments.size() != 4)
-        throw std::runtime_error("usage: bench_mpich_all_reduce BYTES SECONDS ROUNDS pin|no-pin");
+    if (arguments.size() != 5)
+        throw std::runtime_error("usage: bench_mpich_all_reduce BYTES SECONDS LEAST ROUNDS pin|no-pin");
     constexpr auto f32 = gradsync::DType::f32;
     const std::size_t bytes = std::strtoull(arguments[0].c_str(), nullptr, 10);
     const ContestOptions options = contest_options_of({arguments.begin() + 1, arguments.end()});
@@ -44,7 +44,7 @@ void run(const std::vector<std::string>& arguments) {
     const ContestResult samples = take_part(ranks.rank, contestants, options, slowest_of_mpi_ranks);
     if (ranks.rank != 0) return;
     for (std::size_t c = 0; c < contestants.size(); ++c)
-        for (double sample : samples[c]) std::printf("%s %.9e\n", names[c].c_str(), sample);
+        for (double sample : samples[c].seconds) std::printf("%s %.9e\n", names[c].c_str(), sample);
 }
 
 }  // namespace
