@@ -67,10 +67,10 @@ void add(DType from, DType to, std::size_t count) {
         Copy copy(bytes / 2);
         Contestant* contestants[] = {&conversion, &copy};
         const ContestResult samples = run_contest(1, contestants, contest_options);
-        const Summary own = summarise(samples[0]);
+        const Summary own = summarise(samples[0].seconds);
         report(state, own, 0);
         state.counters["bandwidth"] = static_cast<double>(bytes) / own.median;
-        state.counters["memcpy_ratio"] = summarise(samples[1]).median / own.median;
+        state.counters["memcpy_ratio"] = summarise(samples[1].seconds).median / own.median;
     });
 }
 

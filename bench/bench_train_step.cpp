@@ -50,7 +50,7 @@ namespace {
 
 using namespace bench;
 
-ContestOptions contest_options{.seconds = 5, .least_rounds = 5, .reference = 0};
+ContestOptions contest_options{.seconds = 5, .least_rounds = 3, .reference = 0};
 
 struct Case {
     std::string model;

@@ -101,7 +101,7 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
     double round_seconds = 0;
     for (std::size_t c = 0; c < contestants.size(); ++c) {
         double once = batch(c);
-        for (int i = 0; i < (once < 10 * batch_seconds ? 4 : 1); ++i) {
+        for (int i = 0; i < (once < 10 * batch_seconds ? 4 : once < 100 * batch_seconds ? 1 : 0); ++i) {
             batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
             once = std::min(once, batch(c));
         }

@@ -16,7 +16,8 @@ Modes, each with a copy of the model:
     ddp_gradient_views   25 MB, gradients live in the buckets (gradient_as_bucket_view)
     zero1                DistributedDataParallel and ZeroRedundancyOptimizer
 
-As in bench_train_step, modes take turns, a step each, all ranks starting together, and the slowest rank counts. Ranks are
+As in bench_train_step, modes take turns, a step each, all ranks starting together, and the slowest rank counts; a step of
+`independent` stands directly before and after each of the others, and differences and ratios are of such pairs. Ranks are
 not kept on one core: the threads that Gloo starts would have to stay there too. Writes what that program writes with
 --benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, and of its counters those that PyTorch has. Exit code
 77: there is no PyTorch.
@@ -49,6 +50,7 @@ except ImportError as error:
     sys.exit(77)
 
 MODES = ["independent", "naive", "naive_async", "flat", "ddp", "ddp_1MB", "ddp_gradient_views", "zero1"]
+LEAST_ROUNDS = 3
 
 
 class Block(nn.Module):
@@ -211,31 +213,51 @@ def timed_step(trainee):
 def measure(model, rank, ranks, options):
     trainees = {mode: Trainee(MODELS[model], mode, rank, ranks) for mode in options.modes}
     check_losses(model, trainees)
-    round_seconds = sum(timed_step(trainee) for trainee in trainees.values())
-    rounds = options.rounds or min(max(int(options.seconds / round_seconds), 9), 1001)
+    reference, *others = options.modes
+    once = {mode: timed_step(trainee) for mode, trainee in trainees.items()}
+    round_seconds = sum(once.values()) + len(others) * once[reference]
+    rounds = options.rounds or min(max(int(options.seconds / round_seconds), LEAST_ROUNDS), 1001)
     seconds = {mode: [] for mode in trainees}
+    beside = {mode: [] for mode in others}  # the reference, the mean of before and after
+
+    def measured(mode):
+        seconds[mode].append(timed_step(trainees[mode]))
+        return seconds[mode][-1]
+
     for turn in range(rounds):
-        order = options.modes[turn % len(options.modes):] + options.modes[:turn % len(options.modes)]
-        for mode in order:
-            seconds[mode].append(timed_step(trainees[mode]))
+        before = measured(reference)
+        first = turn % max(len(others), 1)
+        for mode in others[first:] + others[:first]:
+            measured(mode)
+            after = measured(reference)
+            beside[mode].append((before + after) / 2)
+            before = after
     samples = ranks * MODELS[model].sequences
     results = []
     for mode, trainee in trainees.items():
         median = statistics.median(seconds[mode])
-        differences = [own - limit for own, limit in zip(seconds[mode], seconds["independent"])]
+        pairs = list(zip(seconds[mode], beside.get(mode, ())))
         results.append({
             "name": f"train_step/{model}/torch_{mode}/gloo/ranks:{ranks}",
             "run_name": f"train_step/{model}/torch_{mode}/gloo/ranks:{ranks}",
             "run_type": "iteration", "repetitions": 1, "repetition_index": 0, "threads": 1, "iterations": 1,
             "real_time": median * 1e3, "cpu_time": 0.0, "time_unit": "ms",
-            "independent_ratio": statistics.median(seconds["independent"]) / median,
-            "exposed_against_independent": statistics.median(differences),
+            **with_quartiles("independent_ratio", [limit / own for own, limit in pairs]),
+            **with_quartiles("exposed_against_independent", [own - limit for own, limit in pairs]),
             "samples_per_second": samples / median,
             "tokens_per_second": samples * MODELS[model].targets / median,
             "state_bytes": greatest(trainee.state_bytes()),
-            "time_min": min(seconds[mode]), "time_max": max(seconds[mode]), "samples": float(rounds),
+            "time_min": min(seconds[mode]), "time_max": max(seconds[mode]), "samples": float(len(seconds[mode])),
         })
     return results
+
+
+def with_quartiles(name, values):
+    """As the counters of bench_train_step; none of nothing."""
+    if not values:
+        return {}
+    first, middle, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {name: middle, f"{name}_q1": first, f"{name}_q3": third}
 
 
 def check_losses(model, trainees):
@@ -253,8 +275,8 @@ def parse_arguments():
     parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--modes", default=",".join(MODES), help="of " + ", ".join(MODES))
-    parser.add_argument("--seconds", type=float, default=1, help="for all modes of one model together, roughly [1]")
-    parser.add_argument("--rounds", type=int, default=0, help="exactly so many [by --seconds, 9 at least]")
+    parser.add_argument("--seconds", type=float, default=5, help="for all modes of one model together, roughly [5]")
+    parser.add_argument("--rounds", type=int, default=0, help=f"exactly so many [by --seconds, {LEAST_ROUNDS} at least]")
     parser.add_argument("--out", help="a JSON file, as Google Benchmark writes it")
     options = parser.parse_args()
     options.models = list(MODELS) if options.model == "all" else [options.model]
@@ -285,7 +307,8 @@ def main():
             file.write("\n")
     print(f"{'':56}{'ms':>8}{'against independent, ms':>25}{'ratio':>7}")
     for b in benchmarks:
-        print(f"{b['name']:56}{b['real_time']:8.1f}{b['exposed_against_independent'] * 1e3:25.1f}{b['independent_ratio']:7.2f}")
+        pairs = f"{b['exposed_against_independent'] * 1e3:25.1f}{b['independent_ratio']:7.2f}" if "independent_ratio" in b else ""
+        print(f"{b['name']:56}{b['real_time']:8.1f}{pairs}")
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def measure(options):
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
     results = Results({**machine.describe(ROOT, BUILD, sys.executable), "load_before": load}, {"mode": "quick" if options.quick else "full", "peers": options.peers})
     results.errors.update(plan.left_out)
+    if plan.beyond: results.run["left_out"] = plan.beyond
+    for label, why in plan.beyond.items(): print(f"left out: {label}: {why}", file=sys.stderr)
     begun = time.monotonic()
     Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 18)).run()
     results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)

@@ -125,7 +125,12 @@ def step_time(results, model):
             axis.barh(place, step - waits, 0.72, color=COMPUTE, label="compute: the step of copies that do not synchronise")
             axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed communication: the rest of the step")
             label = milliseconds(b.time) + (f" ({milliseconds(tables.exposed(b))})" if tables.exposed(b) is not None else "")
-            axis.annotate(label, (step, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+            end = step
+            if between := b.quartiles(tables.EXPOSED):
+                below, above = (abs(quartile - tables.exposed(b)) * 1e3 for quartile in between)
+                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="half of the pairs lie between")
+                end += above
+            axis.annotate(label, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
         shared = axis is not axes[0] and strategies == names.ordered(backends[order[0]], names.STRATEGIES)
         axis.set_yticks(range(len(strategies)), [] if shared else [names.STRATEGIES.get(s, s) for s in strategies])
         axis.set_ylim(rows - 0.4, -0.6)
@@ -182,6 +187,8 @@ def scaling(results):
             for axis, counter in ((speed, "samples_per_second"), (efficiency, "independent_ratio")):
                 points = [(ranks, b.counter(counter)) for ranks, b in of_ranks.items() if b.counter(counter) is not None]
                 if points: axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
+            for ranks, b in of_ranks.items():
+                if between := b.quartiles("independent_ratio"): efficiency.vlines(ranks, *between, color=look.colour, linewidth=0.8)
         efficiency.axhline(1, color=INK, linestyle="--", linewidth=1, label="copies that do not synchronise")
         for axis in (speed, efficiency):
             axis.set_ylim(0, axis.dataLim.y1 * 1.1)

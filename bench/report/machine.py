@@ -55,6 +55,16 @@ def peers(cache, python):
     return [peer for peer in found if peer]
 
 
+def cores():
+    return os.cpu_count() or 1
+
+
+def available_memory():
+    """Bytes; as much as anybody could want where the system does not say."""
+    found = re.search(r"MemAvailable:\s*(\d+) kB", text_of("/proc/meminfo"))
+    return int(found.group(1)) * 1024 if found else 2 ** 62
+
+
 def describe(root, build, python):
     cpu = text_of("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", cpu)

@@ -61,6 +61,7 @@ STRATEGIES = {
     "torch_ddp_gradient_views": "DDP, gradients as views",
     "torch_zero1": "DDP, ZeroRedundancyOptimizer",
 }
+WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 INDEPENDENT = ("independent", "torch_independent")
 DEFAULT, PEER_DEFAULT = "buckets_25MB", "torch_ddp"  # what a user gets who chooses nothing
 

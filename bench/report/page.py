@@ -53,18 +53,18 @@ class Section:
 def sections(results):
     cases = tables.step_cases(results)
     return [
-        Section("Goals", "What the library is meant to reach on two cores.", shown=[tables.goals(results)]),
+        Section("Goals", "What the library is meant to reach on two cores. In brackets: what half of the pairs lie between.", shown=[tables.goals(results)]),
         Section("All-reduce", "A float sum in place. Time until every rank has the result, the slowest rank's. Bus bandwidth is nccl-tests': 2 (n - 1) / n of "
                 "the bytes over the time, comparable over numbers of ranks. The limit is a bare loop that reads every rank's buffer and writes every rank's "
                 "buffer once, a thread a core, measured in turns with the others.",
                 ["all_reduce", "collectives", "nccl"], ["all_reduce_time", "all_reduce_bandwidth"],
                 [tables.all_reduce(results), tables.bus_bandwidth(results), tables.to_limit(results)], [tables.contests(results)]),
         Section("Training step", "One step of the same model on the same batch, a thread of compute a rank. Exposed: the step less that of copies that do not "
-                "synchronise, measured in turns (below zero: within the noise). Waited: what the reducer itself says it has waited. Efficiency: the copies' time "
-                "over the step's.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
+                "synchronise, directly before and after it (below zero: within the noise). Waited: what the reducer itself says it has waited. Efficiency: the "
+                "copies' time over the step's. Both are medians over such pairs, in brackets what half of them lie between.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
                 folded=[tables.steps(results, model, ranks) for model, of_ranks in cases.items() for ranks in sorted(of_ranks)]),
         Section("Overlap", "How much of the time that gradients were on their way was hidden behind compute. On cores that are all busy computing, communication "
-                "takes time from the compute even where nobody waits: see exposed above.", ["train_step"], ["overlap_ratio"]),
+                "takes time from the compute even where nobody waits: see exposed above.", ["train_step", "overlap"], ["overlap_ratio"], [tables.on_devices(results)]),
         Section("Scaling", "Samples a second of all ranks, and efficiency against copies that do not synchronise.", ["train_step", "torch"], ["scaling"],
                 [tables.scaling(results, model) for model in cases]),
         Section("Memory", "What a rank holds by the library's account (bars), and what its process used at most (marks), by stage of sharding.", ["memory"],
@@ -80,7 +80,8 @@ def render(results, drawn):
     present = [section for section in sections(results) if section.has_something(drawn)]
     load = results.machine.get("load_before") or 0
     warning = f'<p class="warning">Others used the machine (load {load:.1f} before): the figures say little.</p>' if load > 1 else ""
-    errors = "".join(f"<li>{html.escape(name)}: {html.escape(text)}</li>" for name, text in sorted(results.errors.items()))
+    left_out = {**results.errors, **results.run.get("left_out", {})}
+    errors = "".join(f"<li>{html.escape(name)}: {html.escape(text)}</li>" for name, text in sorted(left_out.items()))
     not_measured = f"<h2>Not measured</h2><ul>{errors}</ul>" if errors else ""
     body = "\n".join(section.html(results, drawn) for section in present)
     links = " ".join(f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in present)

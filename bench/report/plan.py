@@ -4,14 +4,24 @@ import pathlib
 from dataclasses import dataclass, field
 
 from . import machine, names
+from .text import size
 
 MIB = 2 ** 20
 # Tasks of a size each, so that a program that hangs costs little.
 SIZES = {"small": (2 ** 12, 2 ** 16, MIB), "large": (10 * MIB, 25 * MIB), "largest": (100 * MIB,)}
 OURS = "threads|limit|mpi|mpi_borrowed|mpi_messages|mpi_library|mpi_library_nonblocking"
 GLOO, MPICH = "gloo", "mpich_library|mpich_library_nonblocking"
-QUICK_STRATEGIES = ("independent", "naive", "flat", "overlap_per_parameter", "buckets_25MB", "optimal", "zero1", "zero3")
+MODELS = {"transformer": 0.2, "mlp": 0.055}  # about how long a step takes, in seconds
+# In every round, how often each strategy takes a step between two of its reference. Few, if steps are long: rounds add to them.
+PAIRS = {"transformer": 4, "mlp": 7}
+QUICK_PAIRS = {"transformer": 3, "mlp": 5}
+QUICK_STRATEGIES = ("naive", "flat", "overlap_per_parameter", "buckets_25MB", "optimal", "zero1", "zero3")
+# Those of more than 25 MB hold all of the transformer's 13 MB; and where messages are sent, what differs there.
+STRATEGIES = {"transformer": [s for s in names.STRATEGIES if s not in ("buckets_100MB", "buckets_1000MB")], "mlp": list(names.STRATEGIES)}
+OF_MESSAGES = ("naive", "flat", "buckets_1MB", "buckets_25MB", "optimal", "forward", "zero3")
 QUICK_TORCH = ("independent", "naive", "flat", "ddp")
+BESIDES = 2  # rounds of what is beside the point; a comparison needs as many
+GIB_NEEDS = 10 * 2 ** 30  # bytes of memory: two ranks with three buffers each, the limit's, and what MPI takes
 MEMORY_MODEL = ["--model", "mlp", "--hidden", ",".join(["1024"] * 8), "--micro-batch", "1", "--steps", "2"]
 
 
@@ -22,7 +32,7 @@ class Task:
     command: list  # without where to write its answer to
     kind: str  # of the answer: google, torch or memory
     seconds: float  # about how long it takes: for the first estimate of the time left
-    once: bool = False  # in the first round alone: what it measures does not vary
+    rounds: int = 10 ** 9  # in so many at most: what it measures does not vary, or takes long
     about: dict = field(default_factory=dict)  # put beside the answer
 
 
@@ -31,6 +41,7 @@ class Plan:
         self.root, self.build, self.python, self.quick, self.peers, self.seconds = root, build, python, quick, peers, seconds
         self.tasks = []
         self.left_out = {}  # by part: why
+        self.beyond = {}  # the same, of what this machine cannot do, which is no failure
 
     def add_parts(self, parts):
         for part in parts: PARTS[part][1](self)
@@ -41,17 +52,19 @@ class Plan:
         if not path.exists(): self.left_out[part] = f"{path.name} was not built; cmake said why"
         return path.exists()
 
-    def google(self, part, label, name, pattern, estimate, *flags):
+    def google(self, part, label, name, pattern, estimate, *flags, rounds=10 ** 9):
         if self.built(part, f"bench/{name}"):
-            self.tasks.append(Task(part, label, [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"], "google", estimate))
+            self.tasks.append(Task(part, label, [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"], "google", estimate, rounds))
 
     def contest(self, full):
         """The length of a contest among collectives: `full` seconds; quick: so many batches of a third of a millisecond."""
         return f"--seconds={self.seconds:g}" if self.seconds else "--rounds=9" if self.quick else f"--seconds={full:g}"
 
-    def turns(self):
-        """How often each strategy takes a step."""
-        return f"--seconds={self.seconds:g}" if self.seconds else f"--rounds={3 if self.quick else 4}"
+    def pairs(self, model, ranks, strategies, step=1.0):
+        """The length of a contest among steps, which must suffice for PAIRS; `step`: how much slower than ours they are."""
+        pairs = (QUICK_PAIRS if self.quick else PAIRS)[model]
+        least = 2 if self.quick else 3  # where there are few strategies there is time for more pairs
+        return self.seconds or round(max(least, pairs * 2 * strategies * step * MODELS[model] * max(1, ranks / machine.cores())), 1)
 
 
 def ranks_of(count):
@@ -60,19 +73,30 @@ def ranks_of(count):
 
 def all_reduce(plan):
     for ranks in (2, 4) if plan.quick else (2, 4, 6):
-        for size, of_size in SIZES.items():
-            if (ranks, size) in ((6, "large"), (6, "largest"), *([(4, "largest")] if plan.quick else [])): continue
+        for group, of_group in SIZES.items():
+            if (ranks, group) in ((6, "large"), (6, "largest"), *([(4, "largest")] if plan.quick else [])): continue
+            rounds = {"rounds": BESIDES} if (ranks, group) in ((6, "small"), (4, "largest")) else {}
             who = [OURS] + [GLOO] * plan.peers + [MPICH] * (plan.peers and not plan.quick and ranks == 2)
-            pattern = f"^({'|'.join(who)})/all_reduce/f32/ranks:{ranks}/bytes:({'|'.join(map(str, of_size))})$"
-            estimate = {"small": 4, "large": 6, "largest": 8}[size] * (1 if plan.quick else 2) * len(who) / 2
-            plan.google("all_reduce", f"all-reduce, {ranks_of(ranks)}, {size}", "bench_all_reduce", pattern, estimate, plan.contest(0.2))
+            pattern = f"^({'|'.join(who)})/all_reduce/f32/ranks:{ranks}/bytes:({'|'.join(map(str, of_group))})$"
+            estimate = {"small": 4, "large": 6, "largest": 8}[group] * (1 if plan.quick else 2) * len(who) / 2
+            plan.google("all_reduce", f"all-reduce, {ranks_of(ranks)}, {group}", "bench_all_reduce", pattern, estimate, plan.contest(0.2), **rounds)
+    if not plan.quick: gib(plan)
+
+
+def gib(plan):
+    label, free = "all-reduce, 2 ranks, 1 GiB", machine.available_memory()
+    if free < GIB_NEEDS: plan.beyond[label] = f"it needs {size(GIB_NEEDS)} of memory, {size(free)} are free"
+    else:
+        pattern = f"^({'|'.join([OURS] + [GLOO] * plan.peers)})/all_reduce/f32/ranks:2/bytes:{2 ** 30}$"
+        plan.google("all_reduce", label, "bench_all_reduce", pattern, 40, "--gib", "--rounds=3", rounds=1)
 
 
 def collectives(plan):
     if plan.quick: return
-    plan.google("collectives", "all-reduce of other types", "bench_all_reduce", "/all_reduce/(bf16|f16|f64)/", 12, plan.contest(0.05))
+    plan.google("collectives", "all-reduce of other types", "bench_all_reduce", "/all_reduce/(bf16|f16|f64)/", 12, plan.contest(0.05),
+                rounds=BESIDES)
     plan.google("collectives", "other collectives", "bench_all_reduce", "/(reduce_scatter|all_gather|broadcast|reduce|gather|scatter|barrier)/f32/ranks:[24]/", 20,
-                plan.contest(0.05))
+                plan.contest(0.05), rounds=BESIDES)
 
 
 def reducer(plan):
@@ -85,17 +109,24 @@ def convert(plan):
 
 
 def train_step(plan):
-    every = QUICK_STRATEGIES if plan.quick else [name for name in names.STRATEGIES if not name.startswith("torch_")]
-    default = (names.INDEPENDENT[0], names.DEFAULT)
     over_mpi = (plan.build / "bench/bench_mpi_train_step").exists()
-    for model, step in (("transformer", 0.25), ("mlp", 0.06)):
-        for ranks, strategies in ((2, every), (1, default), (4, default)):
-            for backend in ("threads", "mpi") if plan.quick else ("threads", "mpi", "mpi_messages"):
-                if backend != "threads" and not over_mpi: continue
-                if plan.quick and (ranks, backend) not in ((2, "threads"), (2, "mpi"), (1, "threads")): continue
-                pattern = f"^train_step/{model}/({'|'.join(strategies)})/{backend}/ranks:{ranks}$"
-                estimate = 1 + step * max(1, ranks / 2) * len(strategies) * (7 if plan.quick else 8)
-                plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}", "bench_train_step", pattern, estimate, plan.turns())
+    ours = {model: [s for s in STRATEGIES[model] if not s.startswith("torch_") and s != "independent"] for model in MODELS}
+
+    def add(model, ranks, backend, strategies, reference="independent"):
+        seconds = plan.pairs(model, ranks, len(strategies)) * (2 if reference == names.DEFAULT else 1)  # a hundredth is to be seen
+        called = [*strategies, *([reference] if reference == "independent" else [])]
+        estimate = 2 + seconds + 4.5 * MODELS[model] * (len(strategies) + 1) * max(1, ranks / machine.cores())  # each begins with some steps
+        plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}{', watched' * (names.WATCHED in strategies)}", "bench_train_step",
+                    f"^train_step/{model}/({'|'.join(called)})/{backend}/ranks:{ranks}$", estimate, f"--seconds={seconds:g}",
+                    **({"rounds": BESIDES} if ranks > 2 else {}))
+
+    for model in MODELS:
+        for backend in ("threads", "mpi", "mpi_messages")[:(2 if plan.quick else 3) if over_mpi else 1]:
+            of_two = QUICK_STRATEGIES if plan.quick else OF_MESSAGES if backend == "mpi_messages" else ours[model]
+            add(model, 2, backend, of_two)
+            for ranks in {"threads": (1,) if plan.quick else (1, 4), "mpi": () if plan.quick else (1, 4), "mpi_messages": (4,)}[backend]:
+                add(model, ranks, backend, [names.DEFAULT])
+        add(model, 2, "threads", [names.WATCHED], names.DEFAULT)
 
 
 def torch(plan):
@@ -104,19 +135,27 @@ def torch(plan):
     if not machine.answer(plan.python, "-c", "import torch; print(1)"):
         plan.left_out["torch"] = f"{plan.python} has no torch; install python3-torch"
         return
-    for model, step in (("transformer", 0.32), ("mlp", 0.1)):
+    for model, step in MODELS.items():
         for ranks in (2, 1) if plan.quick else (2, 1, 4):
             if plan.quick and (model, ranks) == ("mlp", 1): continue
-            modes = QUICK_TORCH if ranks == 2 and plan.quick else ("independent", "ddp") if ranks != 2 else ()
-            flags = ["--modes", ",".join(modes)] if modes else []
-            estimate = 5 + (len(modes) or 8) * step * max(1, ranks / 2) * (7 if plan.quick else 8)
+            every = [name.removeprefix("torch_") for name in names.STRATEGIES if name.startswith("torch_")]
+            modes = ("independent", "ddp") if ranks != 2 else QUICK_TORCH if plan.quick else every
+            slower = 1.6  # than ours, about
+            seconds = plan.pairs(model, ranks, len(modes) - 1, slower)
+            estimate = 5 + seconds + 4.5 * slower * step * len(modes) * max(1, ranks / machine.cores())
             plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}",
-                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), *flags, plan.turns()], "torch", estimate))
+                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), "--modes", ",".join(modes), f"--seconds={seconds:g}"],
+                                   "torch", estimate, **({"rounds": BESIDES} if ranks > 2 else {})))
 
 
 def nccl(plan):
     plan.google("nccl", "collectives between GPUs", "bench_nccl", ".", 5, plan.contest(0.2))
     plan.left_out.pop("nccl", None)  # most machines have none
+
+
+def overlap(plan):
+    plan.google("overlap", "a backward on a GPU", "bench_overlap", ".", 5, plan.contest(2))
+    plan.left_out.pop("overlap", None)
 
 
 def memory(plan):
@@ -129,7 +168,7 @@ def memory(plan):
         for stage in names.STAGES:
             buckets = [] if stage == "parameters" else ["--bucket-mib", "4"]
             plan.tasks.append(Task("memory", f"memory, {names.STAGES[stage]}, {ranks_of(ranks)}", [*launch, *MEMORY_MODEL, "--shard", stage, *buckets],
-                                   "memory", 2, once=True, about={"shard": stage, "ranks": ranks}))
+                                   "memory", 2, rounds=1, about={"shard": stage, "ranks": ranks}))
 
 
 # In the order in which they are missed most, should the time not do for all.
@@ -140,4 +179,5 @@ PARTS = {"all_reduce": ("all-reduce against the limit, MPI and (--peers) Gloo an
          "convert": ("conversion between floating types", convert),
          "torch": ("the training step with PyTorch (--peers)", torch),
          "collectives": ("other collectives and types (not --quick)", collectives),
-         "nccl": ("collectives between GPUs, where there are some", nccl)}
+         "nccl": ("collectives between GPUs, where there are some", nccl),
+         "overlap": ("what a backward on a GPU hides, where there is one", overlap)}

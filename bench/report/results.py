@@ -8,7 +8,7 @@
      "memory": [{...}]}                                      the trainer's results, by stage of sharding and ranks
 
 Names and counters are those of the programs (bench/*.cpp), each benchmark's median is its counter "time", and all times are
-seconds. Rounds are merged when they are read: the median of medians, the least time_min, the greatest time_max.
+seconds. Rounds are merged when they are read: the median of medians (and of quartiles), the least time_min, the greatest time_max.
 """
 import json
 import pathlib
@@ -19,8 +19,9 @@ FORMAT = 1
 # Of Google Benchmark's fields, those that say nothing about the measurement.
 NOT_COUNTERS = {"name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index", "threads",
                 "iterations", "real_time", "cpu_time", "time_unit", "error_occurred", "error_message", "label"}
-KEPT = {"program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio", "nccl_library_ratio",
-        "exposed", "communication", "overlap_ratio", "independent_ratio", "exposed_against_independent", "samples_per_second", "state_bytes"}
+KEPT = {"program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "all_reduce_ratio", "memcpy_ratio", "nccl_library_ratio",
+        "communication", "overlap_ratio", "samples_per_second", "state_bytes", "hidden", "overhead",
+        *(name + quartile for name in ("independent_ratio", "exposed_against_independent", "unwatched_ratio", "exposed", "compute_ratio") for quartile in ("", "_q1", "_q3"))}
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -43,6 +44,11 @@ class Benchmark:
         """Median over the rounds; None where it was not measured."""
         values = self.rounds(counter)
         return statistics.median(values) if values else None
+
+    def quartiles(self, counter):
+        """Of what is measured in pairs: medians over the rounds; None where there are none."""
+        both = self.counter(f"{counter}_q1"), self.counter(f"{counter}_q3")
+        return None if None in both else both
 
     @property
     def time(self):

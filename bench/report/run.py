@@ -26,7 +26,7 @@ class Runner:
     def run(self):
         """Returns how many rounds were made, whole ones."""
         for done in range(self.rounds):
-            tasks = [task for task in self.plan.tasks if done == 0 or not task.once]
+            tasks = [task for task in self.plan.tasks if done < task.rounds]
             if not tasks: return done
             if done > 0 and self.spent() + sum(map(self.estimate, tasks)) > self.limit:
                 self.say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
@@ -39,7 +39,7 @@ class Runner:
     def round(self, done, tasks):
         first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
         tasks = tasks[first:] + tasks[:first]
-        later = (self.rounds - done - 1) * sum(self.estimate(task) for task in tasks if not task.once)
+        later = sum(self.estimate(task) * max(0, min(self.rounds, task.rounds) - done - 1) for task in tasks)
         for place, task in enumerate(tasks):
             if self.limit - self.spent() < 1:
                 for each in tasks[place:]:

@@ -1,7 +1,7 @@
 """Results as tables."""
 from . import names
 from .results import AllReduce, MarkReady, TrainStep
-from .text import Table, bandwidth, megabytes, milliseconds, or_blank, ratio, seconds, significant, size, spread
+from .text import Table, bandwidth, megabytes, milliseconds, or_blank, paired, ratio, seconds, significant, size, spread
 
 
 def machine(results):
@@ -64,31 +64,35 @@ def contests(results):
 
 
 def step_cases(results):
-    """{model: {ranks: {backend: {strategy: Benchmark}}}}"""
+    """{model: {ranks: {backend: {strategy: Benchmark}}}}, of those that are paired with copies that do not synchronise."""
     cases = {}
     for name, benchmark in results.parsed(TrainStep):
+        if name["strategy"] == names.WATCHED: continue
         of_ranks = cases.setdefault(name["model"], {}).setdefault(name["ranks"], {})
         of_ranks.setdefault(name["backend"], {})[name["strategy"]] = benchmark
     return {model: cases[model] for model in names.ordered(cases, names.MODELS)}
 
 
+EXPOSED = "exposed_against_independent"
+
+
 def exposed(benchmark):
-    """Seconds of a step that copies without synchronisation do not take; None for these, and where it was not measured."""
-    return None if benchmark.name.split("/")[2] in names.INDEPENDENT else benchmark.counter("exposed_against_independent")
+    """Seconds of a step that copies without synchronisation do not take directly before and after; None where it was not measured."""
+    return benchmark.counter(EXPOSED)
 
 
 def steps(results, model, ranks):
     table = Table(f"{model}, {ranks} rank{'s' * (ranks != 1)}: a step",
-                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms", "waited, ms", "communication, ms", "overlap", "efficiency",
-                   "samples/s", "state, MB"])
+                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms (quartiles)", "waited, ms", "communication, ms", "overlap",
+                   "efficiency (quartiles)", "samples/s", "state, MB"])
     backends = step_cases(results)[model][ranks]
     for backend in names.ordered(backends, names.BACKENDS):
         for strategy in names.ordered(backends[backend], names.STRATEGIES):
             b = backends[backend][strategy]
             blank_or = lambda form, counter: or_blank(form, b.counter(counter))
             table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES.get(strategy, strategy),
-                               spread(milliseconds, b), or_blank(milliseconds, exposed(b)), blank_or(milliseconds, "exposed"),
-                               blank_or(milliseconds, "communication"), blank_or(ratio, "overlap_ratio"), blank_or(ratio, "independent_ratio"),
+                               spread(milliseconds, b), paired(milliseconds, b, EXPOSED), blank_or(milliseconds, "exposed"),
+                               blank_or(milliseconds, "communication"), blank_or(ratio, "overlap_ratio"), paired(efficiency, b, "independent_ratio"),
                                blank_or(significant, "samples_per_second"), blank_or(megabytes, "state_bytes")])
     return table
 
@@ -118,12 +122,16 @@ def scaling_cases(results, model):
     return {key: dict(sorted(cases[key].items())) for key in sorted(cases, key=lambda key: names.ordered({k[0] for k in cases}, names.BACKENDS).index(key[0]))}
 
 
+def efficiency(value):
+    return f"{value:.3f}"
+
+
 def scaling(results, model):
-    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency"])
+    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency (quartiles)"])
     for (backend, strategy), of_ranks in scaling_cases(results, model).items():
         for ranks, b in of_ranks.items():
             table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES[strategy], str(ranks),
-                               or_blank(significant, b.counter("samples_per_second")), or_blank(ratio, b.counter("independent_ratio"))])
+                               or_blank(significant, b.counter("samples_per_second")), paired(efficiency, b, "independent_ratio")])
     return table
 
 
@@ -157,12 +165,22 @@ def others(results, program, title):
     return table
 
 
+def on_devices(results):
+    """What bench_overlap found, where there is a GPU."""
+    table = Table("A backward on a device", ["benchmark", "time (min, max)", "exposed (quartiles)", "hidden", "over the compute"])
+    for b in results.benchmarks():
+        if b.program == "bench_overlap":
+            table.rows.append([b.name, spread(seconds, b), paired(seconds, b, "exposed"), or_blank(ratio, b.counter("hidden")),
+                               or_blank(significant, b.counter("overhead"))])
+    return table
+
+
 def goals(results):
-    """What the library is meant to reach on two cores, and what it does."""
+    """What the library is meant to reach on two cores, and what it does. In brackets: what half of the pairs lie between."""
     table = Table("Goals", ["what", "goal", "measured", ""])
 
-    def row(what, goal, value, met, form=ratio):
-        table.rows.append([what, goal, form(value), "met" if met(value) else "missed"])
+    def row(what, goal, value, met, measured=ratio):
+        table.rows.append([what, goal, measured(value), "met" if met(value) else "missed"])
 
     by_size = all_reduce_cases(results).get(2, {})
     for count in (25 * 2 ** 20, 100 * 2 ** 20):
@@ -176,12 +194,21 @@ def goals(results):
         peer = backends.get("gloo", {}).get(names.PEER_DEFAULT)
         for backend, goal in (("threads", 0.1), ("mpi", 0.2)):
             ours = backends.get(backend, {}).get(names.DEFAULT)
-            if ours and peer and exposed(ours) is not None and (exposed(peer) or 0) > 0:
-                row(f"{model}, 2 ranks, {backend}: exposed, over PyTorch DDP's {milliseconds(exposed(peer))} ms", f"at most {goal}",
-                    max(exposed(ours), 0) / exposed(peer), lambda v: v <= goal)
+            if ours and peer and exposed(ours) is not None and exposed(peer) is not None:
+                what = f"{model}, 2 ranks, {backend}: exposed {paired(milliseconds, ours, EXPOSED)} ms over PyTorch DDP's {paired(milliseconds, peer, EXPOSED)}"
+                noise = (peer.quartiles(EXPOSED) or (exposed(peer), 0))[0] <= 0
+                if noise: table.rows.append([what, f"at most {goal}", "", "DDP's is within the noise"])
+                else: row(what, f"at most {goal}", max(exposed(ours), 0) / exposed(peer), lambda v: v <= goal)
             if ours and ours.counter("independent_ratio") is not None:
                 row(f"{model}, 2 ranks, {backend}: scaling efficiency against two copies that do not synchronise", "0.98",
-                    ours.counter("independent_ratio"), lambda v: v >= 0.98, lambda v: f"{v:.3f}")
+                    ours.counter("independent_ratio"), lambda v: v >= 0.98, lambda _: paired(efficiency, ours, "independent_ratio"))
+    for name, b in results.parsed(TrainStep):
+        if name["strategy"] == names.WATCHED and b.counter("unwatched_ratio"):
+            cost = lambda v: f"{1 / v:.3f}"  # the ratio's other way round, and so are its quartiles
+            between = b.quartiles("unwatched_ratio")
+            row(f"{name['model']}, {name['ranks']} ranks, {name['backend']}: a step with a Timeline over one without", "at most 1.01",
+                b.counter("unwatched_ratio"), lambda v: 1 / v <= 1.01,
+                lambda v: cost(v) + (f" ({cost(between[1])} to {cost(between[0])})" if between else ""))
     for model, of_ranks in step_cases(results).items():
         alone = of_ranks.get(1, {})
         ours, peer = alone.get("threads", {}).get("independent"), alone.get("gloo", {}).get("torch_independent")

@@ -48,6 +48,13 @@ def spread(form, benchmark):
     return f"{form(benchmark.time)} ({form(benchmark.least)}, {form(benchmark.greatest)})"
 
 
+def paired(form, benchmark, counter):
+    """Median of what is measured in pairs, and what half of the pairs lie between."""
+    value, between = benchmark.counter(counter), benchmark.quartiles(counter)
+    if value is None: return ""
+    return form(value) + (f" ({form(between[0])} to {form(between[1])})" if between else "")
+
+
 @dataclass
 class Table:
     title: str

@@ -20,6 +20,10 @@ def results(rounds=5, noise=0.02, seed=1, slower=None):
                    {"mode": "synthetic", "rounds": rounds, "minutes": 0.0, "commands": {"all_reduce": ["bench_all_reduce"]}})
     jitter = lambda: chance.lognormvariate(0, noise)
 
+    def pairs(name, value, half):
+        """What is measured in pairs, and its quartiles."""
+        return {name: value, f"{name}_q1": lambda t: value(t) - half, f"{name}_q3": lambda t: value(t) + half}
+
     def add(program, name, time, **counters):
         columns = made.columns.setdefault(name, {"program": program})
         for _ in range(rounds):
@@ -43,9 +47,11 @@ def results(rounds=5, noise=0.02, seed=1, slower=None):
                     wait = base * part * (ranks - 1)
                     counters = {} if strategy.endswith("independent") else {
                         "exposed": lambda t: wait, "communication": lambda t: base * (ranks - 1), "overlap_ratio": lambda t: max(0.0, 1 - part),
-                        "independent_ratio": lambda t: alone * jitter() / t, "exposed_against_independent": lambda t: t - alone}
+                        **pairs("independent_ratio", lambda t: alone * jitter() / t, 0.02), **pairs("exposed_against_independent", lambda t: t - alone, 0.001)}
                     add("bench_train_step", f"train_step/{model}/{strategy}/{backend}/ranks:{ranks}", alone + wait,
                         samples_per_second=lambda t: samples * ranks / t, tokens_per_second=lambda t: 128 * samples * ranks / t, state_bytes=5e7, **counters)
+        add("bench_train_step", f"train_step/{model}/timeline/threads/ranks:2", compute * 1.004, samples_per_second=lambda t: samples * 2 / t,
+            **pairs("unwatched_ratio", lambda t: compute * jitter() / t, 0.01))
     add("bench_convert", "convert/f32/bf16/elements:131072", 30e-6, memcpy_ratio=lambda t: 20e-6 / t)
     add("bench_reducer", "reducer/construct/ranks:2/parameters:100000", 58e-3)
     for overlap in ("NoOverlap", "OverlapBackward"):

@@ -113,6 +113,12 @@ class CompareTest(Folder):
         out = io.StringIO()
         return compare.compare(old, new, out), out.getvalue()
 
+    def test_what_watching_costs_is_guarded(self):
+        watched = "train_step/mlp/timeline/threads/ranks:2"
+        good, said = self.compared(synthetic.results(), synthetic.results(seed=2, slower={watched: 1.2}))
+        self.assertFalse(good)
+        self.assertIn(f"| {watched} | the same unwatched |", said)
+
     def test_noise_is_no_regression(self):
         for seed in range(2, 7):
             good, said = self.compared(synthetic.results(seed=1, noise=0.03), synthetic.results(seed=seed, noise=0.03))
@@ -180,6 +186,27 @@ class CompareTest(Folder):
         few = make([1e-5, 1e-4, 0.2, 0.5, 0.9])
         compare.mark_significant(few)
         self.assertEqual([d.significant for d in few], [True, True, False, False, False])
+
+
+class GoalsTest(unittest.TestCase):
+    def rows(self, results):
+        return {row[0]: row for row in tables.goals(results).rows}
+
+    def test_they_are_of_pairs_and_show_what_these_lie_between(self):
+        results = synthetic.results(3, noise=0)
+        watched = self.rows(results)["mlp, 2 ranks, threads: a step with a Timeline over one without"]
+        self.assertEqual(watched[1:], ["at most 1.01", "1.004 (0.994 to 1.014)", "met"])
+        efficiency = self.rows(results)["mlp, 2 ranks, threads: scaling efficiency against two copies that do not synchronise"]
+        self.assertEqual(efficiency[2:], ["0.989 (0.969 to 1.009)", "met"])
+        exposed = next(row for what, row in self.rows(results).items() if what.startswith("mlp, 2 ranks, threads: exposed"))
+        self.assertEqual(exposed[0], "mlp, 2 ranks, threads: exposed 0.60 (-0.40 to 1.60) ms over PyTorch DDP's 19.2 (18.2 to 20.2)")
+        self.assertEqual(exposed[2:], ["0.031", "met"])
+
+    def test_nothing_is_divided_by_noise(self):
+        results = synthetic.results(3, noise=0)
+        results.columns["train_step/mlp/torch_ddp/gloo/ranks:2"][f"{tables.EXPOSED}_q1"] = [-0.001] * 3
+        rows = [row for what, row in self.rows(results).items() if what.startswith("mlp") and "exposed" in what]
+        self.assertEqual([row[2:] for row in rows], [["", "DDP's is within the noise"]] * 2)
 
 
 class DocsTest(unittest.TestCase):
@@ -370,7 +397,7 @@ class RunTest(Folder):
 
     def test_memory_is_measured_once(self):
         row = {key: 1 for key in ("transport", "parameters", "peak_rss_bytes", *names.MEMORY)}
-        results, _ = self.measured([self.task("m", f"open(file, 'w').write(json.dumps({row!r}))", kind="memory", once=True, about={"shard": "none", "ranks": 2})])
+        results, _ = self.measured([self.task("m", f"open(file, 'w').write(json.dumps({row!r}))", kind="memory", rounds=1, about={"shard": "none", "ranks": 2})])
         self.assertEqual([(r["shard"], r["ranks"], r["bytes_optimizer"]) for r in results.memory], [("none", 2, 1)])
 
 
@@ -397,8 +424,21 @@ class PlanTest(Folder):
                 chosen = sum(bool(re.search(f, name)) for f in filters)
                 wanted = peers if name.startswith("gloo") else True
                 if quick: self.assertLessEqual(chosen, wanted, name)
-                elif "train_step" in name and "ranks:2" not in name: self.assertEqual(chosen, "/independent/" in name or f"/{names.DEFAULT}/" in name, name)
+                elif "train_step" in name: self.assertEqual(chosen, self.step_is_wanted(*name.split("/")[1:]), name)
                 else: self.assertEqual(chosen, wanted, name)
+
+    @staticmethod
+    def step_is_wanted(model, strategy, backend, ranks):
+        if strategy == "independent" or strategy == names.DEFAULT: return (backend, ranks) != ("mpi_messages", "ranks:1")
+        if model == "transformer" and strategy in ("buckets_100MB", "buckets_1000MB"): return False  # all is in one bucket of 25 MB
+        return ranks == "ranks:2" and (backend != "mpi_messages" or strategy in plan.OF_MESSAGES)
+
+    def test_few_strategies_are_measured_with_more_pairs_and_all_for_as_long_as_told(self):
+        lengths = lambda **options: [float(flag.partition("=")[2]) for t in self.planned("bench/bench_train_step", "bench/bench_mpi_train_step", **options).tasks
+                                     for flag in t.command if flag.startswith("--seconds=") and t.part == "train_step"]
+        self.assertTrue(all(seconds >= 2 for seconds in lengths(quick=True)))
+        self.assertLess(sum(lengths(quick=True)), sum(lengths()) / 2)
+        self.assertLessEqual(set(lengths(seconds=0.5)), {0.5, 1.0})
 
     def test_every_part_is_known_by_name(self):
         self.assertTrue(all(description and callable(add) for description, add in plan.PARTS.values()))
