@@ -59,13 +59,13 @@ def fail(sentence, code=2):
 
 def arguments():
     parser = Parser(prog="scripts/bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="less of everything: under 5 minutes after the build, instead of about 15")
+    parser.add_argument("--quick", action="store_true", help="less of everything: under 5 minutes after the build, instead of about 20")
     parser.add_argument("--peers", action="store_true", help="install and measure Gloo, MPICH and PyTorch too")
     parser.add_argument("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
     parser.add_argument("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
     parser.add_argument("--seconds", metavar="S", type=positive(float), help="for each contest, instead of what suits each program")
     parser.add_argument("--rounds", metavar="N", type=positive(int), default=3, help="of all programs, as many as there is time for [3]")
-    parser.add_argument("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on [18; quick: 4.5]")
+    parser.add_argument("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on [22; quick: 4.5]")
     parser.add_argument("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
     parser.add_argument("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
     parser.add_argument("--compare", metavar=("OLD.json", "NEW.json"), nargs="+", type=pathlib.Path,
@@ -115,7 +115,7 @@ def measure(options):
     if plan.beyond: results.run["left_out"] = plan.beyond
     for label, why in plan.beyond.items(): print(f"left out: {label}: {why}", file=sys.stderr)
     begun = time.monotonic()
-    Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 18)).run()
+    Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 22)).run()
     results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
     results.save(options.out / "results.json")
     return results
