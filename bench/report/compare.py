@@ -6,10 +6,11 @@ synchronise, a memcpy) is compared by its time over that one's. Others are compa
 and the handoff alike.
 
 The test. Samples of one round share the state of the machine and are no independent draws, so a round is one value: the logarithm of
-its median (or ratio). Welch's t-test compares the old rounds with the new ones, in both directions. (With three rounds on each side a
-rank test cannot fall below 0.1, whatever happened.) There are hundreds of benchmarks, so that some are always unlucky: Benjamini and
-Hochberg's procedure keeps the expected share of false alarms below ALPHA. And what differs by less than the least effect is no
-regression, however certain it is: two runs differ by more than their rounds do.
+its median (or ratio). A t-test compares the old rounds with the new ones, in both directions. Two or three rounds say little of a
+benchmark's own variance, and a test by that alone would miss a time that has tripled; but there are hundreds of benchmarks, and together
+they say what variances are like here: Smyth's moderated t-test weighs the two as the benchmarks differ among themselves. As there are so
+many, some are always unlucky: Benjamini and Hochberg's procedure keeps the expected share of false alarms below ALPHA. And what differs
+by less than the least effect is no regression, however certain it is: two runs differ by more than their rounds do.
 """
 import math
 import statistics
@@ -23,6 +24,9 @@ ALPHA = 0.05
 LEAST_ROUNDS = 2
 LEAST_EFFECT = {"bench_train_step": 0.05, "": 0.10}  # by program, of ratios: a step is mostly compute, which cannot become slower here
 LEAST_EFFECT_OF_TIMES = 0.25
+LEAST_DEVIATION = 1e-3  # of rounds, relative: equal ones are equal by chance
+ENOUGH_FOR_PRIOR = 5  # benchmarks
+MOST_WEIGHT = 20  # of what they say of one another
 SAME_HANDOFF = 1.25
 # Counters WHO_ratio: that one's time over this one's, measured in turns.
 REFERENCES = {"limit_ratio": "the limit", "independent_ratio": "no synchronisation", "unwatched_ratio": "the same unwatched",
@@ -35,8 +39,8 @@ class Difference:
     against: str  # what the time is divided by; empty: compared as it is
     old: float
     new: float
-    p: float
     least_effect: float
+    p: float = 1.0
     significant: bool = False
 
     @property
@@ -60,13 +64,34 @@ def guarded(name):
     return parts[0] not in names.PEERS
 
 
-def p_value(old, new):
-    """Welch's t-test on logarithms."""
-    old, new = [math.log(v) for v in old], [math.log(v) for v in new]
-    spread = max(max(old) - min(old), max(new) - min(new))
-    if spread < 1e-9: return 1.0 if abs(old[0] - new[0]) < 1e-9 else 0.0  # no variance: nothing to divide by
-    from scipy.stats import ttest_ind
-    return float(ttest_ind(new, old, equal_var=False).pvalue)
+def p_values(pairs):
+    """Of pairs (old, new) of values by round: moderated t-tests on logarithms. Smyth, Statistical Applications in Genetics and Molecular
+    Biology 3 (2004), sections 6.2 and 4."""
+    from scipy.special import digamma, polygamma
+    from scipy.stats import t
+    logs = [[[math.log(v) for v in side] for side in pair] for pair in pairs]
+    freedoms = [len(old) + len(new) - 2 for old, new in logs]
+    squares = lambda side: sum((v - statistics.mean(side)) ** 2 for v in side)
+    variances = [max((squares(old) + squares(new)) / d, LEAST_DEVIATION ** 2) for (old, new), d in zip(logs, freedoms)]
+    prior, weight = 0.0, 0.0  # the variance to expect, and how many degrees of freedom it counts for
+    if len(pairs) >= ENOUGH_FOR_PRIOR:
+        centred = [math.log(s) - float(digamma(d / 2)) + math.log(d / 2) for s, d in zip(variances, freedoms)]
+        excess = statistics.variance(centred) - statistics.mean(float(polygamma(1, d / 2)) for d in freedoms)
+        weight = 2 * inverse_trigamma(excess) if excess > 0 else MOST_WEIGHT
+        weight = min(weight, MOST_WEIGHT)
+        prior = math.exp(statistics.mean(centred) + float(digamma(weight / 2)) - math.log(weight / 2))
+    found = []
+    for (old, new), s, d in zip(logs, variances, freedoms):
+        deviation = math.sqrt((weight * prior + d * s) / (weight + d) * (1 / len(old) + 1 / len(new)))
+        found.append(float(2 * t.sf(abs(statistics.mean(new) - statistics.mean(old)) / deviation, weight + d)))
+    return found
+
+
+def inverse_trigamma(value):
+    """It falls from infinity to 0."""
+    from scipy.optimize import brentq
+    from scipy.special import polygamma
+    return brentq(lambda x: float(polygamma(1, x)) - value, 1e-6, 1e6) if 1e-6 < value < 1e12 else 1e6 if value <= 1e-6 else 1e-6
 
 
 def mark_significant(differences):
@@ -88,7 +113,7 @@ def another_state(old, new):
 
 def differences(old, new, times):
     """Of every benchmark that both have; `times`: also of those with nothing to be divided by. And how many were left out."""
-    found, left_out = [], 0
+    found, rounds, left_out = [], [], 0
     before = {b.name: b for b in old.benchmarks()}
     for now in new.benchmarks():
         then = before.get(now.name)
@@ -101,9 +126,11 @@ def differences(old, new, times):
                 break
             if against: values = [[1 / v for v in side] for side in values]
             effect = LEAST_EFFECT.get(now.program, LEAST_EFFECT[""]) if against else LEAST_EFFECT_OF_TIMES
-            found.append(Difference(now.name, against, *map(statistics.median, values), p_value(*values), effect))
+            found.append(Difference(now.name, against, *map(statistics.median, values), effect))
+            rounds.append(values)
             break
         else: left_out += 1
+    for difference, p in zip(found, p_values(rounds)): difference.p = p
     mark_significant(found)
     return found, left_out
 

@@ -131,6 +131,22 @@ class CompareTest(Folder):
             self.assertIn(f"| {LATENCY} | the limit |", said)
             self.assertIn("1 slower, 0 faster", said)
 
+    def test_two_rounds_are_enough_as_benchmarks_tell_of_one_another(self):
+        """By its own variance, of two rounds on each side, one of hundreds is not significant whatever happened to it."""
+        for seed in range(2, 7):
+            good, said = self.compared(synthetic.results(2, noise=0.03), synthetic.results(2, noise=0.03, seed=seed))
+            self.assertTrue(good, said)
+            good, said = self.compared(synthetic.results(2), synthetic.results(2, seed=seed, slower={LATENCY: 1.5}))
+            self.assertFalse(good)
+            self.assertIn("1 slower, 0 faster", said)
+
+    def test_few_benchmarks_and_equal_rounds_can_be_tested(self):
+        self.assertEqual(compare.p_values([([1.0, 1.0], [1.0, 1.0])]), [1.0])
+        self.assertLess(compare.p_values([([1.0, 1.0], [1.2, 1.2])])[0], 1e-3)
+        noisy = [1.0, 1.5]
+        self.assertGreater(compare.p_values([(noisy, [1.2, 1.8])])[0], 0.05)
+        self.assertLess(compare.p_values([(noisy, [3.0, 4.5])] + [([1.0, 1.01], [1.0, 1.02])] * 20)[0], compare.p_values([(noisy, [3.0, 4.5])])[0])
+
     def test_what_became_faster_is_no_regression(self):
         good, said = self.compared(synthetic.results(slower={LATENCY: 1.4}), synthetic.results(seed=2))
         self.assertTrue(good)
@@ -179,7 +195,7 @@ class CompareTest(Folder):
 
     def test_many_tests_make_no_alarm_by_themselves(self):
         """Benjamini and Hochberg: of p-values that are evenly spread, none is significant, and of few small ones all are."""
-        make = lambda ps: [compare.Difference(str(i), "", 1, 2, p, 0.1) for i, p in enumerate(ps)]
+        make = lambda ps: [compare.Difference(str(i), "", 1, 2, 0.1, p) for i, p in enumerate(ps)]
         even = make([(i + 1) / 100 for i in range(100)])
         compare.mark_significant(even)
         self.assertFalse(any(d.significant for d in even))
