@@ -83,7 +83,7 @@ void run(const std::vector<std::string>& arguments) {
         MPI_Allreduce(MPI_IN_PLACE, numbers, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         const trainer::Synchroniser& synchroniser = trainees[0]->synchroniser(c);
         nlohmann::json& own = result["choices"][choices[c]];
-        own = {{"seconds", samples[c]}, {"exposed_seconds", numbers[0]}, {"communication_seconds", numbers[1]}};
+        own = {{"seconds", samples[c].seconds}, {"exposed_seconds", numbers[0]}, {"communication_seconds", numbers[1]}};
         for (const auto& bucket : synchroniser.statistics().buckets) own["bucket_bytes"].push_back(bucket.bytes);
         if (const trainer::BucketProfile profile = synchroniser.profile(); !profile.ready.empty())
             result["profile"] = trainer::json_of(profile);

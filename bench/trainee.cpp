@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 
 #include "batch.hpp"
 #include "data.hpp"
@@ -34,13 +35,14 @@ public:
           samples_(text_, model_.config().reading(), static_cast<std::uint64_t>(rank)),
           batch_{.sequences = options.micro_batch} {}
 
-    void learn(const Strategy& strategy, const MakeWatched& make) override {
+    void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make,
+               std::unique_ptr<gradsync::Timeline> timeline) override {
         // In the first steps memory is touched for the first time; optimal buckets are planned before the fifth.
-        const int first_steps = strategy.buckets == "optimal" ? 5 : 2;
+        const int first_steps = options.buckets == "optimal" ? 5 : 2;
         auto& course = courses_.emplace_back();
-        if (strategy.watched) course.timeline = std::make_unique<gradsync::Timeline>();
+        course.timeline = std::move(timeline);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) model_.parameters().bind(i, nullptr);
-        course.sync = make(model_.parameters(), model_.units(), course.timeline.get());
+        course.sync = make(model_.parameters(), model_.units());
         course.writer = std::make_unique<Writer>(model_.parameters(), *course.sync);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i)
             course.weights.push_back(model_.parameters().value(i));

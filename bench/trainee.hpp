@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,18 +20,15 @@ struct Observed {
     double second_loss = 0;            ///< of the second step: it follows from what was made of the first gradients
 };
 
-/// As trainer::MakeSynchroniser, and with what is to be told of all that happens, or null.
-using MakeWatched = std::function<std::unique_ptr<trainer::Synchroniser>(trainer::Parameters&, const trainer::Units&,
-                                                                         gradsync::Timeline*)>;
-
 /// One rank of a training, which takes turns in several strategies. Each has weights, gradients and an optimizer of its
 /// own; all compute in the same memory, so that none is slower for where that lies.
 class Trainee {
 public:
     virtual ~Trainee() = default;
-    /// Takes up one more strategy, and does its first steps. Its timeline, if it is watched, is given to `make`, and is
-    /// null else. Collective, as is `make`.
-    virtual void learn(const Strategy& strategy, const MakeWatched& make) = 0;
+    /// Takes up one more strategy, and does its first steps. `timeline`, if any, is what `make` has observe it; the steps
+    /// add the trainer's scopes. Collective, as is `make`.
+    virtual void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make,
+                       std::unique_ptr<gradsync::Timeline> timeline = {}) = 0;
     /// Steps of the strategy that was taken up as number `which`, from 0. Collective.
     virtual void train(std::size_t which, int steps) = 0;
     /// Does what the last steps have left to be done. Collective.

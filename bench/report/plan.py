@@ -88,7 +88,7 @@ def gib(plan):
     if free < GIB_NEEDS: plan.beyond[label] = f"it needs {size(GIB_NEEDS)} of memory, {size(free)} are free"
     else:
         pattern = f"^({'|'.join([OURS] + [GLOO] * plan.peers)})/all_reduce/f32/ranks:2/bytes:{2 ** 30}$"
-        plan.google("all_reduce", label, "bench_all_reduce", pattern, 40, "--gib", "--rounds=3", rounds=1)
+        plan.google("all_reduce", label, "bench_all_reduce", pattern, 50, "--gib", "--rounds=3", rounds=1)
 
 
 def collectives(plan):
