@@ -25,6 +25,7 @@ public:
     explicit LoopbackNetwork(int ranks) : size(ranks), done_(static_cast<std::size_t>(ranks)) {}
 
     const int size;
+    std::size_t quick_bytes = std::size_t{1} << 30;
     std::atomic<bool> broken{false};  ///< every call throws
 
     Ticket send(int from, int to, int stream, const void* data, std::size_t bytes) {
@@ -107,6 +108,7 @@ public:
     int last_stream() const noexcept override { return 32767; }
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
+    std::size_t quick_bytes() const noexcept override { return network_->quick_bytes; }
     Ticket send(int to, int stream, const void* data, std::size_t bytes) override { return network_->send(rank_, to, stream, data, bytes); }
     Ticket receive(int from, int stream, void* data, std::size_t bytes) override { return network_->receive(from, rank_, stream, data, bytes); }
     bool poll() override { return network_->poll(rank_); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,40 +22,40 @@ using collective::Operation;
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
-/// elements that the rank brings.
+/// elements that the rank brings. A hello that is too long for one quick message (Transport::quick_bytes), but not for two, travels as two;
+/// the second, in a stream of its own, is received once the first ones have shown that all calls fit, so that its length is known.
 class Flight {
 public:
     /// `room`: the most bytes that a hello carries.
     Flight(int ranks, int rank, std::size_t room)
         : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), hellos_(calls_.size() * (sizeof(Call) + room)),
-          hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(calls_.size(), Transport::no_ticket) {}
+          hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), seconds_in_(hellos_in_), seconds_out_(hellos_in_) {}
 
     /// `transport_ranks[r]`: the transport's number of rank r.
     void start(std::uint64_t number, const Call& call, const KnownMemory& known, Transport& transport, const std::vector<int>& transport_ranks,
-               int stream) {
+               int stream, int second_stream) {
         number_ = number;
         call_ = call;
         heard_ = complete_ = false;
         const std::size_t width = size_of(call.dtype);
-        in_is_known_ = known.contains(call.in, call.in_count * width);
-        out_is_known_ = known.contains(call.out, call.out_count * width);
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room_;
+        in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
+        out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
-        std::size_t bytes = 0;
-        if (small_ && brings_something()) {
-            bytes = call.in_count * width;
-            if (bytes != 0) std::memcpy(own + sizeof(Call), call.in, bytes);
-        }
+        const std::size_t bytes = small_ ? bytes_of(call, rank_) : 0, first = first_half(bytes, transport);
+        if (bytes != 0) std::memcpy(own + sizeof(Call), call.in, bytes);
         for (int r = 0; r < ranks_; ++r)
             if (r != rank_) hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), sizeof(Call) + room_);
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
             const int r = (rank_ + k) % ranks_;
-            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, sizeof(Call) + bytes);
+            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, first);
+            if (first != sizeof(Call) + bytes)
+                seconds_out_[index(r)] = transport.send(transport_ranks[index(r)], second_stream, own + first, sizeof(Call) + bytes - first);
         }
     }
 
@@ -71,15 +72,22 @@ public:
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
     /// The calls fit.
-    void accept() noexcept {
+    void accept(Transport& transport, const std::vector<int>& transport_ranks, int second_stream) {
         heard_ = true;
         whole_ = collective::whole_count(calls_);
         whole_is_known_ = true;
+        if (!small_) return;
+        for (int r = 0; r < ranks_; ++r) {
+            const std::size_t bytes = bytes_of(calls_[index(r)], r), first = first_half(bytes, transport);
+            if (r != rank_ && first != sizeof(Call) + bytes)
+                seconds_in_[index(r)] = transport.receive(transport_ranks[index(r)], second_stream, hello_of(r) + first, sizeof(Call) + bytes - first);
+        }
     }
     bool accepted() const noexcept { return heard_; }
 
-    /// All that there is came with the hellos.
+    /// All that there is comes with the hellos.
     bool small() const noexcept { return small_; }
+    bool is_all_here(Transport& transport) { return transport.finish_all(seconds_in_); }
 
     /// A small one: computes this rank's results. `inputs`: scratch.
     void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs) {
@@ -102,15 +110,20 @@ public:
     void set_complete() noexcept { complete_ = true; }
 
     /// May its memory be used for another collective?
-    bool is_over(Transport& transport) { return complete_ && transport.finish_all(hellos_out_); }
+    bool is_over(Transport& transport) {
+        if (!complete_) return false;
+        const bool hellos = transport.finish_all(hellos_out_), seconds = transport.finish_all(seconds_out_);
+        return hellos && seconds;
+    }
 
-    /// What is_over() waits for.
-    const std::vector<Transport::Ticket>& hellos_out() const noexcept { return hellos_out_; }
+    /// What is_over() waits for, by rank.
+    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], seconds_out_[index(rank)]}; }
 
     /// The world has failed. False if a message may still be written into its memory.
     bool give_up(Transport& transport) noexcept {
-        const bool in = transport.give_up_all(hellos_in_), out = transport.give_up_all(hellos_out_);
-        return in && out;
+        bool all = true;
+        for (auto* tickets : {&hellos_in_, &hellos_out_, &seconds_in_, &seconds_out_}) all &= transport.give_up_all(*tickets);
+        return all;
     }
 
     /// Elements of the whole buffer are known: to all at once, but where one rank gathers or scatters, after the hellos.
@@ -133,10 +146,16 @@ private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * (sizeof(Call) + room_); }
 
-    bool brings_something() const noexcept {
+    /// What `rank` brings to a small one.
+    std::size_t bytes_of(const Call& call, int rank) const noexcept {
         for (int owner = 0; owner < ranks_; ++owner)
-            if (collective::contributes(call_, rank_, owner)) return true;
-        return false;
+            if (collective::contributes(call, rank, owner)) return call.in_count * size_of(call.dtype);
+        return 0;
+    }
+    /// Bytes of the first message of a hello with so much in it.
+    static std::size_t first_half(std::size_t bytes, const Transport& transport) noexcept {
+        const std::size_t all = sizeof(Call) + bytes, quick = transport.quick_bytes();
+        return all <= quick || all > 2 * quick ? all : (all + 1) / 2;
     }
 
     std::uint64_t number_ = 0;
@@ -149,7 +168,7 @@ private:
     bool whole_is_known_ = false, small_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;
     std::vector<std::byte> hellos_;
-    std::vector<Transport::Ticket> hellos_in_, hellos_out_;
+    std::vector<Transport::Ticket> hellos_in_, hellos_out_, seconds_in_, seconds_out_;
 };
 
 }  // namespace gradsync::inline v0::message_passing

@@ -42,7 +42,7 @@ class MessageEngine final : public collective::Engine, collective::Chore {
 
 public:
     static constexpr std::size_t slots = 256;  ///< collectives in flight before a start has to wait
-    static constexpr std::size_t streams = 3;  ///< of a communicator
+    static constexpr std::size_t streams = 4;  ///< of a communicator
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
     /// another one which has ranks in common with it.
@@ -63,7 +63,8 @@ public:
             try {
                 for (; first_ < next_; ++first_) {
                     const std::shared_ptr<Flight> last = std::move(flights_[first_ % slots]);
-                    for (std::size_t r = 0; r < world_ranks_.size(); ++r) world_->keep_until_over(last->hellos_out()[r], world_ranks_[r], last);
+                    for (int r = 0; r < size(); ++r)
+                        for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
                 }
                 world_->say_left(communicator_, world_ranks_, next_);
             } catch (const std::exception&) {
@@ -141,8 +142,11 @@ private:
                 std::lock_guard lock(world_->mutex());
                 if (over()) return;
                 refuse_wrong_thread(operation = flight(n).call().operation);
-                advance();
-                if (over()) return;
+                // A message is often there in less time than it takes to leave the mutex and to come back.
+                for (int looks = world_->cores_are_shared ? 1 : 16; looks > 0 && !world_->failed(); --looks) {
+                    advance();
+                    if (over()) return;
+                }
                 if ((backoff.patient() || vigil.begun()) && !world_->failed())
                     vigil.look(timeout(), [&] { report_timeout(); }, [&] { report_missing(); });
             }
@@ -256,7 +260,7 @@ private:
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
-            started->start(n, call, *known_, world_->transport(), world_ranks_, first_stream());
+            started->start(n, call, *known_, world_->transport(), world_ranks_, first_stream(), first_stream() + 3);
         } catch (const std::exception& error) {
             fail_transport(error);
         }
@@ -307,12 +311,17 @@ private:
     void hear() {
         for (; heard_ < next_; ++heard_) {
             Flight& next = flight(heard_);
-            if (!next.hear(world_->transport())) return;
-            if (const int r = collective::first_misfit(next.calls()); r >= 0) {
-                world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
-                return;
+            if (!next.accepted()) {
+                if (!next.hear(world_->transport())) return;
+                if (const int r = collective::first_misfit(next.calls()); r >= 0) {
+                    world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
+                    return;
+                }
+                next.accept(world_->transport(), world_ranks_, first_stream() + 3);
+                // A second half is often there already; also where the same poll brought the news that the world has failed.
+                if (!next.is_all_here(world_->transport())) world_->poll();
             }
-            next.accept();
+            if (!next.is_all_here(world_->transport())) return;
             if (next.small()) next.finish_small(combiner_, inputs_);
             else if (Round::count(next, context_.piece_bytes) == 0) next.set_complete();
         }
@@ -325,6 +334,7 @@ private:
             if (!next.whole_is_known()) return;
             for (const std::size_t count = Round::count(next, context_.piece_bytes); next_piece_ < count; ++next_piece_) {
                 if (opened_ - closed_ == rounds_in_flight) return;
+                if (opened_ == closed_) opened_ = closed_ = 0;  // the first one's memory is still in the cache
                 rounds_[opened_++ % rounds_in_flight].open(next, next_piece_, context_);
             }
         }

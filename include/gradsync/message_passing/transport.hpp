@@ -32,6 +32,9 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
+    /// Messages of no more bytes leave without asking the receiver: two of them are faster than one that is longer.
+    virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
+
     /// Has `poll` found that a rank's process is gone? A transport that cannot tell says no.
     virtual bool lost(int /*rank*/) const noexcept { return false; }
 

@@ -106,6 +106,101 @@ TEST_CASE("messages: a buffer of many rounds, in memory that is known and in mem
     }
 }
 
+TEST_CASE("messages: little data travels with the hello, in one message or two") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    network->quick_bytes = 1000;
+    const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
+        const auto rank = static_cast<std::size_t>(own.rank());
+        std::vector<std::vector<float>> data;
+        std::vector<std::uint64_t> numbers;
+        for (std::size_t count = 0; count <= 600; count += 7) {  // the hello is one message to 232 elements, two to 482, then one again
+            data.emplace_back(count, static_cast<float>(count + rank));
+            Call call = all_reduce(data.back().data(), count);
+            if (count % 2 == 1) {  // rank 1 brings nothing
+                call.op = gs::ReduceOp::mean;
+                if (rank == 1) call.contribution = {0, 0};
+            } else if (count % 4 == 2) {
+                call.operation = Operation::broadcast;
+                call.root = 2;
+            }
+            numbers.push_back(own.start(call));
+        }
+        for (const std::uint64_t n : numbers) own.wait(n);
+        for (const std::vector<float>& values : data) {
+            const auto count = static_cast<float>(values.size());
+            const float expected = values.size() % 2 == 1 ? count + 1 : values.size() % 4 == 2 ? count + 2 : 3 * count + 3;
+            if (values != std::vector<float>(values.size(), expected)) throw std::runtime_error(std::to_string(values.size()) + " elements are wrong");
+        }
+    });
+    CHECK(errors == none);
+}
+
+TEST_CASE("messages: calls that differ are named, however long each one's hello is") {
+    const auto changed = [](Call call, int how, std::size_t count) {
+        call.in_count = call.out_count = count;
+        if (how == 1) call.op = gs::ReduceOp::max;
+        if (how == 2) call.dtype = gs::DType::i32;
+        if (how == 3) call.operation = Operation::broadcast;
+        return call;
+    };
+    std::vector<std::vector<float>> buffers(3, std::vector<float>(300'000));  // of the largest: rounds beside hellos
+    const std::size_t counts[] = {1, 300, 600, 300'000};                    // of one message, of two, of one again, without data
+    for (const std::size_t count : counts)
+        for (const std::size_t other : counts)
+            for (const int how : {0, 1, 2, 3}) {
+                if (how == 0 && other == count) continue;
+                const auto network = std::make_shared<LoopbackNetwork>(3);
+                network->quick_bytes = 1000;
+                const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
+                    const Call call = all_reduce(buffers[static_cast<std::size_t>(own.rank())].data(), count);
+                    own.wait(own.start(own.rank() == 1 ? changed(call, how, other) : call));
+                });
+                CAPTURE(count);
+                CAPTURE(other);
+                CAPTURE(how);
+                for (const std::string& error : errors) {
+                    CHECK(error.find("collective #0 differs: rank 0 started all_reduce(sum, f32, " + std::to_string(count) + " elements), rank 1 started ") !=
+                          std::string::npos);
+                    CHECK(error.find(std::to_string(other) + " elements") != std::string::npos);
+                }
+            }
+}
+
+TEST_CASE("messages: what a rank has seen complete when it fails is complete for the other one, however long its hello is") {
+    for (const std::size_t count : {std::size_t{1}, std::size_t{300}}) {
+        CAPTURE(count);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        network->quick_bytes = 1000;
+        const auto zero = engine(std::make_unique<LoopbackTransport>(network, 0)), one = engine(std::make_unique<LoopbackTransport>(network, 1));
+        std::vector<float> own(count, 1.0f), others(count, 2.0f);
+        const std::uint64_t number = zero->start(all_reduce(own.data(), count));
+        one->wait(one->start(all_reduce(others.data(), count)));
+        one->fail({gs::Errc::peer_failed, 1, "rank 1 has had enough"});
+        CHECK_NOTHROW(zero->wait(number));
+        CHECK(own == std::vector<float>(count, 3.0f));
+        CHECK_THROWS_AS(zero->wait(zero->start(all_reduce(own.data(), count))), gs::Error);
+    }
+}
+
+TEST_CASE("messages: who dies between the halves of its hello is named") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    network->quick_bytes = 1000;
+    auto gone = gs::collective::ProcessIdentity::own();
+    const auto self = gone;
+    gone.number = 1 << 30;  // no system has so many
+    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+    std::vector<float> values(300);
+    const Call call = all_reduce(values.data(), values.size());
+    network->send(1, 0, 1, &call, sizeof call);  // the first half's beginning is enough
+    try {
+        own->wait(own->start(call));
+        FAIL("nothing was thrown");
+    } catch (const gs::Error& error) {
+        CHECK(error.context().peer == 1);
+        CHECK(std::string(error.what()).find("the process of rank 1 died while all_reduce") != std::string::npos);
+    }
+}
+
 TEST_CASE("messages: more collectives in flight than there are slots") {
     constexpr std::size_t many = 3 * mp::MessageEngine::slots;
     const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
