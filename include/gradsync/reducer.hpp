@@ -185,8 +185,8 @@ public:
         if (gradients_.pooled() && !gradients_.was_asked_for(i))
             fail(Errc::invalid_argument, "mark_ready", "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
                  name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
-        readiness_.used()[i] = 1;
         if (no_sync_depth_.load(std::memory_order_relaxed) != 0) {
+            readiness_.used()[i] = 1;
             if (options_.accumulation == Accumulation::in_buckets) gradients_.deposit(i);
             return readiness_.rearm(i);
         }
@@ -199,7 +199,10 @@ public:
             }
         }
         if (marks_watched_) watch_mark(i);
-        const bool full = readiness_.fill(i);
+        const auto filled = readiness_.fill(i);
+        if (filled == detail::Readiness::Fill::too_often) refuse_mark(i);
+        readiness_.used()[i] = 1;
+        const bool full = filled == detail::Readiness::Fill::bucket_full;
         if (step_.alone()) return;  // nothing travels; what is to be scaled is scaled in finish()
         failure_.guard([&] {
             if (full) overlap_.bucket_full(hook_);

@@ -13,6 +13,9 @@ namespace gradsync::inline v0::detail {
 
 /// Counts marks: which gradients are ready, which buckets are full. `mark` and `fill` are for any thread; the rest
 /// is for one thread while nobody marks.
+///
+/// Each gradient has a bit, which is set until it lies in its bucket, so that a gradient of one use costs one atomic operation:
+/// it finds a mark that is too many, and the last gradient of 64. Bits of different buckets share no word.
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
@@ -26,13 +29,22 @@ public:
 
     void set_plan(const BucketPlan& plan) {
         bucket_of_.assign(uses_.size(), 0);
-        sizes_.resize(plan.size());
-        pending_ = std::vector<std::atomic<std::uint32_t>>(plan.size());
+        place_.assign(uses_.size(), 0);
+        first_word_.assign(1, 0);
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            for (std::size_t i : plan.bucket(b)) bucket_of_[i] = static_cast<std::uint32_t>(b);
-            sizes_[b] = static_cast<std::uint32_t>(plan.bucket(b).size());
-            pending_[b].store(sizes_[b], std::memory_order_relaxed);
+            std::size_t place = first_word_[b] * 64;
+            for (std::size_t i : plan.bucket(b)) {
+                bucket_of_[i] = static_cast<std::uint32_t>(b);
+                place_[i] = place++;
+            }
+            first_word_.push_back((place + 63) / 64);
         }
+        unfilled_ = std::vector<std::atomic<std::uint64_t>>(first_word_.back());
+        all_.assign(first_word_.back(), 0);
+        for (std::size_t b = 0; b < plan.size(); ++b)
+            for (std::size_t i : plan.bucket(b)) all_[place_[i] / 64] |= bit(i);
+        pending_ = std::vector<std::atomic<std::uint32_t>>(plan.size());
+        empty_buckets();
     }
 
     std::size_t size() const noexcept { return uses_.size(); }
@@ -41,28 +53,39 @@ public:
 
     enum class Mark { ready, more_to_come, too_often };
 
-    /// One mark of gradient i.
+    /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `fill` tells.
     Mark mark(std::size_t i) noexcept {
+        if (uses_[i] == 1) return filled(i) ? Mark::too_often : Mark::ready;
         const std::uint32_t before = remaining_[i].fetch_sub(1, std::memory_order_acq_rel);
         if (before == 1) return Mark::ready;
         return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
     }
 
-    /// Gradient i lies in its bucket now; true if that made the bucket full.
-    bool fill(std::size_t i) noexcept { return pending_[bucket_of_[i]].fetch_sub(1, std::memory_order_acq_rel) == 1; }
+    enum class Fill { filled, bucket_full, too_often };
+
+    /// Gradient i lies in its bucket now. After `too_often` nothing here is of use any more.
+    Fill fill(std::size_t i) noexcept {
+        const std::uint64_t before = unfilled_[place_[i] / 64].fetch_sub(bit(i), std::memory_order_acq_rel);
+        if ((before & bit(i)) == 0) return Fill::too_often;
+        if (before != bit(i)) return Fill::filled;
+        return pending_[bucket_of_[i]].fetch_sub(1, std::memory_order_acq_rel) == 1 ? Fill::bucket_full : Fill::filled;
+    }
 
     bool full(std::size_t b) const noexcept { return pending_[b].load(std::memory_order_acquire) == 0; }
 
     /// Marks that gradient i still needs.
-    std::uint32_t remaining(std::size_t i) const noexcept { return remaining_[i].load(std::memory_order_acquire); }
-    /// Makes gradient i await its marks again.
+    std::uint32_t remaining(std::size_t i) const noexcept {
+        if (uses_[i] == 1) return filled(i) ? 0 : 1;
+        return remaining_[i].load(std::memory_order_acquire);
+    }
+    /// Makes gradient i, which was not filled in, await its marks again.
     void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
 
     /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
     std::vector<std::uint8_t>& used() noexcept { return used_; }
     void forget_used() noexcept { used_.assign(used_.size(), 0); }
 
-    /// Gradient i counts as ready in its bucket, however often it was marked; a mark that comes later is too many.
+    /// Gradient i, which is not ready, counts as ready in its bucket, however often it was marked; a mark that comes later is too many.
     void settle(std::size_t i) noexcept {
         remaining_[i].store(0, std::memory_order_release);
         fill(i);
@@ -70,30 +93,43 @@ public:
     /// The same for all of bucket b, which holds `parameters`.
     void fill_all(std::size_t b, std::span<const std::size_t> parameters) noexcept {
         for (std::size_t i : parameters) remaining_[i].store(0, std::memory_order_release);
+        for (std::size_t w = first_word_[b]; w < first_word_[b + 1]; ++w) unfilled_[w].store(0, std::memory_order_release);
         pending_[b].store(0, std::memory_order_release);
     }
 
     /// Has no gradient been filled in since the last `reset`?
     bool untouched() const noexcept {
-        for (std::size_t b = 0; b < sizes_.size(); ++b)
-            if (pending_[b].load(std::memory_order_acquire) != sizes_[b]) return false;
+        for (std::size_t w = 0; w < all_.size(); ++w)
+            if (unfilled_[w].load(std::memory_order_acquire) != all_[w]) return false;
         return true;
     }
 
     /// Everything as at the start of a step.
     void reset() noexcept {
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
-        for (std::size_t b = 0; b < sizes_.size(); ++b) pending_[b].store(sizes_[b], std::memory_order_relaxed);
+        empty_buckets();
         forget_used();
     }
 
 private:
+    std::uint64_t bit(std::size_t i) const noexcept { return std::uint64_t{1} << place_[i] % 64; }
+    bool filled(std::size_t i) const noexcept { return (unfilled_[place_[i] / 64].load(std::memory_order_acquire) & bit(i)) == 0; }
+
+    void empty_buckets() noexcept {
+        for (std::size_t w = 0; w < all_.size(); ++w) unfilled_[w].store(all_[w], std::memory_order_relaxed);
+        for (std::size_t b = 0; b < pending_.size(); ++b)
+            pending_[b].store(static_cast<std::uint32_t>(first_word_[b + 1] - first_word_[b]), std::memory_order_relaxed);
+    }
+
     std::vector<std::uint32_t> uses_;
-    std::vector<std::atomic<std::uint32_t>> remaining_;
+    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come, where uses are more than 1
     std::vector<std::uint8_t> used_;
     std::vector<std::uint32_t> bucket_of_;
-    std::vector<std::uint32_t> sizes_;
-    std::vector<std::atomic<std::uint32_t>> pending_;
+    std::vector<std::size_t> place_;       ///< of the gradient's bit: in word place / 64
+    std::vector<std::size_t> first_word_;  ///< by bucket, and where the last one ends
+    std::vector<std::uint64_t> all_;       ///< by word: the bits of its gradients
+    std::vector<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of those that are not in their bucket yet
+    std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: words that have bits
 };
 
 }  // namespace gradsync::inline v0::detail
