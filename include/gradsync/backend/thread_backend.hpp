@@ -110,6 +110,7 @@ public:
 private:
     friend EngineCollectives;
 
+    template <class = void>
     ThreadBackend(std::shared_ptr<shared_memory::Board> board, int rank, std::chrono::nanoseconds timeout)
         : seat_(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
 

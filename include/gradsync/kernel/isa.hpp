@@ -9,7 +9,8 @@
 /// for `a + b * c` in one expression: keep products and sums of floats in separate loops, or the bits differ by processor.
 ///
 /// The functions that dispatch by dtype are templates of no argument, `template <class = void>`: so their many copies of a
-/// kernel are made where one is called, not wherever the header is included.
+/// kernel are made where one is called, not wherever the header is included. So are, elsewhere, some functions whose containers
+/// would cost every file that includes them.
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define GRADSYNC_X86_DISPATCH 1

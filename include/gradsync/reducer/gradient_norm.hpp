@@ -27,6 +27,7 @@ public:
     GradientNorm() = default;
 
     /// For gradients that every rank holds whole: `counts[i]` elements of gradient i, 0 for one that takes no part.
+    template <class = void>  // see isa.hpp
     GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
         const ElementRange own = shard_range(blocks_, size, rank);
         for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -38,6 +39,7 @@ public:
     }
 
     /// For gradients of which every rank holds its shards: `slices[r]` are rank r's, `[rank]` this one's.
+    template <class = void>
     GradientNorm(std::span<const std::size_t> counts, std::span<const std::vector<ShardSlice>> slices, int rank) : GradientNorm(counts) {
         // Blocks that no slice holds alone have a place each behind the sums.
         split_.assign(blocks_, whole);
@@ -96,6 +98,7 @@ private:
         }
     }
 
+    template <class = void>
     explicit GradientNorm(std::span<const std::size_t> counts) {
         for (const std::size_t count : counts) {
             first_block_.push_back(blocks_);

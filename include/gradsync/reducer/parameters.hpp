@@ -44,7 +44,8 @@ std::vector<ParameterView> view_parameters(Range&& parameters) {
 }
 
 /// Two trainable parameters whose gradients share memory; none and none where there are no such two.
-inline std::pair<const ParameterView*, const ParameterView*> overlapping_gradients(const std::vector<ParameterView>& parameters) {
+template <class = void>  // see isa.hpp
+std::pair<const ParameterView*, const ParameterView*> overlapping_gradients(const std::vector<ParameterView>& parameters) {
     std::vector<const ParameterView*> by_address(parameters.size());
     std::size_t n = 0;
     for (const ParameterView& p : parameters)
@@ -66,8 +67,9 @@ inline std::pair<const ParameterView*, const ParameterView*> overlapping_gradien
 
 /// What the bucket policy is to know: each parameter with the dtype that its bucket will have. Throws Error, naming
 /// the parameter, where a gradient cannot be synchronised as the options want it.
-inline std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options,
-                                               MemorySpace space, int rank) {
+template <class = void>
+std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options,
+                                        MemorySpace space, int rank) {
     const auto refuse = [&](const std::string& what, const std::string& parameter = {}) {
         throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": " + what,
                     {.operation = "Reducer", .rank = rank, .parameter = parameter});

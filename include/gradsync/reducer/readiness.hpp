@@ -19,6 +19,7 @@ namespace gradsync::inline v0::detail {
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
+    template <class = void>  // see isa.hpp
     Readiness(std::vector<std::uint32_t> uses, const BucketPlan& plan)
         : uses_(std::move(uses)),
           remaining_(uses_.size()),
@@ -27,6 +28,7 @@ public:
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
 
+    template <class = void>
     void set_plan(const BucketPlan& plan) {
         bucket_of_.assign(uses_.size(), 0);
         place_.assign(uses_.size(), 0);
