@@ -44,8 +44,9 @@ struct ContestOptions {
     bool pin = true;   ///< keep every rank on one core: rank r on core r, modulo the number of cores
     int warm_ups = 0;  ///< runs before every batch, which do not count: contestants with buffers of their own find
                        ///< those of others in the caches
-    /// The number of the contestant that runs directly before and after each of the others, if there is one: where a
-    /// batch takes so long that the machine changes its state within a round.
+    /// The number of the contestant that runs directly before and after each of the others, if there are any: where a
+    /// batch takes so long that the machine changes its state within a round. What runs after one runs before the next,
+    /// over all rounds.
     std::optional<std::size_t> reference = {};
 };
 
@@ -73,16 +74,19 @@ struct Paired {
 };
 
 /// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
-/// about a third of a millisecond at least; the reference one more than there are others. The machine may change its
-/// state, or be busy with something else, at any moment: what happens to one contestant then happens to all. Who begins
-/// changes from round to round. `slowest(seconds)` returns the most of what the ranks say, once all have called it;
-/// meanwhile it sleeps: who has nothing to do must not take a core from those who have.
+/// about a third of a millisecond at least; the reference as many as there are others, and one before the first
+/// round. The machine may change its state, or be busy with something else, at any moment: what happens to one
+/// contestant then happens to all. Who begins changes from round to round. `slowest(seconds)` returns the most of what
+/// the ranks say, once all have called it; meanwhile it sleeps: who has nothing to do must not take a core from those
+/// who have.
 template <class Slowest>
 ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
                         Slowest&& slowest) {
     constexpr double batch_seconds = 300e-6;
     std::vector<int> batches(contestants.size(), 1);
     ContestResult samples(contestants.size());
+    const bool in_pairs = options.reference && contestants.size() > 1;  // the reference alone is one like any other
+    const std::size_t reference = in_pairs ? *options.reference : contestants.size();
 
     const auto batch = [&](std::size_t which) {
         Contestant& contestant = *contestants[which];
@@ -105,22 +109,22 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
             batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
             once = std::min(once, batch(c));
         }
-        const bool others = c == options.reference && contestants.size() > 1;
-        round_seconds += once * (batches[c] + options.warm_ups) * static_cast<double>(others ? contestants.size() : 1);
+        const std::size_t turns = c == reference ? contestants.size() - 1 : 1;
+        round_seconds += once * (batches[c] + options.warm_ups) * static_cast<double>(turns);
     }
     const auto rounds = static_cast<std::size_t>(
         options.rounds != 0
             ? options.rounds
             : std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds));
     const auto measure = [&](std::size_t c) { return samples[c].seconds.emplace_back(batch(c)); };
+    double before = in_pairs ? measure(reference) : 0;
     for (std::size_t round = 0; round < rounds; ++round) {
-        double before = options.reference ? measure(*options.reference) : 0;
         for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
             const std::size_t c = (round + turn) % contestants.size();
-            if (c == options.reference) continue;
+            if (c == reference) continue;
             measure(c);
-            if (!options.reference) continue;
-            const double after = measure(*options.reference);
+            if (!in_pairs) continue;
+            const double after = measure(reference);
             samples[c].reference.push_back((before + after) / 2);
             before = after;
         }

@@ -19,8 +19,6 @@ inline double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-inline int cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
-
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -39,6 +37,15 @@ inline const cpu_set_t& given_cores() {
     return given;
 }
 #endif
+
+/// How many cores the process was given: what `taskset` leaves of the machine's.
+inline int cores() {
+#if defined(__linux__)
+    return std::max(1, CPU_COUNT(&given_cores()));
+#else
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+#endif
+}
 
 /// Keeps the calling thread on one core of those that the process was given, where the system offers that.
 inline void pin_to_core([[maybe_unused]] int number) {
@@ -108,7 +115,8 @@ private:
 };
 
 /// Nanoseconds from a store on one core until another core sees it: says in which state the machine is. The least
-/// of a few tries, so that other programs do not count. 0 on a machine with one core.
+/// of a few tries, so that other programs do not count. 0 where the process has one core: the two would wait for each
+/// other's turn.
 inline double handoff_latency() {
     if (cores() < 2) return 0;
     constexpr int round_trips = 2000;

@@ -215,7 +215,7 @@ def measure(model, rank, ranks, options):
     check_losses(model, trainees)
     reference, *others = options.modes
     once = {mode: timed_step(trainee) for mode, trainee in trainees.items()}
-    round_seconds = sum(once.values()) + len(others) * once[reference]
+    round_seconds = sum(once[mode] for mode in others) + max(len(others), 1) * once[reference]
     rounds = options.rounds or min(max(int(options.seconds / round_seconds), LEAST_ROUNDS), 1001)
     seconds = {mode: [] for mode in trainees}
     beside = {mode: [] for mode in others}  # the reference, the mean of before and after
@@ -224,8 +224,10 @@ def measure(model, rank, ranks, options):
         seconds[mode].append(timed_step(trainees[mode]))
         return seconds[mode][-1]
 
+    before = measured(reference) if others else None
     for turn in range(rounds):
-        before = measured(reference)
+        if not others:
+            measured(reference)
         first = turn % max(len(others), 1)
         for mode in others[first:] + others[:first]:
             measured(mode)
