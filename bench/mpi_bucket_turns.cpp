@@ -3,20 +3,23 @@
 //
 //     bench_mpi_bucket_turns FILE ROUNDS CHOICE... -- FLAG...
 //
-// CHOICE is a cap in MiB, or optimal, or none: one bucket, and no overlap. FLAGs are gradsync_train's: the model and its batch, the overlap. Writes into FILE a
-// JSON object: `parameters`; by choice `seconds` of its steps (the slowest rank's, one a round), `exposed_seconds` and
-// `communication_seconds` (medians of a step, of the rank where it is most), `bucket_bytes`; and `profile`, what the optimal
-// buckets were planned from.
+// CHOICE is a cap in MiB, or optimal, or none: one bucket, and no overlap. FLAGs are gradsync_train's: the model and its
+// batch, the overlap. Writes into FILE a JSON object: `parameters`; by choice `seconds` of its steps (the slowest rank's,
+// one a round), `exposed_seconds` and `communication_seconds` (medians of a step, of the rank where it is most),
+// `bucket_bytes`; and `profile`, what the optimal buckets were planned from.
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -48,25 +51,46 @@ trainer::Options with_buckets(trainer::Options options, const std::string& choic
         options.overlap = "none";
     } else {
         options.buckets = "capped";
-        options.bucket_mib = std::strtod(choice.c_str(), nullptr);
-        if (!(options.bucket_mib > 0)) throw std::runtime_error("a choice is a cap in MiB, optimal, or none, not " + choice);
+        char* end = nullptr;
+        options.bucket_mib = std::strtod(choice.c_str(), &end);
+        if (*end != '\0' || !(options.bucket_mib > 0) || !std::isfinite(options.bucket_mib))
+            throw std::runtime_error("a choice is a cap in MiB, optimal, or none, not '" + choice + "'");
     }
     return options;
+}
+
+int rounds_of(const std::string& text) {
+    int rounds = 0;
+    const char* const end = text.data() + text.size();
+    if (const auto read = std::from_chars(text.data(), end, rounds); read.ec != std::errc() || read.ptr != end || rounds < 1)
+        throw std::runtime_error("ROUNDS is a whole number of at least 1, not '" + text + "'");
+    return rounds;
+}
+
+/// Of `given`, by choice.
+std::vector<trainer::Options> ways_of(const std::vector<std::string>& choices, const trainer::Options& given) {
+    std::vector<trainer::Options> ways;
+    for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
+        if (std::find(choices.begin(), choice, *choice) != choice)
+            throw std::runtime_error("the choice " + *choice + " is there twice; its steps would be taken for those of one");
+        ways.push_back(with_buckets(given, *choice));
+    }
+    return ways;
 }
 
 void run(const std::vector<std::string>& arguments) {
     const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
     if (arguments.end() - dashes < 2 || dashes - arguments.begin() < 3)
         throw std::runtime_error("usage: bench_mpi_bucket_turns FILE ROUNDS CHOICE... -- FLAG...");
-    const ContestOptions contest{.rounds = std::atoi(arguments[1].c_str())};
+    const ContestOptions contest{.rounds = rounds_of(arguments[1])};
     const std::vector<std::string> choices(arguments.begin() + 2, dashes);
     const MpiRanks ranks;
     const trainer::Options options = flags({dashes + 1, arguments.end()}, ranks.size);
+    const std::vector<trainer::Options> ways = ways_of(choices, options);
 
     std::vector<std::unique_ptr<Trainee>> trainees;
     trainees.push_back(make_trainee(options, ranks.rank));
-    for (const std::string& choice : choices) {
-        const trainer::Options way = with_buckets(options, choice);
+    for (const trainer::Options& way : ways) {
         const gradsync::MpiBackend comm(MPI_COMM_WORLD);
         trainees[0]->learn(way, [&](trainer::Parameters& parameters, const trainer::Units& units) {
             return trainer::make_synchroniser(comm, way, parameters, units);
