@@ -26,7 +26,7 @@ inline void report(benchmark::State& state, const Summary& seconds, double hando
     state.counters["handoff_ns"] = handoff;
 }
 
-/// Reports something else, with what half of the samples lie between: NAME, NAME_q1, NAME_q3.
+/// Reports something else, with its quartiles: NAME, NAME_q1, NAME_q3.
 inline void report(benchmark::State& state, const std::string& name, const Summary& summary) {
     state.counters[name] = summary.median;
     state.counters[name + "_q1"] = summary.lower_quartile;

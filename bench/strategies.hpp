@@ -21,6 +21,8 @@ struct Strategy {
     bool watched = false;  ///< a Timeline keeps what happens
 
     bool synchronises() const { return name != independent; }
+    /// Weights are still gathered when a step has ended: in a contest, while others take theirs.
+    bool gathers_between_steps() const { return overlap == "forward" || shard == "parameters"; }
     /// What its steps are compared with, pair by pair.
     std::string_view reference() const { return watched ? unwatched : independent; }
 

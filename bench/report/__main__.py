@@ -16,6 +16,7 @@ BUILD = ROOT / "build/release"
 # By name in scripts/lib/packages.sh, or a Debian package.
 PACKAGES = {"build": "${build_packages[@]} ${trainer_packages[@]} ${mpi_packages[@]} libbenchmark-dev",
             "peers": "libgloo-dev mpich libmpich-dev python3-torch", "charts": "python3-matplotlib", "comparison": "python3-scipy"}
+MINUTES, PEERS_MINUTES, QUICK_MINUTES = 22, 6, 4.5
 PARTS = "\n".join(f"  {name:12} {what}" for name, (what, _) in planning.PARTS.items())
 DESCRIPTION = f"""Measures the library against the machine's limits and against its peers.
 
@@ -64,8 +65,8 @@ def arguments():
     parser.add_argument("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
     parser.add_argument("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
     parser.add_argument("--seconds", metavar="S", type=positive(float), help="for each contest, instead of what suits each program")
-    parser.add_argument("--rounds", metavar="N", type=positive(int), default=3, help="of all programs, as many as there is time for [3]")
-    parser.add_argument("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on [22; quick: 4.5]")
+    parser.add_argument("--rounds", metavar="N", type=positive(int), default=3, help=f"of all programs, as many as there is time for [3]; up to {planning.BESIDES} of what is beside the point, unless --only asks for it")
+    parser.add_argument("--minutes", metavar="M", type=positive(float), help=f"no round is begun that would end later, and none goes on [{MINUTES:g}; with --peers {MINUTES + PEERS_MINUTES:g}; quick: {QUICK_MINUTES:g}]")
     parser.add_argument("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
     parser.add_argument("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
     parser.add_argument("--compare", metavar=("OLD.json", "NEW.json"), nargs="+", type=pathlib.Path,
@@ -102,20 +103,25 @@ def build():
         if subprocess.run(step, cwd=ROOT, stdout=sys.stderr).returncode != 0: raise Failed(f"{' '.join(step)} failed; see above")
 
 
+def default_minutes(options):
+    return QUICK_MINUTES if options.quick else MINUTES + PEERS_MINUTES * options.peers
+
+
 def measure(options):
     from . import machine
     from .run import Runner
     load = os.getloadavg()[0]  # the build is none of the others'
     install("build", *(["peers"] if options.peers else []))
     build()
-    plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, options.seconds).add_parts(options.only or planning.PARTS)
+    plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, options.seconds, chosen=bool(options.only))
+    plan.add_parts(options.only or planning.PARTS)
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
     results = Results({**machine.describe(ROOT, BUILD, sys.executable), "load_before": load}, {"mode": "quick" if options.quick else "full", "peers": options.peers})
     results.errors.update(plan.left_out)
     if plan.beyond: results.run["left_out"] = plan.beyond
     for label, why in plan.beyond.items(): print(f"left out: {label}: {why}", file=sys.stderr)
     begun = time.monotonic()
-    Runner(plan, results, options.out, options.rounds, options.minutes or (4.5 if options.quick else 22)).run()
+    Runner(plan, results, options.out, options.rounds, options.minutes or default_minutes(options)).run()
     results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
     results.save(options.out / "results.json")
     return results
@@ -151,6 +157,8 @@ def main():
             drawn = charts.drawn(results)
             render(results, drawn, options.out)
             if options.docs:
+                if not given and (made := results.run.get("rounds", 0)) < options.rounds:
+                    print(f"bench: the figures in README.md and docs/ are of {made} of {options.rounds} rounds; measure again with more --minutes", file=sys.stderr)
                 for path in docs.write(ROOT, results, drawn): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
         good = compare(old, new or results, sys.stdout) if old else True
         return 0 if good and (new or given or not results.errors) else 1

@@ -13,7 +13,7 @@ from . import names, tables
 from .names import INK
 from .text import bandwidth, milliseconds, seconds, size
 
-COMPUTE, EXPOSED = "#9FB8CC", "#D55E00"
+REST, EXPOSED = "#9FB8CC", "#D55E00"
 plt.rcParams.update({
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "font.size": 9, "axes.titlesize": 9.5,
     "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.15,
@@ -109,7 +109,7 @@ def most_measured(of_ranks):
 
 
 def step_time(results, model):
-    """A panel a backend, a bar a strategy: what copies without synchronisation take as well, and the rest."""
+    """A panel a backend, a bar a strategy: the step, of which the end is exposed. Nothing is marked where that is below zero."""
     of_ranks = tables.step_cases(results).get(model, {})
     ranks = most_measured(of_ranks)
     if not ranks: return None
@@ -122,13 +122,13 @@ def step_time(results, model):
         for place, strategy in enumerate(strategies):
             b = backends[backend][strategy]
             step, waits = b.time * 1e3, max(tables.exposed(b) or 0, 0) * 1e3
-            axis.barh(place, step - waits, 0.72, color=COMPUTE, label="compute: the step of copies that do not synchronise")
-            axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed communication: the rest of the step")
+            axis.barh(place, step - waits, 0.72, color=REST, label="the step less what is exposed")
+            if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed, of pairs with copies that do not synchronise")
             label = milliseconds(b.time) + (f" ({milliseconds(tables.exposed(b))})" if tables.exposed(b) is not None else "")
             end = step
             if between := b.quartiles(tables.EXPOSED):
                 below, above = (abs(quartile - tables.exposed(b)) * 1e3 for quartile in between)
-                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="half of the pairs lie between")
+                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="widest quartiles of what is exposed")
                 end += above
             axis.annotate(label, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
         shared = axis is not axes[0] and strategies == names.ordered(backends[order[0]], names.STRATEGIES)
@@ -146,12 +146,13 @@ def step_time(results, model):
 
 
 def overlap_ratio(results):
-    """A panel a model, a row a strategy, a mark a backend."""
+    """A panel a model, a row a strategy, a mark a backend. Without strategies that gather between their steps."""
     shown = {}
     for model, of_ranks in tables.step_cases(results).items():
         ranks = most_measured(of_ranks)
-        marks = [(strategy, backend, b.counter("overlap_ratio")) for backend, strategies in (of_ranks.get(ranks) or {}).items()
-                 for strategy, b in strategies.items() if b.counter("overlap_ratio") is not None and strategy not in names.INDEPENDENT]
+        marks = [(strategy, backend, tables.overlapped(strategy, b, "overlap_ratio")) for backend, strategies in (of_ranks.get(ranks) or {}).items()
+                 for strategy, b in strategies.items() if strategy not in names.INDEPENDENT]
+        marks = [mark for mark in marks if mark[-1] is not None]
         if marks: shown[model, ranks] = marks
     if not shown: return None
     strategies = names.ordered({s for marks in shown.values() for s, _, _ in marks}, names.STRATEGIES)
@@ -234,7 +235,7 @@ def drawn(results):
     every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks"),
              "all_reduce_bandwidth": (all_reduce_bandwidth(results), "all-reduce: bus bandwidth over size, by backend and ranks")}
     for model in tables.step_cases(results):
-        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: a step's time by strategy and backend, compute and exposed communication")
+        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: a step's time by strategy and backend, and what of it is exposed")
     every["overlap_ratio"] = (overlap_ratio(results), "overlap ratio by strategy and backend")
     every["scaling"] = (scaling(results), "samples a second and efficiency over ranks")
     every["memory"] = (memory(results), "memory of a rank by stage of sharding and ranks")

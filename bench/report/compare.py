@@ -9,7 +9,7 @@ The test. Samples of one round share the state of the machine and are no indepen
 its median (or ratio). A t-test compares the old rounds with the new ones, in both directions. Two or three rounds say little of a
 benchmark's own variance, and a test by that alone would miss a time that has tripled; but there are hundreds of benchmarks, and together
 they say what variances are like here: Smyth's moderated t-test weighs the two as the benchmarks differ among themselves. As there are so
-many, some are always unlucky: Benjamini and Hochberg's procedure keeps the expected share of false alarms below ALPHA. And what differs
+many, some are always unlucky: Benjamini and Hochberg's procedure keeps the expected share of false ones among the alarms below ALPHA. And what differs
 by less than the least effect is no regression, however certain it is: two runs differ by more than their rounds do.
 """
 import math
@@ -25,7 +25,7 @@ LEAST_ROUNDS = 2
 LEAST_EFFECT = {"bench_train_step": 0.05, "": 0.10}  # by program, of ratios: a step is mostly compute, which cannot become slower here
 LEAST_EFFECT_OF_TIMES = 0.25
 LEAST_DEVIATION = 1e-3  # of rounds, relative: equal ones are equal by chance
-ENOUGH_FOR_PRIOR = 5  # benchmarks
+ENOUGH_FOR_PRIOR = 20  # benchmarks: fewer say little of how variances differ
 MOST_WEIGHT = 20  # of what they say of one another
 SAME_HANDOFF = 1.25
 # Counters WHO_ratio: that one's time over this one's, measured in turns.
@@ -77,9 +77,9 @@ def p_values(pairs):
     if len(pairs) >= ENOUGH_FOR_PRIOR:
         centred = [math.log(s) - float(digamma(d / 2)) + math.log(d / 2) for s, d in zip(variances, freedoms)]
         excess = statistics.variance(centred) - statistics.mean(float(polygamma(1, d / 2)) for d in freedoms)
-        weight = 2 * inverse_trigamma(excess) if excess > 0 else MOST_WEIGHT
+        weight = 2 * inverse_trigamma(excess) if excess > 0 else math.inf  # that is: all have the same variance
+        prior = math.exp(statistics.mean(centred) + (float(digamma(weight / 2)) - math.log(weight / 2) if excess > 0 else 0))
         weight = min(weight, MOST_WEIGHT)
-        prior = math.exp(statistics.mean(centred) + float(digamma(weight / 2)) - math.log(weight / 2))
     found = []
     for (old, new), s, d in zip(logs, variances, freedoms):
         deviation = math.sqrt((weight * prior + d * s) / (weight + d) * (1 / len(old) + 1 / len(new)))
@@ -112,8 +112,9 @@ def another_state(old, new):
 
 
 def differences(old, new, times):
-    """Of every benchmark that both have; `times`: also of those with nothing to be divided by. And how many were left out."""
-    found, rounds, left_out = [], [], 0
+    """Of every benchmark that both have; `times`: also of those with nothing to be divided by. And how many were left out: as nothing can be said,
+    and as only one of the runs has quartiles of the ratio, thus its median over pairs; before, it was the ratio of two medians."""
+    found, rounds, left_out, estimated_otherwise = [], [], 0, 0
     before = {b.name: b for b in old.benchmarks()}
     for now in new.benchmarks():
         then = before.get(now.name)
@@ -124,6 +125,9 @@ def differences(old, new, times):
             if not against and not times:
                 left_out += 1
                 break
+            if (then.quartiles(counter) is None) != (now.quartiles(counter) is None):
+                estimated_otherwise += 1
+                break
             if against: values = [[1 / v for v in side] for side in values]
             effect = LEAST_EFFECT.get(now.program, LEAST_EFFECT[""]) if against else LEAST_EFFECT_OF_TIMES
             found.append(Difference(now.name, against, *map(statistics.median, values), effect))
@@ -132,7 +136,7 @@ def differences(old, new, times):
         else: left_out += 1
     for difference, p in zip(found, p_values(rounds)): difference.p = p
     mark_significant(found)
-    return found, left_out
+    return found, left_out, estimated_otherwise
 
 
 def require_rounds(results, name):
@@ -149,17 +153,20 @@ def table(title, differences):
 def compare(old, new, out):
     """Prints what changed; returns whether nothing became slower."""
     state = another_state(old, new)
-    found, left_out = differences(old, new, not state)
+    found, left_out, estimated_otherwise = differences(old, new, not state)
     broken = sorted(name for name in new.errors if name in old.columns and guarded(name))
     slower = sorted((d for d in found if d.slower), key=lambda d: -d.ratio)
     faster = sorted((d for d in found if d.faster), key=lambda d: d.ratio)
     print(f"old: {old.machine.get('commit', '')[:12]}, {old.machine.get('date')}, {old.run.get('rounds')} rounds; "
           f"new: {new.machine.get('commit', '')[:12]}, {new.machine.get('date')}, {new.run.get('rounds')} rounds", file=out)
     if state: print(f"Times are not compared, only ratios: {state}.", file=out)
+    if estimated_otherwise:
+        print(f"Left out: {estimated_otherwise} whose ratio is a median over pairs in one of the runs and a ratio of medians in the other; measure "
+              "the older one again.", file=out)
     for title, of_kind in (("Slower", slower), ("Faster", faster)):
         if of_kind: print(f"\n{title}\n\n{table(title, of_kind).markdown()}", file=out)
     for name in broken: print(f"\nFailed, and did not before: {name}: {new.errors[name]}", file=out)
     missing = sum(1 for b in old.benchmarks() if guarded(b.name) and b.name not in new.columns and b.name not in broken)
-    print(f"\n{len(found)} compared: {len(slower)} slower, {len(faster)} faster; {len(broken)} failed; {left_out} could not be compared; "
+    print(f"\n{len(found)} compared: {len(slower)} slower, {len(faster)} faster; {len(broken)} failed; {left_out + estimated_otherwise} could not be compared; "
           f"{missing} not measured anew.", file=out)
     return not slower and not broken

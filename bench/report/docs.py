@@ -21,7 +21,7 @@ def conditions(results):
     load = m.get("load_before", 0)
     return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
             f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
-            f"{'' if m.get('clean') else ' with changes'}, rounds: {run.get('rounds')}"
+            f"{'' if m.get('clean') else ' with changes'}, {results.up_to_rounds()}"
             + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", load before {load:.1f}."
             + (" **Others used the machine: the figures say little.**" if load > 1 else ""))
 

@@ -56,13 +56,32 @@ def peers(cache, python):
 
 
 def cores():
-    return os.cpu_count() or 1
+    """That this process was given, as the programs count them: what taskset leaves of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def available_memory():
+AS_MUCH_AS_ANYBODY_WANTS = 2 ** 62  # bytes
+
+
+def available_memory(root="/"):
     """Bytes; as much as anybody could want where the system does not say."""
-    found = re.search(r"MemAvailable:\s*(\d+) kB", text_of("/proc/meminfo"))
-    return int(found.group(1)) * 1024 if found else 2 ** 62
+    found = re.search(r"MemAvailable:\s*(\d+) kB", text_of(pathlib.Path(root, "proc/meminfo")))
+    return min(int(found.group(1)) * 1024 if found else AS_MUCH_AS_ANYBODY_WANTS, cgroup_limit(root))
+
+
+def cgroup_limit(root="/"):
+    """Bytes of memory that the process's control group, and those it is in, may use; of version 1 or 2."""
+    least = AS_MUCH_AS_ANYBODY_WANTS
+    for line in text_of(pathlib.Path(root, "proc/self/cgroup")).splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","): continue
+        tree = pathlib.Path(root, "sys/fs/cgroup", "memory" if controllers else "")
+        group = tree / own.lstrip("/")
+        for folder in (group, *group.parents):
+            limit = text_of(folder / ("memory.limit_in_bytes" if controllers else "memory.max")).strip()
+            if limit.isdigit(): least = min(least, int(limit))  # or "max"
+            if folder == tree: break
+    return least
 
 
 def describe(root, build, python):
@@ -74,7 +93,7 @@ def describe(root, build, python):
     native = " -march=native" if cache.get("GRADSYNC_NATIVE") == "ON" else ""
     return {
         "cpu": model.group(1) if model else platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "virtual": " hypervisor" in cpu,
         "caches": caches(),
         "memory_bytes": int(memory.group(1)) * 1024 if memory else 0,

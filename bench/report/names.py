@@ -63,6 +63,8 @@ STRATEGIES = {
 }
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 INDEPENDENT = ("independent", "torch_independent")
+# Weights are still gathered when a step has ended, while others take theirs: no figure of overlap is of their own steps alone.
+GATHER_BETWEEN_STEPS = ("forward", "zero3")
 DEFAULT, PEER_DEFAULT = "buckets_25MB", "torch_ddp"  # what a user gets who chooses nothing
 
 STAGES = {"none": "nothing sharded", "optimizer": "optimizer", "gradients": "+ gradients", "parameters": "+ parameters"}

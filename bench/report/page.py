@@ -2,7 +2,7 @@
 import html
 
 from . import charts, tables
-from .text import or_blank
+from .text import WIDEST_QUARTILES, or_blank
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #d0d7de; --stripe: #f6f8fa; --bad: #b35900; }
@@ -53,7 +53,8 @@ class Section:
 def sections(results):
     cases = tables.step_cases(results)
     return [
-        Section("Goals", "What the library is meant to reach on two cores. In brackets: what half of the pairs lie between.", shown=[tables.goals(results)]),
+        Section("Goals", f"What the library is meant to reach on two cores; {WIDEST_QUARTILES}. Where the goal lies between these, the figure is within "
+                "the noise.", shown=[tables.goals(results)]),
         Section("All-reduce", "A float sum in place. Time until every rank has the result, the slowest rank's. Bus bandwidth is nccl-tests': 2 (n - 1) / n of "
                 "the bytes over the time, comparable over numbers of ranks. The limit is a bare loop that reads every rank's buffer and writes every rank's "
                 "buffer once, a thread a core, measured in turns with the others.",
@@ -61,10 +62,11 @@ def sections(results):
                 [tables.all_reduce(results), tables.bus_bandwidth(results), tables.to_limit(results)], [tables.contests(results)]),
         Section("Training step", "One step of the same model on the same batch, a thread of compute a rank. Exposed: the step less that of copies that do not "
                 "synchronise, directly before and after it (below zero: within the noise). Waited: what the reducer itself says it has waited. Efficiency: the "
-                "copies' time over the step's. Both are medians over such pairs, in brackets what half of them lie between.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
+                f"copies' time over the step's. Both are medians over such pairs, {WIDEST_QUARTILES}.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
                 folded=[tables.steps(results, model, ranks) for model, of_ranks in cases.items() for ranks in sorted(of_ranks)]),
         Section("Overlap", "How much of the time that gradients were on their way was hidden behind compute. On cores that are all busy computing, communication "
-                "takes time from the compute even where nobody waits: see exposed above.", ["train_step", "overlap"], ["overlap_ratio"], [tables.on_devices(results)]),
+                "takes time from the compute even where nobody waits: see exposed above. Strategies that still gather weights when their step has "
+                "ended (overlap with the forward, ZeRO 3) are left out: meanwhile others take their steps.", ["train_step", "overlap"], ["overlap_ratio"], [tables.on_devices(results)]),
         Section("Scaling", "Samples a second of all ranks, and efficiency against copies that do not synchronise.", ["train_step", "torch"], ["scaling"],
                 [tables.scaling(results, model) for model in cases]),
         Section("Memory", "What a rank holds by the library's account (bars), and what its process used at most (marks), by stage of sharding.", ["memory"],
@@ -90,7 +92,7 @@ def render(results, drawn):
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>gradsync: measured</title><style>{STYLE}</style></head><body>
 <h1>gradsync: measured</h1>
-<p>Medians over {results.run.get('rounds', 0)} rounds; in brackets the least and the greatest sample of all. Compare columns of one run: machines change their
+<p>Medians over {results.up_to_rounds()}; in brackets the least and the greatest sample of all, or what the column says. Compare columns of one run: machines change their
 state.{handoff}</p>{warning}
 <nav>{links}</nav>
 <div class="words">{tables.machine(results).html()}</div>

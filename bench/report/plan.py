@@ -20,7 +20,8 @@ QUICK_STRATEGIES = ("naive", "flat", "buckets_25MB", "optimal", "zero1", "zero3"
 STRATEGIES = {"transformer": [s for s in names.STRATEGIES if s not in ("buckets_100MB", "buckets_1000MB")], "mlp": list(names.STRATEGIES)}
 OF_MESSAGES = ("flat", "buckets_1MB", "buckets_25MB", "optimal", "forward", "zero3")
 QUICK_TORCH = ("independent", "flat", "ddp")
-BESIDES = 2  # rounds of what is beside the point; a comparison needs as many
+BESIDES = 2  # rounds at most of what is beside the point, if everything is measured; a comparison needs as many
+MANY = 10 ** 9
 GIB_NEEDS = 10 * 2 ** 30  # bytes of memory: two ranks with three buffers each, the limit's, and what MPI takes
 MEMORY_MODEL = ["--model", "mlp", "--hidden", ",".join(["1024"] * 8), "--micro-batch", "1", "--steps", "2"]
 
@@ -32,13 +33,14 @@ class Task:
     command: list  # without where to write its answer to
     kind: str  # of the answer: google, torch or memory
     seconds: float  # about how long it takes: for the first estimate of the time left
-    rounds: int = 10 ** 9  # in so many at most: what it measures does not vary, or takes long
+    rounds: int = MANY  # in so many at most: what it measures does not vary, or takes long
     about: dict = field(default_factory=dict)  # put beside the answer
 
 
 class Plan:
-    def __init__(self, root, build, python, quick=False, peers=False, seconds=None):
+    def __init__(self, root, build, python, quick=False, peers=False, seconds=None, chosen=False):
         self.root, self.build, self.python, self.quick, self.peers, self.seconds = root, build, python, quick, peers, seconds
+        self.besides = MANY if chosen else BESIDES  # what a user has chosen (--only) is not beside the point
         self.tasks = []
         self.left_out = {}  # by part: why
         self.beyond = {}  # the same, of what this machine cannot do, which is no failure
@@ -52,7 +54,7 @@ class Plan:
         if not path.exists(): self.left_out[part] = f"{path.name} was not built; cmake said why"
         return path.exists()
 
-    def google(self, part, label, name, pattern, estimate, *flags, rounds=10 ** 9):
+    def google(self, part, label, name, pattern, estimate, *flags, rounds=MANY):
         if self.built(part, f"bench/{name}"):
             self.tasks.append(Task(part, label, [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"], "google", estimate, rounds))
 
@@ -64,7 +66,10 @@ class Plan:
         """The length of a contest among steps, which must suffice for PAIRS; `step`: how much slower than ours they are."""
         pairs = (QUICK_PAIRS if self.quick else PAIRS)[model]
         least = 2 if self.quick else 3  # where there are few strategies there is time for more pairs
-        return self.seconds or round(max(least, pairs * 2 * strategies * step * MODELS[model] * max(1, ranks / machine.cores())), 1)
+        # A round: a step of each strategy, and after it one of the reference. Rounds are whole ones: half a round sees to it that a step
+        # which is a little slower does not cost one.
+        once = 2 * strategies * step * MODELS[model] * max(1, ranks / machine.cores())
+        return self.seconds or round(max(least, (pairs + 0.5) * once), 1)
 
 
 def ranks_of(count):
@@ -75,11 +80,11 @@ def all_reduce(plan):
     for ranks in (2, 4) if plan.quick else (2, 4, 6):
         for group, of_group in SIZES.items():
             if (ranks, group) in ((6, "large"), (6, "largest"), *([(4, "largest")] if plan.quick else [])): continue
-            rounds = {"rounds": BESIDES} if (ranks, group) in ((6, "small"), (4, "largest")) else {}
+            rounds = plan.besides if (ranks, group) in ((6, "small"), (4, "largest")) else MANY
             who = [OURS] + [GLOO] * plan.peers + [MPICH] * (plan.peers and not plan.quick and ranks == 2)
             pattern = f"^({'|'.join(who)})/all_reduce/f32/ranks:{ranks}/bytes:({'|'.join(map(str, of_group))})$"
             estimate = {"small": 4, "large": 6, "largest": 8}[group] * (1 if plan.quick else 2) * len(who) / 2
-            plan.google("all_reduce", f"all-reduce, {ranks_of(ranks)}, {group}", "bench_all_reduce", pattern, estimate, plan.contest(0.2), **rounds)
+            plan.google("all_reduce", f"all-reduce, {ranks_of(ranks)}, {group}", "bench_all_reduce", pattern, estimate, plan.contest(0.2), rounds=rounds)
     if not plan.quick: gib(plan)
 
 
@@ -94,14 +99,14 @@ def gib(plan):
 def collectives(plan):
     if plan.quick: return
     plan.google("collectives", "all-reduce of other types", "bench_all_reduce", "/all_reduce/(bf16|f16|f64)/", 12, plan.contest(0.05),
-                rounds=BESIDES)
+                rounds=plan.besides)
     plan.google("collectives", "other collectives", "bench_all_reduce", "/(reduce_scatter|all_gather|broadcast|reduce|gather|scatter|barrier)/f32/ranks:[24]/", 20,
-                plan.contest(0.05), rounds=BESIDES)
+                plan.contest(0.05), rounds=plan.besides)
 
 
 def reducer(plan):
     pattern = "mark_ready/|step/.*/bytes:26214400$" if plan.quick else "."
-    plan.google("reducer", "reducer", "bench_reducer", pattern, 4 if plan.quick else 20, plan.contest(0.1), rounds=BESIDES)
+    plan.google("reducer", "reducer", "bench_reducer", pattern, 4 if plan.quick else 20, plan.contest(0.1), rounds=plan.besides)
 
 
 def convert(plan):
@@ -118,7 +123,7 @@ def train_step(plan):
         estimate = 2 + seconds + 4.5 * MODELS[model] * (len(strategies) + 1) * max(1, ranks / machine.cores())  # each begins with some steps
         plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}{', watched' * (names.WATCHED in strategies)}", "bench_train_step",
                     f"^train_step/{model}/({'|'.join(called)})/{backend}/ranks:{ranks}$", estimate, f"--seconds={seconds:g}",
-                    **({"rounds": BESIDES} if ranks != 2 else {}))
+                    rounds=MANY if ranks == 2 else plan.besides)
 
     for model in MODELS:
         for backend in ("threads", "mpi", "mpi_messages")[:(2 if plan.quick else 3) if over_mpi else 1]:
@@ -145,7 +150,7 @@ def torch(plan):
             estimate = 5 + seconds + 4.5 * slower * step * len(modes) * max(1, ranks / machine.cores())
             plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}",
                                    [plan.python, str(script), "--model", model, "--ranks", str(ranks), "--modes", ",".join(modes), f"--seconds={seconds:g}"],
-                                   "torch", estimate, **({"rounds": BESIDES} if ranks != 2 else {})))
+                                   "torch", estimate, rounds=MANY if ranks == 2 else plan.besides))
 
 
 def nccl(plan):

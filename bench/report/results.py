@@ -8,7 +8,8 @@
      "memory": [{...}]}                                      the trainer's results, by stage of sharding and ranks
 
 Names and counters are those of the programs (bench/*.cpp), each benchmark's median is its counter "time", and all times are
-seconds. Rounds are merged when they are read: the median of medians (and of quartiles), the least time_min, the greatest time_max.
+seconds. Rounds are merged when they are read: the median of medians, the least time_min and lower quartile, the greatest time_max and upper
+quartile: what differs from round to round is to be seen.
 """
 import json
 import pathlib
@@ -46,9 +47,10 @@ class Benchmark:
         return statistics.median(values) if values else None
 
     def quartiles(self, counter):
-        """Of what is measured in pairs: medians over the rounds; None where there are none."""
-        both = self.counter(f"{counter}_q1"), self.counter(f"{counter}_q3")
-        return None if None in both else both
+        """Of what is measured in pairs: the widest quartiles, the least lower and the greatest upper one of a round; None where there are
+        none. The median over the rounds lies between them."""
+        lower, upper = self.rounds(f"{counter}_q1"), self.rounds(f"{counter}_q3")
+        return (min(lower), max(upper)) if lower and upper else None
 
     @property
     def time(self):
@@ -101,6 +103,11 @@ class Results:
             if match:
                 found.append(({key: int(value) if value.isdigit() else value for key, value in match.groupdict().items()}, benchmark))
         return found
+
+    def up_to_rounds(self):
+        """Some of what is measured takes part in fewer rounds: see Task.rounds."""
+        rounds = self.run.get("rounds", 0)
+        return f"up to {rounds} rounds" if rounds > 1 else f"{rounds} round{'s' * (rounds != 1)}"
 
     def handoff(self):
         """Nanoseconds from core to core, the median over all benchmarks: the state of the machine. None: unknown."""

@@ -14,7 +14,7 @@ def machine(results):
              ("compiler", f"{m.get('compiler', '')}; {m.get('build', '')}"),
              ("peers", "; ".join(m.get("peers", []))),
              ("sources", f"{m.get('commit', 'unknown')[:12]}{'' if m.get('clean') else ', with changes that are not committed'}"),
-             ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, rounds: {run.get('rounds', 0)}, minutes: {run.get('minutes', 0):.0f}"),
+             ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, {results.up_to_rounds()}, minutes: {run.get('minutes', 0):.0f}"),
              ("load before", "" if load is None else f"{load:.2f}"),
              ("handoff", or_blank(lambda ns: f"{ns:.0f} ns from core to core, median", results.handoff()))]
     return Table("The machine", ["", ""], [[name, value] for name, value in lines if value.strip(" ,;")])
@@ -81,18 +81,24 @@ def exposed(benchmark):
     return benchmark.counter(EXPOSED)
 
 
+def overlapped(strategy, benchmark, counter):
+    """What the reducer says of its communication; None also where that is under way while others take their steps."""
+    return None if strategy in names.GATHER_BETWEEN_STEPS else benchmark.counter(counter)
+
+
 def steps(results, model, ranks):
     table = Table(f"{model}, {ranks} rank{'s' * (ranks != 1)}: a step",
-                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms (quartiles)", "waited, ms", "communication, ms", "overlap",
-                   "efficiency (quartiles)", "samples/s", "state, MB"])
+                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms (widest quartiles)", "waited, ms", "communication, ms", "overlap",
+                   "efficiency (widest quartiles)", "samples/s", "state, MB"])
     backends = step_cases(results)[model][ranks]
     for backend in names.ordered(backends, names.BACKENDS):
         for strategy in names.ordered(backends[backend], names.STRATEGIES):
             b = backends[backend][strategy]
             blank_or = lambda form, counter: or_blank(form, b.counter(counter))
+            communicated = lambda form, counter: or_blank(form, overlapped(strategy, b, counter))
             table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES.get(strategy, strategy),
                                spread(milliseconds, b), paired(milliseconds, b, EXPOSED), blank_or(milliseconds, "exposed"),
-                               blank_or(milliseconds, "communication"), blank_or(ratio, "overlap_ratio"), paired(efficiency, b, "independent_ratio"),
+                               communicated(milliseconds, "communication"), communicated(ratio, "overlap_ratio"), paired(efficiency, b, "independent_ratio"),
                                blank_or(significant, "samples_per_second"), blank_or(megabytes, "state_bytes")])
     return table
 
@@ -127,7 +133,7 @@ def efficiency(value):
 
 
 def scaling(results, model):
-    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency (quartiles)"])
+    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency (widest quartiles)"])
     for (backend, strategy), of_ranks in scaling_cases(results, model).items():
         for ranks, b in of_ranks.items():
             table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES[strategy], str(ranks),
@@ -167,7 +173,7 @@ def others(results, program, title):
 
 def on_devices(results):
     """What bench_overlap found, where there is a GPU."""
-    table = Table("A backward on a device", ["benchmark", "time (min, max)", "exposed (quartiles)", "hidden", "over the compute"])
+    table = Table("A backward on a device", ["benchmark", "time (min, max)", "exposed (widest quartiles)", "hidden", "over the compute"])
     for b in results.benchmarks():
         if b.program == "bench_overlap":
             table.rows.append([b.name, spread(seconds, b), paired(seconds, b, "exposed"), or_blank(ratio, b.counter("hidden")),
@@ -176,11 +182,14 @@ def on_devices(results):
 
 
 def goals(results):
-    """What the library is meant to reach on two cores, and what it does. In brackets: what half of the pairs lie between."""
+    """What the library is meant to reach on two cores, and what it does; where that is measured in pairs, with the widest quartiles."""
     table = Table("Goals", ["what", "goal", "measured", ""])
 
-    def row(what, goal, value, met, measured=ratio):
-        table.rows.append([what, goal, measured(value), "met" if met(value) else "missed"])
+    def row(what, goal, value, met, between=None, form=ratio):
+        """`between`: what the value lies between, in ascending order; a goal that does so too is neither met nor missed."""
+        verdicts = {met(v) for v in between or [value]}
+        verdict = "within the noise" if len(verdicts) > 1 else "met" if verdicts.pop() else "missed"
+        table.rows.append([what, goal, form(value) + (f" ({form(between[0])} to {form(between[1])})" if between else ""), verdict])
 
     by_size = all_reduce_cases(results).get(2, {})
     for count in (25 * 2 ** 20, 100 * 2 ** 20):
@@ -198,17 +207,18 @@ def goals(results):
                 what = f"{model}, 2 ranks, {backend}: exposed {paired(milliseconds, ours, EXPOSED)} ms over PyTorch DDP's {paired(milliseconds, peer, EXPOSED)}"
                 noise = (peer.quartiles(EXPOSED) or (exposed(peer), 0))[0] <= 0
                 if noise: table.rows.append([what, f"at most {goal}", "", "DDP's is within the noise"])
-                else: row(what, f"at most {goal}", max(exposed(ours), 0) / exposed(peer), lambda v: v <= goal)
+                else:
+                    between = ours.quartiles(EXPOSED)
+                    row(what, f"at most {goal}", exposed(ours) / exposed(peer), lambda v: v <= goal,
+                        between and [quartile / exposed(peer) for quartile in between])
             if ours and ours.counter("independent_ratio") is not None:
                 row(f"{model}, 2 ranks, {backend}: scaling efficiency against two copies that do not synchronise", "0.98",
-                    ours.counter("independent_ratio"), lambda v: v >= 0.98, lambda _: paired(efficiency, ours, "independent_ratio"))
+                    ours.counter("independent_ratio"), lambda v: v >= 0.98, ours.quartiles("independent_ratio"), efficiency)
     for name, b in results.parsed(TrainStep):
         if name["strategy"] == names.WATCHED and b.counter("unwatched_ratio"):
-            cost = lambda v: f"{1 / v:.3f}"  # the ratio's other way round, and so are its quartiles
-            between = b.quartiles("unwatched_ratio")
+            between = b.quartiles("unwatched_ratio")  # the ratio's other way round, and so are its quartiles
             row(f"{name['model']}, {name['ranks']} ranks, {name['backend']}: a step with a Timeline over one without", "at most 1.01",
-                b.counter("unwatched_ratio"), lambda v: 1 / v <= 1.01,
-                lambda v: cost(v) + (f" ({cost(between[1])} to {cost(between[0])})" if between else ""))
+                1 / b.counter("unwatched_ratio"), lambda v: v <= 1.01, between and [1 / quartile for quartile in reversed(between)], efficiency)
     for model, of_ranks in step_cases(results).items():
         alone = of_ranks.get(1, {})
         ours, peer = alone.get("threads", {}).get("independent"), alone.get("gloo", {}).get("torch_independent")

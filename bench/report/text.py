@@ -43,13 +43,16 @@ def or_blank(form, value):
     return "" if value is None else form(value)
 
 
+WIDEST_QUARTILES = "in brackets the widest quartiles of the rounds: the least lower and the greatest upper one"
+
+
 def spread(form, benchmark):
     """Median, least and greatest of a benchmark's time."""
     return f"{form(benchmark.time)} ({form(benchmark.least)}, {form(benchmark.greatest)})"
 
 
 def paired(form, benchmark, counter):
-    """Median of what is measured in pairs, and what half of the pairs lie between."""
+    """Median of what is measured in pairs, and its widest quartiles."""
     value, between = benchmark.counter(counter), benchmark.quartiles(counter)
     if value is None: return ""
     return form(value) + (f" ({form(between[0])} to {form(between[1])})" if between else "")
