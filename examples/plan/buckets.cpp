@@ -37,7 +37,7 @@ std::string milliseconds(double seconds) {
     return text;
 }
 
-/// Times of a profile were measured beside the collectives of the buckets that are the default until there are times.
+/// Times of a profile were measured beside the collectives, of this cost, of the buckets that are the default until there are times.
 std::vector<plan::ReadyGradient> undisturbed(const std::vector<plan::ReadyGradient>& measured, plan::CallCost cost, plan::Contention contention) {
     std::vector<std::size_t> ends;
     const gradsync::BucketPlan buckets = plan_of(gradsync::SizeCappedBuckets{}, measured);
@@ -45,10 +45,12 @@ std::vector<plan::ReadyGradient> undisturbed(const std::vector<plan::ReadyGradie
     return plan::undisturbed(measured, ends, cost, contention);
 }
 
-/// `optimal`: where the optimal buckets end.
-Answer answer(const std::vector<plan::ReadyGradient>& gradients, const std::vector<std::size_t>& optimal, plan::CallCost cost,
+/// Two rules plan by times, those that a Reducer has seen, and by a link and compute that share nothing: `seen`. What comes of it is
+/// played with `gradients`, whose times nothing has disturbed.
+Answer answer(const std::vector<plan::ReadyGradient>& seen, const std::vector<plan::ReadyGradient>& gradients, plan::CallCost cost,
               plan::Contention contention, std::vector<double> caps) {
     const double backward = gradients.back().ready;
+    const std::vector<std::size_t> optimal = plan::optimal_ends(seen, cost);
     double total = 0;
     for (const plan::ReadyGradient& g : gradients) total += static_cast<double>(g.bytes);
     const double root = plan::square_root_bucket_bytes(total, cost);
@@ -94,7 +96,7 @@ Answer answer(const std::vector<plan::ReadyGradient>& gradients, const std::vect
         const std::size_t size = root < 1 ? 1 : static_cast<std::size_t>(root);
         add("square root", plan_of(gradsync::SizeCappedBuckets(size, size), gradients));
     }
-    const double merged = add("merged greedily", plan::merged_ends(gradients, cost));
+    const double merged = add("merged greedily", plan::merged_ends(seen, cost));
     add("optimal", optimal);
     a.tables.push_back({grouped(gradients.size()) + " gradients of " + binary_bytes(static_cast<std::uint64_t>(total)) + ", ready within " + milliseconds(backward) +
                             " ms; a call of n bytes takes " + digits(cost.fixed * 1e6) + " us + n / " + digits(1e-9 / cost.per_byte, 4) + " GB/s.",
@@ -127,7 +129,7 @@ Question add_buckets(CLI::App& app) {
     app.add_option("--compute-keeps", f->contention.compute, "of its speed while buckets are on their way, at most 1")->check(amount(true))->capture_default_str()->group(group);
     app.add_option("--link-keeps", f->contention.link, "of its speed while the backward computes, at most 1")->check(amount(true))->capture_default_str()->group(group);
     return [f, bandwidth] {
-        std::vector<plan::ReadyGradient> gradients = f->gradients.gradients();
+        const std::vector<plan::ReadyGradient> seen = f->gradients.gradients();
         plan::CallCost cost;
         if (bandwidth->count() != 0) {
             if (f->cluster.ranks < 2) throw UsageError("--ranks 1: one rank alone sends nothing; give at least 2");
@@ -139,10 +141,8 @@ Question add_buckets(CLI::App& app) {
         }
         std::vector<double> caps = f->caps;
         std::sort(caps.begin(), caps.end());
-        // As a Reducer plans: by the times that it has seen.
-        const std::vector<std::size_t> optimal = plan::optimal_ends(gradients, cost);
-        if (f->gradients.has_profile()) gradients = undisturbed(gradients, cost, f->contention);
-        return answer(gradients, optimal, cost, f->contention, caps);
+        const bool profiled = f->gradients.has_profile();
+        return answer(seen, profiled ? undisturbed(seen, f->gradients.profiled_cost(), f->contention) : seen, cost, f->contention, caps);
     };
 }
 

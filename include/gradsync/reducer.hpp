@@ -185,12 +185,15 @@ public:
         if (gradients_.pooled() && !gradients_.was_asked_for(i))
             fail(Errc::invalid_argument, "mark_ready", "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
                  name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
-        if (no_sync_depth_.load(std::memory_order_relaxed) != 0) {
+        const bool synchronises = no_sync_depth_.load(std::memory_order_relaxed) == 0;
+        const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
+        if (copies && !readiness_.claim(i)) refuse_mark(i);  // before it is copied twice
+        if (!synchronises) {
             readiness_.used()[i] = 1;
-            if (options_.accumulation == Accumulation::in_buckets) gradients_.deposit(i);
+            if (copies) gradients_.deposit(i);
             return readiness_.rearm(i);
         }
-        if (gradients_.is_copied(i)) {
+        if (copies) {
             if (gradients_.parameter(i).gradient.bytes() < worth_timing) {
                 gradients_.deposit(i);
             } else {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -93,8 +94,7 @@ public:
 
     bool test(std::uint64_t n) override {
         std::lock_guard lock(mutex_);
-        advance();
-        return is_complete(n);
+        return advance_to(n);
     }
 
     void wait(std::uint64_t n) override {
@@ -102,8 +102,7 @@ public:
         Call call;
         {
             std::lock_guard lock(mutex_);
-            advance();
-            if (is_complete(n)) return;
+            if (advance_to(n)) return;
             met = at(n).met;
             call = at(n).call;
         }
@@ -114,8 +113,7 @@ public:
         for (;;) {
             {
                 std::lock_guard lock(mutex_);
-                advance();
-                if (is_complete(n)) return;
+                if (advance_to(n)) return;
             }
             if (backoff.patient() || vigil.begun()) {
                 chores().try_advance();
@@ -275,36 +273,56 @@ private:
         started.stage = Stage::gathering;
     }
 
-    /// Throws Error if the world has failed.
-    void advance() {
-        // Each stage is begun in the order of the collectives.
-        bool may_scatter = true, may_cross = true, may_gather = true;
+    /// True if collective n is complete; throws Error where it is not, and the world has failed.
+    bool advance_to(std::uint64_t n) {
+        const std::exception_ptr failure = advance();
+        if (is_complete(n)) return true;
+        if (failure) std::rethrow_exception(failure);
+        return false;
+    }
+
+    /// Moves what can be moved. What is returned, if the world has failed, stopped one collective; those behind it may be complete.
+    std::exception_ptr advance() noexcept {
+        std::exception_ptr failure;
+        Gates gates;
         for (std::uint64_t n = first_; n < next_; ++n) {
             Started& started = at(n);
-            if (!has_stages(started.call)) {
-                if (started.stage == Stage::meeting && flat_->test(started.met)) started.stage = Stage::complete;
-                continue;
+            try {
+                move(started, gates);
+            } catch (...) {
+                if (!failure) failure = std::current_exception();
             }
-            if (started.stage == Stage::meeting && may_scatter && flat_->test(started.met)) scatter(started);  // the calls fit
-            may_scatter &= started.stage != Stage::meeting;
-            if (started.stage == Stage::scattering && may_cross && is_scattered(started)) cross(started);
-            may_cross &= started.stage > Stage::scattering;
-            if (started.stage == Stage::crossing && may_gather && across_->test(started.number)) gather(started);
-            may_gather &= started.stage > Stage::crossing;
-            if (started.stage == Stage::gathering && gather_->test(started.number)) started.stage = Stage::complete;
+            if (has_stages(started.call)) gates.close_behind(started.stage);
         }
         while (first_ < next_ && at(first_).stage == Stage::complete) ++first_;
+        return failure;
+    }
+
+    /// Each stage is begun in the order of the collectives: may it be, behind those that were looked at?
+    struct Gates {
+        bool scatter = true, cross = true, gather = true;
+        void close_behind(Stage stage) noexcept {
+            scatter &= stage > Stage::meeting;
+            cross &= stage > Stage::scattering;
+            gather &= stage > Stage::crossing;
+        }
+    };
+
+    void move(Started& started, const Gates& gates) {
+        if (!has_stages(started.call)) {
+            if (started.stage == Stage::meeting && flat_->test(started.met)) started.stage = Stage::complete;
+            return;
+        }
+        if (started.stage == Stage::meeting && gates.scatter && flat_->test(started.met)) scatter(started);  // the calls fit
+        if (started.stage == Stage::scattering && gates.cross && is_scattered(started)) cross(started);
+        if (started.stage == Stage::crossing && gates.gather && across_->test(started.number)) gather(started);
+        if (started.stage == Stage::gathering && gather_->test(started.number)) started.stage = Stage::complete;
     }
 
     void try_advance() noexcept override {
         for (collective::Engine* engine : engines()) engine->progress();
         std::unique_lock lock(mutex_, std::try_to_lock);
-        if (!lock || world().failed()) return;
-        try {
-            advance();
-        } catch (...) {
-            // The world has failed: who waits is told.
-        }
+        if (lock && !world().failed()) advance();  // if that fails, who waits is told
     }
 
     void report_dead(const std::string& what) {

@@ -455,7 +455,7 @@ private:
         try {
             memory = std::make_shared<RegisteredMemory>(bytes);
             sizes = control_->exchange(std::uint64_t{bytes});
-            if (sizes == std::vector<std::uint64_t>(sizes.size(), bytes)) register_everywhere(*memory, what);
+            if (first_unlike(sizes) == 0) register_everywhere(*memory, what);
         } catch (const std::exception& error) {
             {
                 const std::lock_guard lock(mutex_);
@@ -469,12 +469,18 @@ private:
             throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
                         {.operation = "allocate", .rank = self, .peer = failure.culprit});
         }
-        for (std::size_t r = 1; r < sizes.size(); ++r)
-            if (sizes[r] != sizes[0]) refuse_sizes(sizes[0], sizes[r], static_cast<int>(r));
+        if (const std::size_t r = first_unlike(sizes); r != 0) refuse_sizes(sizes[0], sizes[r], static_cast<int>(r));
         void* const data = memory->data();
         // The engine stays as long: where the communicator is another's, nobody else would take its memory out of it.
         return collective::Memory(
             std::shared_ptr<void>(data, [memory, engine = shared_from_this()](void*) { engine->take_back(memory); }));
+    }
+
+    /// The first rank whose number is not that of rank 0; 0 if there is none.
+    static std::size_t first_unlike(const std::vector<std::uint64_t>& numbers) noexcept {
+        for (std::size_t r = 1; r < numbers.size(); ++r)
+            if (numbers[r] != numbers[0]) return r;
+        return 0;
     }
 
     void register_everywhere(RegisteredMemory& memory, const std::string& what) {

@@ -47,15 +47,16 @@ public:
 
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
-        const std::size_t bytes = small_ ? bytes_of(call, rank_) : 0, first = first_half(bytes, transport);
+        const std::size_t bytes = small_ ? bytes_of(call, rank_) : 0;
+        const Parts parts = parts_of(bytes, transport);
         if (bytes != 0) std::memcpy(own + sizeof(Call), call.in, bytes);
         for (int r = 0; r < ranks_; ++r)
             if (r != rank_) hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), sizeof(Call) + room_);
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
             const int r = (rank_ + k) % ranks_;
-            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, first);
-            if (first != sizeof(Call) + bytes)
-                seconds_out_[index(r)] = transport.send(transport_ranks[index(r)], second_stream, own + first, sizeof(Call) + bytes - first);
+            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, parts.first);
+            if (parts.second != 0)
+                seconds_out_[index(r)] = transport.send(transport_ranks[index(r)], second_stream, own + parts.first, parts.second);
         }
     }
 
@@ -68,7 +69,10 @@ public:
         for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(r), sizeof(Call));
         return true;
     }
-    bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
+    /// Is all there that this rank's hello is known to hold?
+    bool arrived(int rank) const noexcept {
+        return hellos_in_[index(rank)] == Transport::no_ticket && seconds_in_[index(rank)] == Transport::no_ticket;
+    }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
     /// The calls fit.
@@ -78,9 +82,9 @@ public:
         whole_is_known_ = true;
         if (!small_) return;
         for (int r = 0; r < ranks_; ++r) {
-            const std::size_t bytes = bytes_of(calls_[index(r)], r), first = first_half(bytes, transport);
-            if (r != rank_ && first != sizeof(Call) + bytes)
-                seconds_in_[index(r)] = transport.receive(transport_ranks[index(r)], second_stream, hello_of(r) + first, sizeof(Call) + bytes - first);
+            const Parts parts = parts_of(bytes_of(calls_[index(r)], r), transport);
+            if (r != rank_ && parts.second != 0)
+                seconds_in_[index(r)] = transport.receive(transport_ranks[index(r)], second_stream, hello_of(r) + parts.first, parts.second);
         }
     }
     bool accepted() const noexcept { return heard_; }
@@ -152,10 +156,15 @@ private:
             if (collective::contributes(call, rank, owner)) return call.in_count * size_of(call.dtype);
         return 0;
     }
-    /// Bytes of the first message of a hello with so much in it.
-    static std::size_t first_half(std::size_t bytes, const Transport& transport) noexcept {
+    struct Parts {
+        std::size_t first, second;  ///< bytes; of the second, 0 where there is one message
+    };
+    /// The messages of a hello with so much in it.
+    static Parts parts_of(std::size_t bytes, const Transport& transport) noexcept {
         const std::size_t all = sizeof(Call) + bytes, quick = transport.quick_bytes();
-        return all <= quick || all > 2 * quick ? all : (all + 1) / 2;
+        if (all <= quick || all > 2 * quick) return {all, 0};
+        const std::size_t first = std::max(sizeof(Call), (all + 1) / 2);  // the first one says how long the second is
+        return {first, all - first};
     }
 
     std::uint64_t number_ = 0;

@@ -50,7 +50,7 @@ public:
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
           timeout_(timeout), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
-          context_{world_->transport(), world_ranks_, rank, first_stream() + 1, first_stream() + 2, piece_bytes(world_ranks_.size()), combiner_} {
+          context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
         for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
         world_->chores().enlist(*this);
     }
@@ -136,6 +136,7 @@ private:
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = world_->arrivals();
         collective::Vigil vigil;
+        int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         for (;;) {
             Operation operation;
             {
@@ -143,10 +144,10 @@ private:
                 if (over()) return;
                 refuse_wrong_thread(operation = flight(n).call().operation);
                 // A message is often there in less time than it takes to leave the mutex and to come back.
-                for (int looks = world_->cores_are_shared ? 1 : 16; looks > 0 && !world_->failed(); --looks) {
+                do {
                     advance();
                     if (over()) return;
-                }
+                } while (--looks > 0 && !world_->failed());
                 if ((backoff.patient() || vigil.begun()) && !world_->failed())
                     vigil.look(timeout(), [&] { report_timeout(); }, [&] { report_missing(); });
             }
@@ -246,7 +247,8 @@ private:
     /// Of what a hello carries: as much as costs no more than another round trip.
     static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 64 * 1024 / (ranks < 4 ? 4 : ranks) / 64 * 64; }
 
-    int first_stream() const noexcept { return 1 + communicator_ * static_cast<int>(streams); }
+    enum Stream { hellos, contributions, results, second_halves };
+    int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
 
     // All below: under the world's mutex.
 
@@ -260,7 +262,7 @@ private:
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
-            started->start(n, call, *known_, world_->transport(), world_ranks_, first_stream(), first_stream() + 3);
+            started->start(n, call, *known_, world_->transport(), world_ranks_, stream(hellos), stream(second_halves));
         } catch (const std::exception& error) {
             fail_transport(error);
         }
@@ -317,7 +319,7 @@ private:
                     world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
                     return;
                 }
-                next.accept(world_->transport(), world_ranks_, first_stream() + 3);
+                next.accept(world_->transport(), world_ranks_, stream(second_halves));
                 // A second half is often there already; also where the same poll brought the news that the world has failed.
                 if (!next.is_all_here(world_->transport())) world_->poll();
             }
@@ -379,9 +381,8 @@ private:
 
     std::vector<int> missing_of(const Flight& flight) const {
         std::vector<int> missing;
-        if (!flight.accepted())
-            for (int r = 0; r < size(); ++r)
-                if (!flight.arrived(r)) missing.push_back(world_rank(r));
+        for (int r = 0; r < size(); ++r)
+            if (!flight.arrived(r)) missing.push_back(world_rank(r));
         return missing;
     }
 

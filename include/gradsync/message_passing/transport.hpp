@@ -32,7 +32,8 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
-    /// Messages of no more bytes leave without asking the receiver: two of them are faster than one that is longer.
+    /// The same on all ranks, in all calls. Two messages of no more bytes arrive sooner than one that is longer, because that one would ask
+    /// the receiver before it leaves.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
     /// Has `poll` found that a rank's process is gone? A transport that cannot tell says no.

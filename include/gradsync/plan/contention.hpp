@@ -17,7 +17,7 @@ namespace gradsync::inline v0::plan {
 ///
 /// Two measured steps tell both, one with all communication after the backward and one with overlap. Of the second, hidden is the time
 /// that buckets were on their way while nobody waited, `communication_seconds - exposed_seconds` of its statistics; busy is what the same
-/// calls take when nothing else is done:
+/// calls take when nothing else is done, with gradients that live in the buckets, as copies count as exposed:
 ///
 ///     compute = 1 - ((step - exposed)_overlapped - (step - exposed)_apart) / hidden
 ///     link    = (busy - exposed_overlapped) / hidden

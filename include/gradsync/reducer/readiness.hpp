@@ -14,8 +14,8 @@ namespace gradsync::inline v0::detail {
 /// Counts marks: which gradients are ready, which buckets are full. `mark` and `fill` are for any thread; the rest
 /// is for one thread while nobody marks.
 ///
-/// Each gradient has a bit, which is set until it lies in its bucket, so that a gradient of one use costs one atomic operation:
-/// it finds a mark that is too many, and the last gradient of 64. Bits of different buckets share no word.
+/// Each gradient has a bit, which is set until it lies in its bucket, so that a gradient of one use that is not copied costs one atomic
+/// operation: it finds a mark that is too many, and the last gradient of 64. Bits of different buckets share no word.
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
@@ -55,7 +55,7 @@ public:
 
     enum class Mark { ready, more_to_come, too_often };
 
-    /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `fill` tells.
+    /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `claim` and `fill` tell.
     Mark mark(std::size_t i) noexcept {
         if (uses_[i] == 1) return filled(i) ? Mark::too_often : Mark::ready;
         const std::uint32_t before = remaining_[i].fetch_sub(1, std::memory_order_acq_rel);
@@ -63,11 +63,15 @@ public:
         return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
     }
 
+    /// Gradient i, which was found ready, is to be copied: false where another thread does so already, or has done it.
+    bool claim(std::size_t i) noexcept { return uses_[i] != 1 || remaining_[i].exchange(0, std::memory_order_acq_rel) != 0; }
+
     enum class Fill { filled, bucket_full, too_often };
 
-    /// Gradient i lies in its bucket now. After `too_often` nothing here is of use any more.
+    /// Gradient i lies in its bucket now.
     Fill fill(std::size_t i) noexcept {
-        const std::uint64_t before = unfilled_[place_[i] / 64].fetch_sub(bit(i), std::memory_order_acq_rel);
+        // Not a subtraction, which would be faster: of a bit that is clear already it would borrow from others.
+        const std::uint64_t before = unfilled_[place_[i] / 64].fetch_and(~bit(i), std::memory_order_acq_rel);
         if ((before & bit(i)) == 0) return Fill::too_often;
         if (before != bit(i)) return Fill::filled;
         return pending_[bucket_of_[i]].fetch_sub(1, std::memory_order_acq_rel) == 1 ? Fill::bucket_full : Fill::filled;
@@ -80,7 +84,7 @@ public:
         if (uses_[i] == 1) return filled(i) ? 0 : 1;
         return remaining_[i].load(std::memory_order_acquire);
     }
-    /// Makes gradient i, which was not filled in, await its marks again.
+    /// Makes gradient i, which was not filled in, await its marks again, and a claim.
     void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
 
     /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
@@ -124,7 +128,7 @@ private:
     }
 
     std::vector<std::uint32_t> uses_;
-    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come, where uses are more than 1
+    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; where there is one use, 0 once it was claimed
     std::vector<std::uint8_t> used_;
     std::vector<std::uint32_t> bucket_of_;
     std::vector<std::size_t> place_;       ///< of the gradient's bit: in word place / 64

@@ -135,6 +135,25 @@ TEST_CASE("messages: little data travels with the hello, in one message or two")
     CHECK(errors == none);
 }
 
+TEST_CASE("messages: a hello that is too long for one quick message, but not for two, is two") {
+    const auto sent = [](std::size_t count) {
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        network->quick_bytes = 1000;
+        std::vector<std::vector<float>> data(2, std::vector<float>(count, 1.0f));
+        const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
+            std::vector<float>& values = data[static_cast<std::size_t>(own.rank())];
+            own.wait(own.start(all_reduce(values.data(), values.size())));
+        });
+        CHECK(errors == none);
+        return network->sent.load();
+    };
+    const int one_message = sent(0);
+    CHECK(sent(200) == one_message);
+    CHECK(sent(300) == one_message + 2);  // of each rank
+    CHECK(sent(450) == one_message + 2);
+    CHECK(sent(600) == one_message);
+}
+
 TEST_CASE("messages: calls that differ are named, however long each one's hello is") {
     const auto changed = [](Call call, int how, std::size_t count) {
         call.in_count = call.out_count = count;

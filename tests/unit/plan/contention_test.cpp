@@ -43,23 +43,29 @@ Case random_case(std::mt19937_64& random) {
 struct Played {
     ContendedBackward result;
     std::vector<double> ready;  // of gradients, as a clock on the wall says
+    std::vector<double> start, end;  // of buckets, the same
 };
 Played play(const Case& c) {
     constexpr double dt = 2e-5;
     Played played;
     const std::vector<BucketTime> buckets = buckets_of(c.gradients, c.ends);
     std::size_t bucket = 0;
-    double now = 0, computed = 0, done = 0, backward_end = 0;
+    double now = 0, computed = 0, done = 0;
     while (bucket < buckets.size() || computed < c.backward) {
         while (played.ready.size() < c.gradients.size() && c.gradients[played.ready.size()].ready <= computed) played.ready.push_back(now);
         const bool computes = computed < c.backward;
         const bool travels = bucket < buckets.size() && buckets[bucket].ready <= computed;
         if (computes) computed += dt * (travels ? c.contention.compute : 1);
-        else if (backward_end == 0) backward_end = now;
+        if (travels && played.start.size() == bucket) played.start.push_back(now);
+        if (travels && !computes) played.result.exposed += dt;
         if (travels) done += dt * (computes ? c.contention.link : 1);
         if (travels && computes) played.result.hidden += dt;
         now += dt;
-        if (travels && done >= c.cost.seconds(static_cast<double>(buckets[bucket].bytes))) ++bucket, done = 0;
+        if (travels && done >= c.cost.seconds(static_cast<double>(buckets[bucket].bytes))) {
+            played.end.push_back(now);
+            done = 0;
+            ++bucket;
+        }
     }
     played.result.finish = now;
     while (played.ready.size() < c.gradients.size()) played.ready.push_back(now);
@@ -77,6 +83,11 @@ TEST_CASE("a backward that shares its cores is over when one played step by step
         const Played played = play(c);
         CHECK(exact.finish == doctest::Approx(played.result.finish).epsilon(1e-3).scale(1));
         CHECK(exact.hidden == doctest::Approx(played.result.hidden).epsilon(1e-3).scale(1));
+        CHECK(exact.exposed == doctest::Approx(played.result.exposed).epsilon(1e-3).scale(1));
+        for (std::size_t b = 0; b < buckets.size(); ++b) {
+            CHECK(buckets[b].start == doctest::Approx(played.start[b]).epsilon(1e-3).scale(1));
+            CHECK(buckets[b].end == doctest::Approx(played.end[b]).epsilon(1e-3).scale(1));
+        }
         CHECK(exact.finish == doctest::Approx(c.backward + (1 - c.contention.compute) * exact.hidden + exact.exposed));
         double work = 0;
         for (const BucketTime& b : buckets) work += c.cost.seconds(static_cast<double>(b.bytes));

@@ -71,22 +71,72 @@ TEST_CASE("a gradient that two threads found ready is filled in once") {
     Readiness readiness(std::vector<std::uint32_t>(70, 1), plan);
     CHECK(readiness.mark(3) == Mark::ready);
     CHECK(readiness.mark(3) == Mark::ready);
+    CHECK(readiness.claim(3));
+    CHECK(!readiness.claim(3));
     CHECK(readiness.fill(3) == Fill::filled);
     CHECK(readiness.fill(3) == Fill::too_often);
+    // Others of its word, some filled in and some not, do not notice.
+    std::size_t left = 69;
+    for (std::size_t i = 0; i < 70; ++i) {
+        if (i == 3) continue;
+        CHECK(readiness.mark(i) == Mark::ready);
+        CHECK(readiness.fill(3) == Fill::too_often);
+        CHECK(readiness.fill(i) == (--left == 0 ? Fill::bucket_full : Fill::filled));
+        CHECK(readiness.mark(i) == Mark::too_often);
+    }
+    readiness.reset();
+    CHECK(readiness.claim(3));
+    readiness.rearm(3);
+    CHECK(readiness.claim(3));
+}
+
+TEST_CASE("of several threads that mark the same gradients at once, one claims each and one fills it in") {
+    std::mt19937 random(5);
+    const BucketPlan plan = random_plan({130, 40}, random);
+    Readiness readiness(std::vector<std::uint32_t>(170, 1), plan);
+    for (int step = 0; step < 20; ++step) {
+        std::vector<std::atomic<int>> claimed(170), filled(170);
+        std::atomic<int> full{0};
+        std::vector<std::thread> threads;
+        for (std::size_t t = 0; t < 3; ++t)
+            threads.emplace_back([&] {
+                for (std::size_t i = 0; i < 170; ++i) {
+                    if (readiness.mark(i) != Mark::ready) continue;
+                    claimed[i] += readiness.claim(i);
+                    const Fill fill = readiness.fill(i);
+                    filled[i] += fill != Fill::too_often;
+                    full += fill == Fill::bucket_full;
+                }
+            });
+        for (std::thread& thread : threads) thread.join();
+        for (std::size_t i = 0; i < 170; ++i) CHECK((claimed[i] == 1 && filled[i] == 1));
+        CHECK(full == 2);
+        readiness.reset();
+    }
 }
 
 TEST_CASE("each bucket is found full by one of several threads") {
     std::mt19937 random(3);
     const BucketPlan plan = random_plan({1, 100, 64, 300}, random);
     const std::size_t count = 465;
-    Readiness readiness(std::vector<std::uint32_t>(count, 1), plan);
+    std::vector<std::uint32_t> uses(count, 1);
+    for (std::size_t i = 0; i < count; i += 3) uses[i] = 2;
+    Readiness readiness(uses, plan);
+    std::vector<int> gradients(count);  // plain memory: what marks order
     for (int step = 0; step < 20; ++step) {
         std::vector<std::atomic<int>> found(plan.size());
         std::vector<std::thread> threads;
         for (std::size_t t = 0; t < 4; ++t)
             threads.emplace_back([&, t] {
-                for (std::size_t i = t; i < count; i += 4)
-                    if (readiness.mark(i) == Mark::ready && readiness.fill(i) == Fill::bucket_full) ++found[readiness.bucket_of(i)];
+                for (std::size_t i = t; i < count; i += 4) {
+                    gradients[i] = step;
+                    if (uses[i] == 2 && readiness.mark(i) != Mark::more_to_come) return;
+                    if (readiness.mark(i) != Mark::ready || readiness.fill(i) != Fill::bucket_full) continue;
+                    const std::size_t b = readiness.bucket_of(i);
+                    bool all = true;
+                    for (const std::size_t k : plan.bucket(b)) all = all && gradients[k] == step;
+                    found[b] += all;
+                }
             });
         for (std::thread& thread : threads) thread.join();
         for (std::size_t b = 0; b < plan.size(); ++b) CHECK(found[b] == 1);
