@@ -137,9 +137,9 @@ TEST_CASE("messages: little data travels with the hello, in one message or two")
 
 TEST_CASE("messages: a hello that is too long for one quick message, but not for two, is two") {
     const auto sent = [](std::size_t count) {
-        const auto network = std::make_shared<LoopbackNetwork>(2);
+        const auto network = std::make_shared<LoopbackNetwork>(3);
         network->quick_bytes = 1000;
-        std::vector<std::vector<float>> data(2, std::vector<float>(count, 1.0f));
+        std::vector<std::vector<float>> data(3, std::vector<float>(count, 1.0f));
         const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
             std::vector<float>& values = data[static_cast<std::size_t>(own.rank())];
             own.wait(own.start(all_reduce(values.data(), values.size())));
@@ -147,11 +147,11 @@ TEST_CASE("messages: a hello that is too long for one quick message, but not for
         CHECK(errors == none);
         return network->sent.load();
     };
-    const int one_message = sent(0);
-    CHECK(sent(200) == one_message);
-    CHECK(sent(300) == one_message + 2);  // of each rank
-    CHECK(sent(450) == one_message + 2);
-    CHECK(sent(600) == one_message);
+    CHECK(sent(0) == 6);  // from each of three ranks to each
+    CHECK(sent(200) == 6);
+    CHECK(sent(300) == 12);
+    CHECK(sent(450) == 12);
+    CHECK(sent(600) == 6);
 }
 
 TEST_CASE("messages: calls that differ are named, however long each one's hello is") {
