@@ -218,12 +218,15 @@ private:
     }
 
     void remove_all() const noexcept {
-        DIR* const folder = ::opendir(folder_.c_str());
-        if (folder == nullptr) return;
-        while (const dirent* entry = ::readdir(folder))
-            if (entry->d_name[0] != '.') ::unlink((folder_ + "/" + entry->d_name).c_str());
-        ::closedir(folder);
-        ::rmdir(folder_.c_str());
+        for (int tries = 0; tries < 100; ++tries) {
+            DIR* const folder = ::opendir(folder_.c_str());
+            if (folder == nullptr) return;
+            while (const dirent* entry = ::readdir(folder))
+                if (entry->d_name[0] != '.') ::unlink((folder_ + "/" + entry->d_name).c_str());
+            ::closedir(folder);
+            // Another rank that gives up just now may have put its good-bye there meanwhile. It does so once.
+            if (::rmdir(folder_.c_str()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
+        }
     }
 
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
