@@ -142,7 +142,7 @@ private:
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
         detail::NcclEngine::Settings settings{
-            .compute = options.stream, .most_ctas = options.most_ctas, .memory = options.memory, .group_bytes = options.group_bytes};
+            .compute = options.stream, .most_ctas = options.most_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::NcclEngine::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
         if (adopted != nullptr)

@@ -19,9 +19,9 @@
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../cuda/runtime.hpp"
-#include "../message_passing/known_memory.hpp"
 #include "../message_passing/message_engine.hpp"
 #include "device_watch.hpp"
+#include "nccl_allocator.hpp"
 #include "nccl_channel.hpp"
 #include "nccl_communicator.hpp"
 #include "nccl_memory.hpp"
@@ -43,12 +43,12 @@ public:
     static constexpr std::size_t slots = 128;
 
     struct Settings {
-        cudaStream_t compute = nullptr;         ///< the stream that buffers are written and read on
-        int most_ctas = 0;                      ///< of a kernel of NCCL's; 0: as it likes
-        NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; may be less than was wished for
-        std::string why = {};                   ///< it is less
-        std::size_t group_bytes = 0;            ///< of a Reducer's buckets that leave together at most
+        cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
+        int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
+        NcclMemoryChoice memory = {};    ///< from `allocate`
+        std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
     };
+    static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
                Settings settings)
@@ -56,6 +56,7 @@ public:
           watch_(std::move(watch)),
           settings_(settings),
           compute_(settings.compute),
+          memory_(settings.memory),
           channel_(std::move(comm), control_->rank(), control_->size(), slots),
           ready_(cuda::make_event()),
           started_(slots) {
@@ -82,7 +83,7 @@ public:
             std::uint64_t group_bytes;
             std::int32_t memory, version;  ///< that is compiled for, and found
         };
-        const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory),
+        const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
                                                gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE)});
         const auto text = [](const Wish& wish) {
             return std::string(gradsync::name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " +
@@ -96,10 +97,10 @@ public:
                                 ", rank " + std::to_string(culprit) + " has " + text(all[r]) + "; they must be the same on all ranks",
                             {.operation = "NcclBackend", .rank = control.world_rank(control.rank()), .peer = culprit});
             }
-            if (best_nccl_memory(all[r].version) >= settings.memory) continue;
-            settings.memory = best_nccl_memory(all[r].version);
-            settings.why = "rank " + std::to_string(control.world_rank(static_cast<int>(r))) + " has, or was compiled for, NCCL " +
-                           nccl_version_text(all[r].version);
+            if (best_nccl_memory(all[r].version) >= settings.memory.kind) continue;
+            settings.memory = {best_nccl_memory(all[r].version),
+                               "rank " + std::to_string(control.world_rank(static_cast<int>(r))) + " has, or was compiled for, NCCL " +
+                                   nccl_version_text(all[r].version)};
         }
     }
 
@@ -276,6 +277,10 @@ public:
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         Settings settings = settings_;
         settings.compute = compute_stream();
+        {
+            const std::lock_guard lock(mutex_);
+            settings.memory = memory_.choice();
+        }
         return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), watch_, settings);
     }
 
@@ -285,23 +290,46 @@ public:
         return control_->exchange(own);
     }
 
-    collective::Memory allocate(std::size_t bytes) override {
-        if (bytes == 0) return {};
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-        if (settings_.memory != NcclMemory::plain) return allocate_registered(bytes);
-#endif
-        return collective::Memory::of(cuda::DeviceMemory(bytes));
-    }
-    /// "buckets in symmetric windows", or what else they are in, and why; "" where they are in plain memory, as was wished for.
+    collective::Memory allocate(std::size_t bytes) override { return memory_.allocate(*this, bytes); }
     std::string describe_memory() {
         const std::lock_guard lock(mutex_);
-        if (settings_.memory == NcclMemory::plain && settings_.why.empty()) return "";
-        return "buckets in " + std::string(gradsync::name_of(settings_.memory)) + (settings_.why.empty() ? "" : ", as " + settings_.why);
+        return memory_.describe();
+    }
+
+    // ------------------------------------------------------------------------------------------ for NcclAllocator; see there
+
+    template <class Use>
+    void with_communicator(Clock::time_point deadline, const std::string& what, Use&& use) {
+        const std::lock_guard lock(mutex_);
+        use(channel_.communicator(), [&] {
+            look_after_ranks();
+            if (Clock::now() >= deadline) world().fail(collective::timed_out(what, {}, world_rank(rank()), timeout()));
+            return !world().failed();
+        });
+    }
+    void fail_on_device(const std::string& what, const std::string& why) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!world().failed()) fail_device(what, why);
+    }
+    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a while.
+    void become_quiet() noexcept {
+        const auto deadline = Clock::now() + patience;
+        for (;;) {
+            {
+                std::lock_guard lock(mutex_);
+                abort();
+                if (channel_.communicator().aborted() && cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady) return;
+            }
+            if (Clock::now() > deadline) return;
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+    bool is_idle() const noexcept {
+        return cuda::answer(cudaStreamQuery(compute_stream())) != cudaErrorNotReady &&
+               cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady;
     }
 
 private:
-    static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
-
     struct Started {
         Call call;
         std::uint64_t met = 0;   ///< number of the meeting in which all ranks say what they have started
@@ -417,143 +445,19 @@ private:
 
     // Without the mutex.
 
-    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a while.
-    void become_quiet() noexcept {
-        const auto deadline = Clock::now() + patience;
-        for (;;) {
-            {
-                std::lock_guard lock(mutex_);
-                abort();
-                if (channel_.communicator().aborted() && cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady) return;
-            }
-            if (Clock::now() > deadline) return;
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-        }
-    }
-
     [[noreturn]] void throw_failure(collective::Operation operation) {
         control_->fail(world().failure());  // the others hear of it
         become_quiet();
         throw collective::as_error(world().failure(), operation, world_rank(rank()));
     }
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-    /// For calls of NCCL's, under the mutex.
-    auto wanted_until(Clock::time_point deadline, const std::string& what) {
-        return [this, deadline, what] {
-            look_after_ranks();
-            if (Clock::now() >= deadline) world().fail(collective::timed_out(what, {}, world_rank(rank()), timeout()));
-            return !world().failed();
-        };
-    }
-
-    /// Ranks meet on the host before NCCL is asked: it would wait for one that is not there, and not say for whom.
-    collective::Memory allocate_registered(std::size_t bytes) {
-        const std::string what = "allocate(" + std::to_string(bytes) + " bytes)";
-        std::shared_ptr<RegisteredMemory> memory;
-        std::vector<std::uint64_t> sizes;
-        try {
-            memory = std::make_shared<RegisteredMemory>(bytes);
-            sizes = control_->exchange(std::uint64_t{bytes});
-            if (first_unlike(sizes) == 0) register_everywhere(*memory, what);
-        } catch (const std::exception& error) {
-            {
-                const std::lock_guard lock(mutex_);
-                if (!world().failed()) fail_device(what, error.what());
-            }
-            control_->fail(world().failure());  // the others hear of it
-            become_quiet();                     // NCCL may still be at it
-            const collective::Failure failure = world().failure();
-            const int self = world_rank(rank());
-            const std::string where = failure.message.find(what) == std::string::npos ? "in " + what + ": " : "";
-            throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
-                        {.operation = "allocate", .rank = self, .peer = failure.culprit});
-        }
-        if (const std::size_t r = first_unlike(sizes); r != 0) refuse_sizes(sizes[0], sizes[r], static_cast<int>(r));
-        void* const data = memory->data();
-        // The engine stays as long: where the communicator is another's, nobody else would take its memory out of it.
-        return collective::Memory(
-            std::shared_ptr<void>(data, [memory, engine = shared_from_this()](void*) { engine->take_back(memory); }));
-    }
-
-    /// The first rank whose number is not that of rank 0; 0 if there is none.
-    static std::size_t first_unlike(const std::vector<std::uint64_t>& numbers) noexcept {
-        for (std::size_t r = 1; r < numbers.size(); ++r)
-            if (numbers[r] != numbers[0]) return r;
-        return 0;
-    }
-
-    void register_everywhere(RegisteredMemory& memory, const std::string& what) {
-        const auto wanted = wanted_until(Clock::now() + timeout(), what);
-        NcclCommunicator& comm = channel_.communicator();
-        if (settings_.memory == NcclMemory::windows) {
-            bool opened = false;
-            {
-                const std::lock_guard lock(mutex_);
-                if (!world().failed()) opened = memory.open_window(comm, wanted);
-            }
-            bool all = true;
-            for (const std::uint8_t other : control_->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
-            const std::lock_guard lock(mutex_);
-            if (!all) {
-                memory.forget(comm, wanted);
-                settings_.memory = NcclMemory::registered;
-                settings_.why = "NCCL has no window for them here; NCCL_DEBUG=INFO tells why";
-            }
-        }
-        const std::lock_guard lock(mutex_);
-        if (settings_.memory == NcclMemory::registered && !world().failed()) memory.enlist(comm, wanted);
-    }
-
-    [[noreturn]] void refuse_sizes(std::uint64_t first, std::uint64_t other, int r) {
-        throw Error(Errc::parameter_mismatch,
-                    "allocate: rank " + std::to_string(world_rank(0)) + " asks for " + std::to_string(first) + " bytes, rank " +
-                        std::to_string(world_rank(r)) + " for " + std::to_string(other) +
-                        "; all ranks must allocate the same, in the same order",
-                    {.operation = "allocate", .rank = world_rank(rank()), .peer = world_rank(r)});
-    }
-
-    /// Unlike cudaFree, NCCL does not wait for the device, and what was handed over to a stream may still be under way. Where that
-    /// does not end in time the memory stays.
-    void take_back(const std::shared_ptr<RegisteredMemory>& memory) noexcept {
-        const bool idle = wait_until_idle();
-        const std::lock_guard lock(mutex_);
-        if (!idle) return message_passing::keep_for_good(memory);
-        if (world().failed()) return;  // it goes with the communicator, which was aborted
-        try {
-            memory->forget(channel_.communicator(), wanted_until(Clock::now() + timeout(), "giving back memory"));
-        } catch (const std::exception& error) {
-            if (!world().failed()) fail_device("giving back memory", error.what());
-        }
-    }
-
-    /// Without the mutex. Is what was put on this stream and on the compute stream over? Waits for it: up to the time limit, or a
-    /// while after a failure.
-    bool wait_until_idle() noexcept {
-        const auto is_idle = [this] {
-            return cuda::answer(cudaStreamQuery(compute_stream())) != cudaErrorNotReady &&
-                   cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady;
-        };
-        auto deadline = Clock::now() + timeout();
-        for (bool quiet = false; !is_idle() || (world().failed() && !quiet);) {
-            if (world().failed() && !quiet) {
-                become_quiet();
-                quiet = true;
-                deadline = Clock::now() + patience;
-            }
-            if (Clock::now() > deadline) return false;
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-        }
-        return true;
-    }
-#endif
-
     const std::shared_ptr<MessageEngine> control_;
     const std::shared_ptr<DeviceWatch> watch_;
-    Settings settings_;
+    const Settings settings_;
     std::atomic<cudaStream_t> compute_;
 
     std::mutex mutex_;
+    NcclAllocator<NcclEngine> memory_;
     NcclChannel channel_;
     cuda::Event ready_;
     std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo slots

@@ -44,6 +44,12 @@ constexpr NcclMemory best_nccl_memory(int version) noexcept {
     return version >= NCCL_VERSION(2, 19, 0) ? NcclMemory::registered : NcclMemory::plain;
 }
 
+/// What the ranks of a communicator have agreed on.
+struct NcclMemoryChoice {
+    NcclMemory kind = NcclMemory::plain;
+    std::string why = {};  ///< it is less than was wished for; "" where it is not
+};
+
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
 
 /// Zeroed memory of NCCL's own, and what a communicator knows of it, which goes with the communicator at the latest. For one
