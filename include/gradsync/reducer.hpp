@@ -529,9 +529,7 @@ private:
             step_.complete(b);
             if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
-        // The next forward starts with the parameters whose gradients came last.
-        if constexpr (decoupled)
-            for (std::size_t b = plan().size(); b-- > 0;) gathers_.start(backend_, b, gradients_.bucket(b));
+        if constexpr (decoupled) step_.start_gathers(gathers_);
         if (agree) {
             used_map_work_.wait();
             if (Exchange::scatters) {

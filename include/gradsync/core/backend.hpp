@@ -85,8 +85,8 @@ concept Backend = std::copy_constructible<B> && requires(B& backend, const B& ha
 /// A backend that can start several small collectives as one. What is started while the object that `group()` returns lives leaves
 /// together when it goes, in the same order; until then `test()` says no, and a wait lets it leave early. A default-constructed
 /// one does nothing. All ranks form the same groups, of collectives that need nothing of one another. A Reducer's buckets leave the
-/// backward together where they follow one another in the plan, are no more than 32, and together have no more than `group_bytes()`
-/// bytes, the same on all ranks.
+/// backward together (and with OverlapForward their gathers) where they follow one another in the plan, are no more than 32, and together
+/// have no more than `group_bytes()` bytes, the same on all ranks.
 template <class B>
 concept GroupingBackend = Backend<B> && requires(B& backend, const B& handle) {
     requires std::movable<decltype(backend.group())> && std::default_initializable<decltype(backend.group())>;

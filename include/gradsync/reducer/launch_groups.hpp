@@ -8,6 +8,9 @@
 
 namespace gradsync::inline v0::detail {
 
+/// The order in which collectives of buckets are started.
+enum class LaunchOrder : bool { of_plan, reverse };
+
 /// Which buckets leave together: with most backends each on its own.
 template <Backend B>
 class LaunchGroups {
@@ -20,7 +23,7 @@ public:
 
     /// Launches, one bucket after another.
     struct Launch {
-        Launch(const LaunchGroups&, B&) noexcept {}
+        Launch(const LaunchGroups&, B&, LaunchOrder = LaunchOrder::of_plan) noexcept {}
         void enter(std::size_t) noexcept {}  ///< bucket b is next
         void leave(std::size_t) noexcept {}  ///< it was started
     };
@@ -56,21 +59,28 @@ public:
 
     class Launch {
     public:
-        Launch(const LaunchGroups& groups, B& backend) noexcept : ends_(groups.ends_), backend_(backend) {}
+        Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
+            : ends_(groups.ends_), backend_(backend), order_(order) {}
         void enter(std::size_t b) {
-            if (open_ || ends_[b] == b + 1) return;
+            if (open_ || is_last(b)) return;
             group_ = backend_.group();
             open_ = true;
         }
         void leave(std::size_t b) {
-            if (!open_ || ends_[b] != b + 1) return;
+            if (!open_ || !is_last(b)) return;
             group_ = {};
             open_ = false;
         }
 
     private:
+        /// Of those of its group, which are started one after another.
+        bool is_last(std::size_t b) const noexcept {
+            return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
+        }
+
         const std::vector<std::size_t>& ends_;
         B& backend_;
+        const LaunchOrder order_;
         decltype(backend_.group()) group_{};
         bool open_ = false;
     };

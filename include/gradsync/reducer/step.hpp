@@ -96,6 +96,19 @@ public:
         if (in_hook) watch_.add(first, last);
     }
 
+    /// Starts the gathers of all buckets, when all collectives of the step are complete: those of the next forward first, which starts with
+    /// the parameters whose gradients came last. They leave together as the buckets did: all start here, before any is waited for, so
+    /// that a gather waits for no more than its group's.
+    template <class Gathers>
+    void start_gathers(Gathers& gathers) {
+        typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
+        for (std::size_t b = flight_.size(); b-- > 0;) {
+            group.enter(b);
+            gathers.start(backend_, b, gradients_.bucket(b));
+            group.leave(b);
+        }
+    }
+
     /// Advances what is in flight, unless another thread does so just now. Never blocks.
     void poll(bool in_hook) {
         if (!polling_.try_lock()) return;

@@ -163,10 +163,42 @@ TEST_CASE("Reducer on devices: small buckets that follow one another leave as on
             CHECK(together == size * groups * 2);
             CHECK(steps<PerParameter, NoOverlap>(size, bytes, PerParameter()) == std::pair(result, together));
         }
-        CHECK(steps<PerParameter, OverlapForward>(size, 76, PerParameter()).first == expected);
+        // Gathers, each a launch without weights, leave in the same groups.
+        for (const auto& [bytes, groups] : {std::pair<std::size_t, int>(0, 10), {76, 4}, {1 << 20, 1}})
+            CHECK(steps<PerParameter, OverlapForward>(size, bytes, PerParameter()) == std::pair(expected, size * groups * 3));
         CHECK(steps<Caps, OverlapBackward>(size, 100, Caps(60, 40)).first == expected);
     }
     CHECK(steps<PerParameter, OverlapBackward>(2, 1 << 20, PerParameter(), 100).second == 2 * 4 * 2);  // 32, 32, 32 and 4
+    CHECK(steps<PerParameter, OverlapForward>(2, 1 << 20, PerParameter(), 100).second == 2 * 4 * 3);
+}
+
+TEST_CASE("Reducer on devices: gathers that leave together are waited for one by one, in any order, and planned anew") {
+    gradsync_test::Findings findings;
+    gradsync_test::run_rank_threads(
+        2, [](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .group_bytes = 76}); },
+        [&](NcclBackend comm) {
+            std::vector<gradsync_test::Numbers<NcclBackend>> gradients;
+            std::vector<ParameterView> views;
+            for (std::size_t i = 0; i < 10; ++i) gradients.emplace_back(i + 1, 0.0f);
+            for (auto& g : gradients) views.push_back({.name = "p" + std::to_string(views.size()), .gradient = g.view()});
+            Reducer<NcclBackend, PerParameter, OverlapForward> sync(comm, views);
+            for (int step = 0; step < 4; ++step) {
+                for (std::size_t k = 0; k < 10; ++k) {
+                    const std::size_t i = (k * 7) % 10;  // an order that changes the plan
+                    gradsync_test::write(comm, gradients[i].view(), std::vector<float>(i + 1, static_cast<float>(comm.rank() * 4 + step) + static_cast<float>(i)));
+                    sync.mark_ready(i);
+                }
+                sync.finish();
+                for (std::size_t k = 0; k < 10; ++k) {
+                    const std::size_t i = step % 2 == 0 ? k : (k * 3 + 5) % 10;
+                    sync.wait_gradient(i);
+                    const auto values = gradsync_test::read(comm, gradients[i].view());
+                    findings.check(values == std::vector<float>(i + 1, static_cast<float>(2 + step) + static_cast<float>(i)), "step " + std::to_string(step) + ": a wrong mean of p" + std::to_string(i));
+                }
+                if (step == 1) findings.check(sync.rebuild_buckets(), "the plan has not changed");
+            }
+        });
+    CHECK(gradsync_fake::misuses() == 0);
 }
 
 TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks, and is named") {
