@@ -112,7 +112,10 @@ public:
         if (requests_.empty()) return false;
         finished_.resize(requests_.size());
         int count = 0;
-        const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
+        int code = MPI_SUCCESS;
+        // Open MPI looks first, and moves messages only if none is over: what it has moved then is seen by the second look.
+        for (int looks = 0; looks < 2 && count == 0 && code == MPI_SUCCESS; ++looks)
+            code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
         // What is over is null now, also where another one has failed.
         for (std::size_t i = 0; i < requests_.size(); ++i)

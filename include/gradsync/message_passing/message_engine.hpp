@@ -232,7 +232,8 @@ private:
         collective::Memory memory;
     };
 
-    static constexpr std::size_t rounds_in_flight = 4;
+    /// One is sent, one combined, one taken. More would keep the pieces out of the cache.
+    static constexpr std::size_t rounds_in_flight = 3;
 
     /// Nobody rings when a message comes: naps are short.
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }

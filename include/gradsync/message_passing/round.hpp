@@ -68,7 +68,12 @@ public:
 
     /// Does what can be done; true once the round is over.
     bool advance(Gates& gates, const RoundContext& context) {
-        if (!hearing_ && gates.hear && flight_->accepted()) hear(context);
+        if (!hearing_ && gates.hear && flight_->accepted()) {
+            hear(context);
+            // Some transports copy what is there already as soon as it is asked for: combine it while it is in the cache, before the next
+            // round's takes its place.
+            if (gates.combine) context.transport.poll();
+        }
         gates.hear &= hearing_;
 
         if (!combined_ && hearing_ && gates.combine && context.transport.finish_all(contributions_in_)) combine(context);
