@@ -7,13 +7,14 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter
 
 from . import names, tables
 from .names import INK
 from .text import bandwidth, milliseconds, seconds, size
 
 REST, EXPOSED = "#9FB8CC", "#D55E00"
+STEP_COLUMN, EXPOSED_COLUMN = 44, 104  # points beside the panel, where the columns of figures end
 plt.rcParams.update({
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"], "font.size": 9, "axes.titlesize": 9.5,
     "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.15,
@@ -109,39 +110,47 @@ def most_measured(of_ranks):
 
 
 def step_time(results, model):
-    """A panel a backend, a bar a strategy: the step, of which the end is exposed. Nothing is marked where that is below zero."""
+    """A panel a backend, two in a row, a bar a strategy: the step, of which the end is exposed. Nothing is marked where that is below zero. The
+    figures stand beside the panel, in columns: on it they would be crossed by its lines."""
     of_ranks = tables.step_cases(results).get(model, {})
     ranks = most_measured(of_ranks)
     if not ranks: return None
     backends = of_ranks[ranks]
     order = names.ordered(backends, names.BACKENDS)
-    rows = max(map(len, backends.values()))
-    figure, axes = panels(len(order), 2.1 + 2.7 * len(order), 1.5 + 0.27 * rows, sharex=True)
-    for axis, backend in zip(axes, order):
+    columns = min(2, len(order))
+    pairs = [order[i:i + columns] for i in range(0, len(order), columns)]
+    rows = [max(len(backends[backend]) for backend in pair) for pair in pairs]
+    figure, grid = plt.subplots(len(pairs), columns, figsize=(0.3 + 5.6 * columns, 0.9 + sum(0.95 + 0.24 * n for n in rows)), squeeze=False, sharex=True,
+                                layout="constrained", height_ratios=[n + 0.8 for n in rows])
+    for axis in grid.flat[len(order):]: axis.set_axis_off()
+    for i, backend in enumerate(order):
+        axis = grid.flat[i]
         strategies = names.ordered(backends[backend], names.STRATEGIES)
+        column = lambda text, points, place: axis.annotate(text, (1, place), (points, 0), xycoords=axis.get_yaxis_transform(), textcoords="offset points",
+                                                           ha="right", va="center", fontsize=8, annotation_clip=False)
+        for text, points in (("step, ms", STEP_COLUMN), ("exposed, ms", EXPOSED_COLUMN)): column(text, points, -0.95)
         for place, strategy in enumerate(strategies):
             b = backends[backend][strategy]
             step, waits = b.time * 1e3, max(tables.exposed(b) or 0, 0) * 1e3
             axis.barh(place, step - waits, 0.72, color=REST, label="the step less what is exposed")
             if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed, of pairs with copies that do not synchronise")
-            label = milliseconds(b.time) + (f" ({milliseconds(tables.exposed(b))})" if tables.exposed(b) is not None else "")
-            end = step
+            column(milliseconds(b.time), STEP_COLUMN, place)
+            if tables.exposed(b) is not None: column(milliseconds(tables.exposed(b)), EXPOSED_COLUMN, place)
             if between := b.quartiles(tables.EXPOSED):
                 below, above = (abs(quartile - tables.exposed(b)) * 1e3 for quartile in between)
                 axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="widest quartiles of what is exposed")
-                end += above
-            axis.annotate(label, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
-        shared = axis is not axes[0] and strategies == names.ordered(backends[order[0]], names.STRATEGIES)
-        axis.set_yticks(range(len(strategies)), [] if shared else [names.STRATEGIES.get(s, s) for s in strategies])
-        axis.set_ylim(rows - 0.4, -0.6)
+        axis.set_yticks(range(len(strategies)), [names.STRATEGIES.get(s, s) for s in strategies])
+        axis.set_ylim(rows[i // columns] - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
         axis.tick_params(axis="y", length=0)
-        axis.margins(x=0.3)
-        axis.set_title(names.BACKENDS[backend].label if backend in names.BACKENDS else backend)
-        axis.set_xlabel("ms a step, median (exposed)")
-    figure.get_layout_engine().set(w_pad=0.1)
+        axis.tick_params(axis="x", labelbottom=True)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+        axis.set_title(names.BACKENDS[backend].label if backend in names.BACKENDS else backend, pad=16)
+        axis.set_xlabel("ms a step, median")
+    grid.flat[0].set_xlim(left=0)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     figure.suptitle(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}", x=0.01, ha="left", fontsize=10)
-    legend_below(figure, axes, 2)
+    legend_below(figure, list(grid.flat[:len(order)]), columns)
     return figure
 
 
@@ -156,15 +165,18 @@ def overlap_ratio(results):
         if marks: shown[model, ranks] = marks
     if not shown: return None
     strategies = names.ordered({s for marks in shown.values() for s, _, _ in marks}, names.STRATEGIES)
-    figure, axes = panels(len(shown), 2.2 + 3.6 * len(shown), 1.4 + 0.27 * len(strategies), sharey=True)
+    figure, axes = panels(len(shown), 2.2 + 3.6 * len(shown), 1.4 + 0.4 * len(strategies), sharey=True)
     for axis, ((model, ranks), marks) in zip(axes, shown.items()):
         backends = names.ordered({backend for _, backend, _ in marks}, names.BACKENDS)
         for i, backend in enumerate(backends):
             look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
-            points = [(value, strategies.index(strategy) + 0.16 * (i - (len(backends) - 1) / 2)) for strategy, b, value in marks if b == backend]
+            points = [(value, strategies.index(strategy) + 0.24 * (i - (len(backends) - 1) / 2)) for strategy, b, value in marks if b == backend]
             axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle="", label=look.label)
         axis.set_yticks(range(len(strategies)), ["PyTorch, " * s.startswith("torch_") + names.STRATEGIES.get(s, s) for s in strategies])
-        axis.set_ylim(len(strategies) - 0.4, -0.6)
+        axis.set_ylim(len(strategies) - 0.5, -0.5)
+        for row in range(0, len(strategies), 2): axis.axhspan(row - 0.5, row + 0.5, color=INK, alpha=0.04, linewidth=0)
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", length=0)
         axis.set_xlim(-0.04, 1.04)
         axis.xaxis.set_major_locator(MultipleLocator(0.2))
         axis.set_title(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}")
@@ -183,25 +195,26 @@ def scaling(results):
     for column, (model, lines) in enumerate(cases.items()):
         speed, efficiency = axes[0][column], axes[1][column]
         every = sorted({ranks for of_ranks in lines.values() for ranks in of_ranks})
-        for (backend, _), of_ranks in lines.items():
+        for i, ((backend, _), of_ranks) in enumerate(lines.items()):
             look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
+            beside = 2 ** (0.05 * (i - (len(lines) - 1) / 2))  # so that no mark hides another
             for axis, counter in ((speed, "samples_per_second"), (efficiency, "independent_ratio")):
-                points = [(ranks, b.counter(counter)) for ranks, b in of_ranks.items() if b.counter(counter) is not None]
+                points = [(ranks * beside, b.counter(counter)) for ranks, b in of_ranks.items() if b.counter(counter) is not None]
                 if points: axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
             for ranks, b in of_ranks.items():
-                if between := b.quartiles("independent_ratio"): efficiency.vlines(ranks, *between, color=look.colour, linewidth=0.8)
+                if between := b.quartiles("independent_ratio"): efficiency.vlines(ranks * beside, *between, color=look.colour, linewidth=0.8)
         efficiency.axhline(1, color=INK, linestyle="--", linewidth=1, label="copies that do not synchronise")
         for axis in (speed, efficiency):
             axis.set_ylim(0, axis.dataLim.y1 * 1.1)
-            if cores and every[-1] > cores: axis.axvspan(cores, every[-1] * 1.08, color=INK, alpha=0.06, linewidth=0, label="more ranks than cores")
+            if cores and every[-1] > cores: axis.axvspan(cores * 2 ** 0.2, every[-1] * 2 ** 0.2, color=INK, alpha=0.06, linewidth=0, label="more ranks than cores")
         speed.set_title(model)
         efficiency.set_xscale("log", base=2)
         efficiency.set_xticks(every, [str(ranks) for ranks in every])
-        efficiency.set_xlim(every[0] / 1.08, every[-1] * 1.08)
+        efficiency.set_xlim(every[0] / 2 ** 0.2, every[-1] * 2 ** 0.2)
         efficiency.minorticks_off()
         efficiency.set_xlabel("ranks (logarithmic)")
     axes[0][0].set_ylabel("samples a second, all ranks")
-    axes[1][0].set_ylabel("efficiency")
+    axes[1][0].set_ylabel("efficiency (lines: widest quartiles)")
     legend_below(figure, [axis for row in axes for axis in row], 3)
     return figure
 
@@ -219,11 +232,13 @@ def memory(results):
             for part, look in names.MEMORY.items():
                 axis.bar(place, rows[stage][part] / 1e6, 0.7, bottom=floor, color=look.colour, label=look.label)
                 floor += rows[stage][part] / 1e6
-            axis.annotate(f"{floor:.0f}", (place, floor), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+            for height in (floor, rows[stage]["peak_rss_bytes"] / 1e6):
+                axis.annotate(f"{height:.0f}", (place, height), (0, 4), textcoords="offset points", ha="center", fontsize=8)
         axis.plot(range(len(stages)), [rows[stage]["peak_rss_bytes"] / 1e6 for stage in stages], color=INK, marker="_", markersize=17,
                   markeredgewidth=2, linestyle="", label="peak resident memory of the process")
         axis.set_xticks(range(len(stages)), [names.STAGES.get(stage, stage) for stage in stages], rotation=22, ha="right", rotation_mode="anchor")
-        axis.grid(axis="x", visible=False)
+        axis.margins(y=0.1)
+        axis.grid(visible=False)  # each height has its figure, which no line is to cross
         axis.set_title(f"{ranks} rank{'s' * (ranks != 1)}")
     axes[0].set_ylabel("MB (10^6 bytes) of a rank")
     legend_below(figure, axes, 3)
