@@ -18,17 +18,21 @@
 // BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory) or mpi_messages (processes that send
 // messages). The strategies of one model, backend and number of ranks that the filter selects take turns, a step each, all
 // ranks starting together; a step of `independent` stands directly before and after each of them, and the two and the
-// mean of these are a pair. `timeline` is paired with buckets_25MB in the same way, in a contest of its own.
+// mean of these are a pair. `timeline` is paired with buckets_25MB in the same way, in a contest of its own; and among
+// threads some more of its steps are metered: how long the Timeline itself took (see watch_meter.hpp).
 //
 // Times are medians over the rounds, of the slowest rank. Counters, times in seconds: independent_ratio, the time of
 // `independent` over this one's, and exposed_against_independent, this one's less that of `independent`: medians over the
-// pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); exposed
+// pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); watching,
+// of metered steps, the slowest rank's seconds (the median); exposed
 // and communication, of a step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed /
 // communication; samples_per_second and tokens_per_second, of all ranks together; state_bytes, of weights, gradients and
 // the optimizer on one rank; time_min, time_max, samples; handoff_ns, the state of the machine. `forward` and `zero3` are
 // without communication and overlap_ratio: what they gather for the next step is under way while others take their turns,
-// so that it would count the steps of these.
+// so that it would count the steps of these. In JSON, a benchmark's label holds the pairs and the metered steps:
+// "pairs STEP/REFERENCE ...;watched WATCHING/STEP ...", seconds.
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -76,11 +80,27 @@ private:
 struct Figures {
     Samples samples;
     Observed observed;
+    std::vector<Fraction> watched = {};  ///< of metered steps, what watching took, and all
 };
 struct Measured {
     std::map<std::string, Figures> of;  ///< by strategy
     double handoff = 0;
 };
+
+/// Steps of a strategy that is watched; of each the greatest of the ranks' figures.
+std::vector<Fraction> metered(const std::vector<std::unique_ptr<Trainee>>& trainees, std::size_t which) {
+    constexpr int steps = 9;
+    std::vector<std::vector<Fraction>> of_ranks(trainees.size());
+    on_each_rank(static_cast<int>(trainees.size()), [&](std::size_t r) {
+        if (contest_options.pin) pin_to_core(static_cast<int>(r) % cores());
+        of_ranks[r] = trainees[r]->train_metered(which, steps);
+    });
+    std::vector<Fraction> most = of_ranks[0];
+    for (const std::vector<Fraction>& own : of_ranks)
+        for (std::size_t i = 0; i < most.size(); ++i)
+            most[i] = {std::max(most[i].above, own[i].above), std::max(most[i].below, own[i].below)};
+    return most;
+}
 
 /// The strategies of these names, the first of which is the reference.
 Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
@@ -98,14 +118,17 @@ Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
     SpinBarrier everybody(c.ranks);
     auto steps = train_steps(names.size(), trainees, [&](int rank) { everybody.wait(rank); });
     const ContestResult samples = run_contest(c.ranks, pointers_to(steps), contest_options);
+    Measured measured;
+    for (std::size_t s = 0; s < names.size(); ++s)
+        if (strategy(names[s]).watched) measured.of[names[s]].watched = metered(trainees, s);
     on_each_rank(c.ranks, [&](std::size_t r) { trainees[r]->end(); });
 
-    Measured measured;
     std::vector<Observed> observed;
     for (std::size_t s = 0; s < names.size(); ++s) {
         observed.push_back(trainees[0]->observed(s));
         for (std::size_t r = 1; r < ranks; ++r) observed[s] = greatest(observed[s], trainees[r]->observed(s));
-        measured.of[names[s]] = {samples[s], observed[s]};
+        measured.of[names[s]].samples = samples[s];
+        measured.of[names[s]].observed = observed[s];
     }
     check_equal_losses(names, observed);
     return measured;
@@ -127,14 +150,22 @@ Measured measure_mpi(const Case& c, const std::vector<std::string>& names) {
 #endif
 
 void report_case(benchmark::State& state, const Case& c, const std::string& who, const Measured& measured) {
-    const auto& [samples, observed] = measured.of.at(who);
+    const auto& [samples, observed, watched] = measured.of.at(who);
     const Summary own = summarise(samples.seconds);
     report(state, own, measured.handoff);
+    std::string label;
     if (!samples.reference.empty()) {
         const std::string reference = strategy(who).watched ? "unwatched" : "independent";
         const Paired paired(samples);
         report(state, reference + "_ratio", paired.ratio);
         report(state, "exposed_against_" + reference, paired.difference);
+        report(state, label, "pairs", paired.pairs);
+    }
+    if (!watched.empty()) {
+        std::vector<double> seconds;
+        for (const Fraction& step : watched) seconds.push_back(step.above);
+        state.counters["watching"] = summarise(std::move(seconds)).median;
+        report(state, label, "watched", watched);
     }
     state.counters["exposed"] = observed.exposed_seconds;
     if (!strategy(who).gathers_between_steps()) {

@@ -46,7 +46,8 @@ struct ContestOptions {
                        ///< those of others in the caches
     /// The number of the contestant that runs directly before and after each of the others, if there are any: where a
     /// batch takes so long that the machine changes its state within a round. What runs after one runs before the next,
-    /// over all rounds.
+    /// over all rounds; but where there is only one other, which would share each with its own next batch, it runs twice
+    /// between two, so that no pair has a time of another.
     std::optional<std::size_t> reference = {};
 };
 
@@ -63,6 +64,7 @@ struct Paired {
     explicit Paired(const Samples& samples) {
         std::vector<double> ratios, differences;
         for (std::size_t i = 0; i < samples.reference.size(); ++i) {
+            pairs.push_back({samples.seconds[i], samples.reference[i]});
             ratios.push_back(samples.reference[i] / samples.seconds[i]);
             differences.push_back(samples.seconds[i] - samples.reference[i]);
         }
@@ -71,11 +73,12 @@ struct Paired {
     }
     Summary ratio;       ///< the reference's time over the contestant's
     Summary difference;  ///< the contestant's time less the reference's
+    std::vector<Fraction> pairs;  ///< the contestant's time and the reference's
 };
 
 /// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
-/// about a third of a millisecond at least; the reference as many as there are others, and one before the first
-/// round. The machine may change its state, or be busy with something else, at any moment: what happens to one
+/// about a third of a millisecond at least; the reference as many as there are others (two if there is one), and one
+/// before the first round. The machine may change its state, or be busy with something else, at any moment: what happens to one
 /// contestant then happens to all. Who begins changes from round to round. `slowest(seconds)` returns the most of what
 /// the ranks say, once all have called it; meanwhile it sleeps: who has nothing to do must not take a core from those
 /// who have.
@@ -87,6 +90,7 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
     ContestResult samples(contestants.size());
     const bool in_pairs = options.reference && contestants.size() > 1;  // the reference alone is one like any other
     const std::size_t reference = in_pairs ? *options.reference : contestants.size();
+    const bool alone = in_pairs && contestants.size() == 2;  // with the reference
 
     const auto batch = [&](std::size_t which) {
         Contestant& contestant = *contestants[which];
@@ -109,7 +113,7 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
             batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
             once = std::min(once, batch(c));
         }
-        const std::size_t turns = c == reference ? contestants.size() - 1 : 1;
+        const std::size_t turns = c != reference ? 1 : alone ? 2 : contestants.size() - 1;
         round_seconds += once * (batches[c] + options.warm_ups) * static_cast<double>(turns);
     }
     const auto rounds = static_cast<std::size_t>(
@@ -122,6 +126,7 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
         for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
             const std::size_t c = (round + turn) % contestants.size();
             if (c == reference) continue;
+            if (alone && round > 0) before = measure(reference);
             measure(c);
             if (!in_pairs) continue;
             const double after = measure(reference);

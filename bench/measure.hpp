@@ -89,6 +89,12 @@ inline Summary summarise(std::vector<double> samples) {
     return {quantile(0.5), samples.front(), samples.back(), n, quantile(0.25), quantile(0.75)};
 }
 
+/// Two times that belong together.
+struct Fraction {
+    double above = 0;
+    double below = 0;
+};
+
 /// A barrier for threads that have a core each. Every thread owns a cache line, so that two of them meet for the
 /// price of one handoff. It yields in the end: another program may have taken the core of the thread waited for.
 class SpinBarrier {

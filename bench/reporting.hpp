@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,19 @@ inline void report(benchmark::State& state, const std::string& name, const Summa
     state.counters[name] = summary.median;
     state.counters[name + "_q1"] = summary.lower_quartile;
     state.counters[name + "_q3"] = summary.upper_quartile;
+}
+
+/// Reports a series of fractions, for whoever reads the JSON: "NAME A/B A/B ..." in the benchmark's label, where several
+/// series are parted by semicolons.
+inline void report(benchmark::State& state, std::string& label, std::string_view name, std::span<const Fraction> series) {
+    if (series.empty()) return;
+    label += (label.empty() ? "" : ";") + std::string(name);
+    for (const Fraction& each : series) {
+        char text[48];
+        std::snprintf(text, sizeof text, " %.5g/%.5g", each.above, each.below);
+        label += text;
+    }
+    state.SetLabel(label);
 }
 
 /// Registers a measurement that reports itself, or says why it cannot.
@@ -61,12 +75,14 @@ inline bool selected(const std::string& name) {
     return matches != excludes;
 }
 
-/// Leaves the names of benchmarks as they were registered: Google Benchmark adds "/iterations:1/manual_time".
+/// Leaves the names of benchmarks as they were registered: Google Benchmark adds "/iterations:1/manual_time". Without
+/// `labels`, which are long, where people read.
 class PlainNames final : public benchmark::BenchmarkReporter {
 public:
     static constexpr const char* suffix = "/iterations:1/manual_time";
 
-    explicit PlainNames(std::unique_ptr<benchmark::BenchmarkReporter> reporter) : reporter_(std::move(reporter)) {}
+    explicit PlainNames(std::unique_ptr<benchmark::BenchmarkReporter> reporter, bool labels)
+        : reporter_(std::move(reporter)), labels_(labels) {}
 
     bool ReportContext(const Context& context) override {
         reporter_->SetOutputStream(&GetOutputStream());
@@ -77,6 +93,7 @@ public:
         std::vector<Run> plain = runs;
         for (Run& run : plain) {
             failed_ |= run.error_occurred;
+            if (!labels_) run.report_label.clear();
             run.run_name.iterations.clear();
             run.run_name.repetitions.clear();
             run.run_name.time_type.clear();
@@ -91,6 +108,7 @@ public:
 private:
     bool failed_ = false;
     std::unique_ptr<benchmark::BenchmarkReporter> reporter_;
+    bool labels_;
 };
 
 /// Of a process that measures with another one, which reports.
@@ -121,8 +139,9 @@ inline int run_benchmarks(int argc, char** argv, bool reports = true) {
     std::snprintf(handoff, sizeof handoff, "%.0f", handoff_latency());
     benchmark::AddCustomContext("handoff_ns", handoff);
     PlainNames display{std::unique_ptr<benchmark::BenchmarkReporter>(
-        reports ? benchmark::CreateDefaultDisplayReporter() : new Silence)};
-    PlainNames json{std::make_unique<benchmark::JSONReporter>()};
+                           reports ? benchmark::CreateDefaultDisplayReporter() : new Silence),
+                       false};
+    PlainNames json{std::make_unique<benchmark::JSONReporter>(), true};
     const std::size_t count = benchmark::RunSpecifiedBenchmarks(&display, to_file ? &json : nullptr, filter);
     benchmark::Shutdown();
     return count == 0 ? 2 : display.failed() ? 1 : 0;

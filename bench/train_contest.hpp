@@ -38,11 +38,11 @@ private:
 template <class Backend>
 void learn(Trainee& trainee, const std::string& model, const Strategy& strategy, const Backend& comm) {
     const trainer::Options options = options_for(model, strategy);
-    auto timeline = strategy.watched ? std::make_unique<gradsync::Timeline>() : nullptr;
-    const trainer::MakeSynchroniser make = [&, observer = timeline.get()](trainer::Parameters& parameters, const trainer::Units& units) {
+    auto watch = strategy.watched ? std::make_unique<WatchMeter>() : nullptr;
+    const trainer::MakeSynchroniser make = [&, observer = watch.get()](trainer::Parameters& parameters, const trainer::Units& units) {
         return trainer::make_synchroniser(comm, options, parameters, units, observer);
     };
-    trainee.learn(options, make, std::move(timeline));
+    trainee.learn(options, make, std::move(watch));
 }
 
 /// One for each of the strategies that the trainees have learnt.

@@ -17,10 +17,11 @@ Modes, each with a copy of the model:
     zero1                DistributedDataParallel and ZeroRedundancyOptimizer
 
 As in bench_train_step, modes take turns, a step each, all ranks starting together, and the slowest rank counts; a step of
-`independent` stands directly before and after each of the others, and differences and ratios are of such pairs. Ranks are
+`independent` stands directly before and after each of the others (between two of the only one there are two), and differences
+and ratios are of such pairs. Ranks are
 not kept on one core: the threads that Gloo starts would have to stay there too. Writes what that program writes with
---benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, and of its counters those that PyTorch has. Exit code
-77: there is no PyTorch.
+--benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, of its counters those that PyTorch has, and "pairs", lists of
+a step's time and the reference's. Exit code 77: there is no PyTorch.
 """
 import argparse
 import json
@@ -215,7 +216,8 @@ def measure(model, rank, ranks, options):
     check_losses(model, trainees)
     reference, *others = options.modes
     once = {mode: timed_step(trainee) for mode, trainee in trainees.items()}
-    round_seconds = sum(once[mode] for mode in others) + max(len(others), 1) * once[reference]
+    alone = len(others) == 1  # it would share each of the reference's steps with its own next
+    round_seconds = sum(once[mode] for mode in others) + max(len(others), 1 + alone) * once[reference]
     rounds = options.rounds or min(max(int(options.seconds / round_seconds), LEAST_ROUNDS), 1001)
     seconds = {mode: [] for mode in trainees}
     beside = {mode: [] for mode in others}  # the reference, the mean of before and after
@@ -230,6 +232,8 @@ def measure(model, rank, ranks, options):
             measured(reference)
         first = turn % max(len(others), 1)
         for mode in others[first:] + others[:first]:
+            if alone and turn > 0:
+                before = measured(reference)
             measured(mode)
             after = measured(reference)
             beside[mode].append((before + after) / 2)
@@ -246,6 +250,7 @@ def measure(model, rank, ranks, options):
             "real_time": median * 1e3, "cpu_time": 0.0, "time_unit": "ms",
             **with_quartiles("independent_ratio", [limit / own for own, limit in pairs]),
             **with_quartiles("exposed_against_independent", [own - limit for own, limit in pairs]),
+            **({"pairs": pairs} if pairs else {}),
             "samples_per_second": samples / median,
             "tokens_per_second": samples * MODELS[model].targets / median,
             "state_bytes": greatest(trainee.state_bytes()),
