@@ -5,8 +5,10 @@
   machine   the machine, the compiler, the state of the sources
   results   results.json: what was found, and how to read it
   names     who takes part: names, order, colours
+  intervals where a median lies
   text      numbers with units, tables as HTML and Markdown
   tables    results as tables
+  goals     what is to be reached, and whether it is
   charts    results as pictures
   page      the HTML page
   docs      the figures in README.md and docs/

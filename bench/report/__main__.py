@@ -30,7 +30,7 @@ Installs what is missing (apt), builds the release preset, runs the benchmarks i
 Parts (--only):
 {PARTS}
 
-Nothing else should run on the machine meanwhile. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong
+Nothing else should run on the machine meanwhile; where something does, it waits up to 3 minutes before it begins. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong
 input."""
 
 
@@ -110,19 +110,23 @@ def default_minutes(options):
 def measure(options):
     from . import machine
     from .run import Runner
-    load = os.getloadavg()[0]  # the build is none of the others'
     install("build", *(["peers"] if options.peers else []))
     build()
     plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, options.seconds, chosen=bool(options.only))
     plan.add_parts(options.only or planning.PARTS)
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
-    results = Results({**machine.describe(ROOT, BUILD, sys.executable), "load_before": load}, {"mode": "quick" if options.quick else "full", "peers": options.peers})
+    say = lambda text: print(text, file=sys.stderr, flush=True)
+    busy = machine.wait_until_quiet(say)
+    others = machine.Others()
+    results = Results({**machine.describe(ROOT, BUILD, sys.executable), "busy_before": busy and round(busy, 2)}, {"mode": "quick" if options.quick else "full", "peers": options.peers})
     results.errors.update(plan.left_out)
     if plan.beyond: results.run["left_out"] = plan.beyond
-    for label, why in plan.beyond.items(): print(f"left out: {label}: {why}", file=sys.stderr)
+    for label, why in plan.beyond.items(): say(f"left out: {label}: {why}")
     begun = time.monotonic()
     Runner(plan, results, options.out, options.rounds, options.minutes or default_minutes(options)).run()
     results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    during = others.cores()
+    results.machine["busy_with_others"] = during and round(during, 2)
     results.save(options.out / "results.json")
     return results
 

@@ -18,12 +18,12 @@ BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)",
 
 def conditions(results):
     m, run = results.machine, results.run
-    load = m.get("load_before", 0)
+    others, much = results.used_by_others()
     return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
             f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
             f"{'' if m.get('clean') else ' with changes'}, {results.up_to_rounds()}"
-            + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", load before {load:.1f}."
-            + (" **Others used the machine: the figures say little.**" if load > 1 else ""))
+            + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", {others}" * bool(others) + "."
+            + " **Others used the machine: the figures say little.**" * much)
 
 
 def summary(results):

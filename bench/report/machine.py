@@ -3,6 +3,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import time
@@ -58,6 +59,54 @@ def peers(cache, python):
 def cores():
     """That this process was given, as the programs count them: what taskset leaves of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+QUIET = 0.2  # cores, on average: what a system does by itself is less
+WAIT_AT_MOST = 180  # seconds
+
+
+def busy_seconds(root="/"):
+    """Of all cores since the system began: what they did not idle, what a hypervisor gave to others included. None where it does not say. The load
+    average is no measure of now: it remembers minutes."""
+    found = re.match(r"cpu +(.*)", text_of(pathlib.Path(root, "proc/stat")))
+    if not found: return None
+    user, nice, system, _, _, *others = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in found.group(1).split()[:8])
+    return user + nice + system + sum(others)
+
+
+def busy_cores(seconds=3, sleep=time.sleep, clock=time.monotonic, busy=busy_seconds):
+    """How many cores were busy, on average, in so many seconds from now. None: unknown."""
+    before, begun = busy(), clock()
+    if before is None: return None
+    sleep(seconds)
+    return max(0.0, (busy() - before) / (clock() - begun))
+
+
+def wait_until_quiet(say, measure=busy_cores, clock=time.monotonic):
+    """Until at most QUIET cores are busy, or for WAIT_AT_MOST seconds; returns how many were in the end. None: unknown."""
+    begun, told = clock(), False
+    while (now := measure()) is not None and now > QUIET and clock() - begun < WAIT_AT_MOST:
+        if not told: say(f"others use the machine ({now:.1f} of {cores()} cores): waiting until they do not, at most {WAIT_AT_MOST // 60} minutes")
+        told = True
+    if told: say("it is quiet" if now <= QUIET else f"others use it still ({now:.1f} cores): the figures will say little")
+    return now
+
+
+class Others:
+    """What others use of the machine from now on: all that was busy, less this process and what it has started and waited for."""
+
+    def __init__(self, busy=busy_seconds, own=None, clock=time.monotonic):
+        self.busy, self.own, self.clock = busy, own or self.own_seconds, clock
+        self.begun, self.busy_then, self.own_then = clock(), busy(), self.own()
+
+    @staticmethod
+    def own_seconds():
+        return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+    def cores(self):
+        """On average; None: unknown."""
+        if self.busy_then is None: return None
+        return max(0.0, (self.busy() - self.busy_then - (self.own() - self.own_then)) / (self.clock() - self.begun))
 
 
 AS_MUCH_AS_ANYBODY_WANTS = 2 ** 62  # bytes

@@ -53,8 +53,8 @@ class Section:
 def sections(results):
     cases = tables.step_cases(results)
     return [
-        Section("Goals", f"What the library is meant to reach on two cores; {WIDEST_QUARTILES}. Where the goal lies between these, the figure is within "
-                "the noise.", shown=[tables.goals(results)]),
+        Section("Goals", "What the library is meant to reach on two cores. What is measured in pairs has in brackets the interval that holds the pairs' "
+                "median with a probability of 95 %; where the goal lies inside, the figure is within the noise.", shown=[tables.goals(results)]),
         Section("All-reduce", "A float sum in place. Time until every rank has the result, the slowest rank's. Bus bandwidth is nccl-tests': 2 (n - 1) / n of "
                 "the bytes over the time, comparable over numbers of ranks. The limit is a bare loop that reads every rank's buffer and writes every rank's "
                 "buffer once, a thread a core, measured in turns with the others.",
@@ -80,8 +80,8 @@ def sections(results):
 
 def render(results, drawn):
     present = [section for section in sections(results) if section.has_something(drawn)]
-    load = results.machine.get("load_before") or 0
-    warning = f'<p class="warning">Others used the machine (load {load:.1f} before): the figures say little.</p>' if load > 1 else ""
+    others, much = results.used_by_others()
+    warning = f'<p class="warning">Others used the machine ({others}): the figures say little.</p>' if much else ""
     left_out = {**results.errors, **results.run.get("left_out", {})}
     errors = "".join(f"<li>{html.escape(name)}: {html.escape(text)}</li>" for name, text in sorted(left_out.items()))
     not_measured = f"<h2>Not measured</h2><ul>{errors}</ul>" if errors else ""

@@ -15,6 +15,9 @@ MODELS = {"transformer": 0.2, "mlp": 0.055}  # about how long a step takes, in s
 # In every round, how often each strategy takes a step between two of its reference. Few, if steps are long: rounds add to them.
 PAIRS = {"transformer": 4, "mlp": 7}
 QUICK_PAIRS = {"transformer": 3, "mlp": 5}
+# What a goal is about is measured in more pairs, by itself; a hundredth of a step is to be seen in the median. Whole contests: seconds a round.
+MORE_PAIRS, QUICK_MORE_PAIRS = {"transformer": 10, "mlp": 6}, {"transformer": 3, "mlp": 2}
+WATCHED_PAIRS, QUICK_WATCHED_PAIRS = {"transformer": 10, "mlp": 8}, {"transformer": 4, "mlp": 3}
 QUICK_STRATEGIES = ("naive", "flat", "buckets_25MB", "optimal", "zero1", "zero3")
 # Those of more than 25 MB hold all of the transformer's 13 MB; and where messages are sent, what differs there.
 STRATEGIES = {"transformer": [s for s in names.STRATEGIES if s not in ("buckets_100MB", "buckets_1000MB")], "mlp": list(names.STRATEGIES)}
@@ -35,6 +38,7 @@ class Task:
     seconds: float  # about how long it takes: for the first estimate of the time left
     rounds: int = MANY  # in so many at most: what it measures does not vary, or takes long
     about: dict = field(default_factory=dict)  # put beside the answer
+    series_only: bool = False  # of its answer only pairs and the like are taken
 
 
 class Plan:
@@ -54,9 +58,10 @@ class Plan:
         if not path.exists(): self.left_out[part] = f"{path.name} was not built; cmake said why"
         return path.exists()
 
-    def google(self, part, label, name, pattern, estimate, *flags, rounds=MANY):
+    def google(self, part, label, name, pattern, estimate, *flags, rounds=MANY, series_only=False):
         if self.built(part, f"bench/{name}"):
-            self.tasks.append(Task(part, label, [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"], "google", estimate, rounds))
+            self.tasks.append(Task(part, label, [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"], "google", estimate, rounds,
+                                   series_only=series_only))
 
     def contest(self, full):
         """The length of a contest among collectives: `full` seconds; quick: so many batches of a third of a millisecond."""
@@ -65,10 +70,10 @@ class Plan:
     def pairs(self, model, ranks, strategies, step=1.0):
         """The length of a contest among steps, which must suffice for PAIRS; `step`: how much slower than ours they are."""
         pairs = (QUICK_PAIRS if self.quick else PAIRS)[model]
-        least = 2 if self.quick else 3  # where there are few strategies there is time for more pairs
-        # A round: a step of each strategy, and after it one of the reference. Rounds are whole ones: half a round sees to it that a step
-        # which is a little slower does not cost one.
-        once = 2 * strategies * step * MODELS[model] * max(1, ranks / machine.cores())
+        least = 2 if self.quick else 4  # where there are few strategies there is time for more pairs
+        # A round: a step of each strategy, and after it one of the reference (of an only one, also before it). Rounds are whole ones: half
+        # a round sees to it that a step which is a little slower does not cost one.
+        once = (3 if strategies == 1 else 2 * strategies) * step * MODELS[model] * max(1, ranks / machine.cores())
         return self.seconds or round(max(least, (pairs + 0.5) * once), 1)
 
 
@@ -117,21 +122,23 @@ def train_step(plan):
     over_mpi = (plan.build / "bench/bench_mpi_train_step").exists()
     ours = {model: [s for s in STRATEGIES[model] if not s.startswith("torch_") and s != "independent"] for model in MODELS}
 
-    def add(model, ranks, backend, strategies, reference="independent"):
-        seconds = plan.pairs(model, ranks, len(strategies)) * (2 if reference == names.DEFAULT else 1)  # a hundredth is to be seen
+    def add(model, ranks, backend, strategies, seconds=None, what="", reference="independent", series_only=False):
+        seconds = plan.seconds or seconds or plan.pairs(model, ranks, len(strategies))
         called = [*strategies, *([reference] if reference == "independent" else [])]
         estimate = 2 + seconds + 4.5 * MODELS[model] * (len(strategies) + 1) * max(1, ranks / machine.cores())  # each begins with some steps
-        plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}{', watched' * (names.WATCHED in strategies)}", "bench_train_step",
+        plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}{what}", "bench_train_step",
                     f"^train_step/{model}/({'|'.join(called)})/{backend}/ranks:{ranks}$", estimate, f"--seconds={seconds:g}",
-                    rounds=MANY if ranks == 2 else plan.besides)
+                    rounds=MANY if ranks == 2 else plan.besides, series_only=series_only)
 
+    more, watched = (QUICK_MORE_PAIRS, QUICK_WATCHED_PAIRS) if plan.quick else (MORE_PAIRS, WATCHED_PAIRS)
     for model in MODELS:
         for backend in ("threads", "mpi", "mpi_messages")[:(2 if plan.quick else 3) if over_mpi else 1]:
             of_two = QUICK_STRATEGIES if plan.quick else OF_MESSAGES if backend == "mpi_messages" else ours[model]
             add(model, 2, backend, of_two)
+            if backend != "mpi_messages": add(model, 2, backend, [names.DEFAULT], more[model], ", more pairs", series_only=True)
             for ranks in {"threads": (1,) if plan.quick else (1, 4), "mpi": () if plan.quick else (1, 4), "mpi_messages": (4,)}[backend]:
                 add(model, ranks, backend, [names.DEFAULT])
-        if not plan.quick or model == "transformer": add(model, 2, "threads", [names.WATCHED], names.DEFAULT)
+        add(model, 2, "threads", [names.WATCHED], watched[model], ", watched", reference=names.DEFAULT)
 
 
 def torch(plan):
@@ -146,11 +153,16 @@ def torch(plan):
             every = [name.removeprefix("torch_") for name in names.STRATEGIES if name.startswith("torch_")]
             modes = ("independent", "ddp") if ranks != 2 else QUICK_TORCH if plan.quick else every
             slower = 1.6  # than ours, about
-            seconds = plan.pairs(model, ranks, len(modes) - 1, slower)
-            estimate = 5 + seconds + 4.5 * slower * step * len(modes) * max(1, ranks / machine.cores())
-            plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}",
-                                   [plan.python, str(script), "--model", model, "--ranks", str(ranks), "--modes", ",".join(modes), f"--seconds={seconds:g}"],
-                                   "torch", estimate, rounds=MANY if ranks == 2 else plan.besides))
+
+            def add(modes, seconds, what="", series_only=False):
+                estimate = 5 + seconds + 4.5 * slower * step * len(modes) * max(1, ranks / machine.cores())
+                plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}{what}",
+                                       [plan.python, str(script), "--model", model, "--ranks", str(ranks), "--modes", ",".join(modes), f"--seconds={seconds:g}"],
+                                       "torch", estimate, rounds=MANY if ranks == 2 else plan.besides, series_only=series_only))
+
+            add(modes, plan.pairs(model, ranks, len(modes) - 1, slower))
+            more = plan.seconds or slower * (QUICK_MORE_PAIRS if plan.quick else MORE_PAIRS)[model]
+            if ranks == 2: add(("independent", "ddp"), more, ", more pairs", series_only=True)
 
 
 def nccl(plan):

@@ -3,13 +3,14 @@
     {"format": 1,
      "machine": {...},                                       see machine.py
      "run": {...},                                           how it was run: see run.py
-     "benchmarks": {NAME: {"program": ..., COUNTER: [...]}}, a value a round
+     "benchmarks": {NAME: {"program": ..., COUNTER: [...]}}, a value a round; of "pairs" and "watched" a list
      "errors": {NAME: sentence},                             what could not be measured
      "memory": [{...}]}                                      the trainer's results, by stage of sharding and ranks
 
 Names and counters are those of the programs (bench/*.cpp), each benchmark's median is its counter "time", and all times are
 seconds. Rounds are merged when they are read: the median of medians, the least time_min and lower quartile, the greatest time_max and upper
-quartile: what differs from round to round is to be seen.
+quartile: what differs from round to round is to be seen. Pairs, [time, reference], are those of all rounds together, and of contests that
+were made for pairs alone; and so are metered steps, [watching, all].
 """
 import json
 import pathlib
@@ -20,9 +21,12 @@ FORMAT = 1
 # Of Google Benchmark's fields, those that say nothing about the measurement.
 NOT_COUNTERS = {"name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index", "threads",
                 "iterations", "real_time", "cpu_time", "time_unit", "error_occurred", "error_message", "label"}
-KEPT = {"program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "all_reduce_ratio", "memcpy_ratio", "nccl_library_ratio",
+SERIES = ("pairs", "watched")  # lists of pairs of numbers
+KEPT = {*SERIES, "program", "time", "time_min", "time_max", "samples", "handoff_ns", "busbw", "limit_ratio", "threads_ratio", "mpi_library_ratio",
+        "mpi_library_best_ratio", "all_reduce_ratio", "memcpy_ratio", "nccl_library_ratio",
         "communication", "overlap_ratio", "samples_per_second", "state_bytes", "hidden", "overhead",
         *(name + quartile for name in ("independent_ratio", "exposed_against_independent", "unwatched_ratio", "exposed", "compute_ratio") for quartile in ("", "_q1", "_q3"))}
+OTHERS = 0.5  # cores busy with others, on average, above which figures say little
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -40,6 +44,10 @@ class Benchmark:
 
     def rounds(self, counter):
         return self.columns.get(counter, [])
+
+    def series(self, name):
+        """Of all rounds: (time, reference) of "pairs", (watching, all) of "watched"; empty where there are none."""
+        return [tuple(each) for of_round in self.rounds(name) for each in of_round]
 
     def counter(self, counter):
         """Median over the rounds; None where it was not measured."""
@@ -84,6 +92,11 @@ class MarkReady:
     pattern = re.compile(r"reducer/mark_ready/(?P<overlap>\w+)/(?P<storage>\w+)/ranks:(?P<ranks>\d+)/parameters:(?P<parameters>\d+)")
 
 
+class Reducing:
+    """reducer/construct/ranks:N/parameters:P"""
+    pattern = re.compile(r"reducer/construct/ranks:(?P<ranks>\d+)/parameters:(?P<parameters>\d+)")
+
+
 class Results:
     def __init__(self, machine=None, run=None):
         self.machine = machine or {}
@@ -114,8 +127,18 @@ class Results:
         values = [v for columns in self.columns.values() for v in columns.get("handoff_ns", []) if v > 0]
         return statistics.median(values) if values else None
 
-    def add_google_benchmark(self, program, answer, rename=lambda name: name):
-        """One round: what a program wrote with --benchmark_out. Returns how many benchmarks were measured."""
+    def used_by_others(self):
+        """What others used of the machine, in words, and: so much that the figures say little? ("", False) if that is unknown."""
+        before, during = self.machine.get("busy_before"), self.machine.get("busy_with_others")
+        if before is None:  # older results have the load average
+            load = self.machine.get("load_before")
+            return ("", False) if load is None else (f"load before {load:.1f}", load > 1)
+        text = f"busy before {before:.1f} cores" + ("" if during is None else f", with others meanwhile {during:.1f}")
+        return text, before > OTHERS or (during or 0) > OTHERS
+
+    def add_google_benchmark(self, program, answer, series_only=False, rename=lambda name: name):
+        """One round: what a program wrote with --benchmark_out. Returns how many benchmarks were measured. Those of `series_only` count for
+        nothing but their series: they were measured among others than in the other rounds, or longer."""
         measured = 0
         for entry in answer["benchmarks"]:
             name = rename(entry["name"])
@@ -123,11 +146,13 @@ class Results:
                 self.errors[name] = entry.get("error_message", "failed")
                 continue
             columns = self.columns.setdefault(name, {"program": program})
+            for each, values in series_of(entry).items(): columns.setdefault(each, []).append(values)
+            measured += 1
+            if series_only: continue
             columns.setdefault("time", []).append(entry["real_time"] * UNITS[entry["time_unit"]])
             for counter, value in entry.items():
                 if counter not in NOT_COUNTERS and isinstance(value, (int, float)):
                     columns.setdefault(counter, []).append(value)
-            measured += 1
         return measured
 
     def brief(self):
@@ -164,6 +189,14 @@ class Results:
         if not results.benchmarks() and not results.memory:
             raise BadInput(f"{path} holds no results: nothing was measured")
         return results
+
+
+def series_of(entry):
+    """What our own programs say in a label, "pairs 0.2/0.19 0.21/0.2;watched ...", and PyTorch's as lists."""
+    found = {name: entry[name] for name in SERIES if entry.get(name)}
+    for words in map(str.split, entry.get("label", "").split(";")):
+        if words and words[0] in SERIES: found[words[0]] = [[float(number) for number in word.split("/")] for word in words[1:]]
+    return found
 
 
 def shortened(value):

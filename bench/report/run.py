@@ -115,7 +115,7 @@ class Runner:
             self.results.memory.append({**task.about, **{key: content[key] for key in kept}})
             return ""
         program = pathlib.Path(task.command[0] if task.kind == "google" else task.command[1]).stem
-        return "" if self.results.add_google_benchmark(program, content) else "measured nothing"
+        return "" if self.results.add_google_benchmark(program, content, task.series_only) else "measured nothing"
 
     def fail(self, task, why):
         self.results.errors[task.label] = f"{why}; see log.txt"

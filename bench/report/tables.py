@@ -6,7 +6,6 @@ from .text import Table, bandwidth, megabytes, milliseconds, or_blank, paired, r
 
 def machine(results):
     m, run = results.machine, results.run
-    load = m.get("load_before")
     lines = [("processor", f"{m.get('cpu', 'unknown')}, {m.get('cores', '?')} cores{', virtual' if m.get('virtual') else ''}"),
              ("caches", ", ".join(m.get("caches", []))),
              ("memory", f"{m['memory_bytes'] / 2 ** 30:.0f} GiB" if m.get("memory_bytes") else ""),
@@ -15,7 +14,7 @@ def machine(results):
              ("peers", "; ".join(m.get("peers", []))),
              ("sources", f"{m.get('commit', 'unknown')[:12]}{'' if m.get('clean') else ', with changes that are not committed'}"),
              ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, {results.up_to_rounds()}, minutes: {run.get('minutes', 0):.0f}"),
-             ("load before", "" if load is None else f"{load:.2f}"),
+             ("others", results.used_by_others()[0]),
              ("handoff", or_blank(lambda ns: f"{ns:.0f} ns from core to core, median", results.handoff()))]
     return Table("The machine", ["", ""], [[name, value] for name, value in lines if value.strip(" ,;")])
 
@@ -182,46 +181,6 @@ def on_devices(results):
 
 
 def goals(results):
-    """What the library is meant to reach on two cores, and what it does; where that is measured in pairs, with the widest quartiles."""
-    table = Table("Goals", ["what", "goal", "measured", ""])
-
-    def row(what, goal, value, met, between=None, form=ratio):
-        """`between`: what the value lies between, in ascending order; a goal that does so too is neither met nor missed."""
-        verdicts = {met(v) for v in between or [value]}
-        verdict = "within the noise" if len(verdicts) > 1 else "met" if verdicts.pop() else "missed"
-        table.rows.append([what, goal, form(value) + (f" ({form(between[0])} to {form(between[1])})" if between else ""), verdict])
-
-    by_size = all_reduce_cases(results).get(2, {})
-    for count in (25 * 2 ** 20, 100 * 2 ** 20):
-        threads, gloo = (by_size.get(who, {}).get(count) for who in ("threads", "gloo"))
-        if threads and threads.counter("limit_ratio") is not None:
-            row(f"all-reduce, 2 ranks, {size(count)}: threads' bandwidth over the limit's", "0.9", threads.counter("limit_ratio"), lambda v: v >= 0.9)
-        if threads and gloo:
-            row(f"all-reduce, 2 ranks, {size(count)}: Gloo's time over threads'", "10", gloo.time / threads.time, lambda v: v >= 10)
-    for model, of_ranks in step_cases(results).items():
-        backends = of_ranks.get(2, {})
-        peer = backends.get("gloo", {}).get(names.PEER_DEFAULT)
-        for backend, goal in (("threads", 0.1), ("mpi", 0.2)):
-            ours = backends.get(backend, {}).get(names.DEFAULT)
-            if ours and peer and exposed(ours) is not None and exposed(peer) is not None:
-                what = f"{model}, 2 ranks, {backend}: exposed {paired(milliseconds, ours, EXPOSED)} ms over PyTorch DDP's {paired(milliseconds, peer, EXPOSED)}"
-                noise = (peer.quartiles(EXPOSED) or (exposed(peer), 0))[0] <= 0
-                if noise: table.rows.append([what, f"at most {goal}", "", "DDP's is within the noise"])
-                else:
-                    between = ours.quartiles(EXPOSED)
-                    row(what, f"at most {goal}", exposed(ours) / exposed(peer), lambda v: v <= goal,
-                        between and [quartile / exposed(peer) for quartile in between])
-            if ours and ours.counter("independent_ratio") is not None:
-                row(f"{model}, 2 ranks, {backend}: scaling efficiency against two copies that do not synchronise", "0.98",
-                    ours.counter("independent_ratio"), lambda v: v >= 0.98, ours.quartiles("independent_ratio"), efficiency)
-    for name, b in results.parsed(TrainStep):
-        if name["strategy"] == names.WATCHED and b.counter("unwatched_ratio"):
-            between = b.quartiles("unwatched_ratio")  # the ratio's other way round, and so are its quartiles
-            row(f"{name['model']}, {name['ranks']} ranks, {name['backend']}: a step with a Timeline over one without", "at most 1.01",
-                1 / b.counter("unwatched_ratio"), lambda v: v <= 1.01, between and [1 / quartile for quartile in reversed(between)], efficiency)
-    for model, of_ranks in step_cases(results).items():
-        alone = of_ranks.get(1, {})
-        ours, peer = alone.get("threads", {}).get("independent"), alone.get("gloo", {}).get("torch_independent")
-        if ours and peer:
-            row(f"{model}, 1 rank: PyTorch's eager step over ours, so that ours does not flatter the ratios", "1", peer.time / ours.time, lambda v: v >= 1)
-    return table
+    """What the library is meant to reach on two cores, and what it does. See goals.py."""
+    from .goals import rows
+    return Table("Goals", ["what", "goal", "measured", ""], rows(results))

@@ -16,7 +16,7 @@ def results(rounds=5, noise=0.02, seed=1, slower=None):
     """`slower`: {name: factor}, what was made slower on purpose; a ratio to what is measured beside it feels it too."""
     chance = random.Random(seed)
     made = Results({"cpu": "a made-up processor", "cores": 2, "memory_bytes": 2 ** 34, "system": "none", "kernel": "0", "compiler": "none", "build": "none",
-                    "commit": "0" * 40, "clean": True, "date": "2026-01-01", "load_before": 0.0, "caches": []},
+                    "commit": "0" * 40, "clean": True, "date": "2026-01-01", "busy_before": 0.0, "busy_with_others": 0.1, "caches": []},
                    {"mode": "synthetic", "rounds": rounds, "minutes": 0.0, "commands": {"all_reduce": ["bench_all_reduce"]}})
     jitter = lambda: chance.lognormvariate(0, noise)
 
@@ -47,11 +47,13 @@ def results(rounds=5, noise=0.02, seed=1, slower=None):
                     wait = base * part * (ranks - 1)
                     counters = {} if strategy.endswith("independent") else {
                         "exposed": lambda t: wait, "communication": lambda t: base * (ranks - 1), "overlap_ratio": lambda t: max(0.0, 1 - part),
-                        **pairs("independent_ratio", lambda t: alone * jitter() / t, 0.02), **pairs("exposed_against_independent", lambda t: t - alone, 0.001)}
+                        **pairs("independent_ratio", lambda t: alone * jitter() / t, 0.02), **pairs("exposed_against_independent", lambda t: t - alone, 0.001),
+                        "pairs": lambda t: [[t * jitter(), alone * jitter()] for _ in range(4)]}
                     add("bench_train_step", f"train_step/{model}/{strategy}/{backend}/ranks:{ranks}", alone + wait,
                         samples_per_second=lambda t: samples * ranks / t, tokens_per_second=lambda t: 128 * samples * ranks / t, state_bytes=5e7, **counters)
         add("bench_train_step", f"train_step/{model}/timeline/threads/ranks:2", compute * 1.004, samples_per_second=lambda t: samples * 2 / t,
-            **pairs("unwatched_ratio", lambda t: compute * jitter() / t, 0.01))
+            **pairs("unwatched_ratio", lambda t: compute * jitter() / t, 0.01), pairs=lambda t: [[t * jitter(), compute * jitter()] for _ in range(4)],
+            watched=lambda t: [[30e-6 * jitter(), t] for _ in range(9)])
     add("bench_convert", "convert/f32/bf16/elements:131072", 30e-6, memcpy_ratio=lambda t: 20e-6 / t)
     add("bench_reducer", "reducer/construct/ranks:2/parameters:100000", 58e-3)
     for overlap in ("NoOverlap", "OverlapBackward"):
