@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Do bench_train_step and torch_train_step.py write the pairs that the report reads? No time is asserted.
+
+    test_programs.py BENCH_TRAIN_STEP TORCH_TRAIN_STEP
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent))
+
+from report.results import Results
+
+PROGRAM, PEER = sys.argv[1:3] if len(sys.argv) > 2 else (None, None)
+NO_TORCH = 77
+
+
+def run(*command):
+    """What it wrote, as one round of results."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "answer.json")
+        flags = [f"--out={file}"] if command[0] == sys.executable else [f"--benchmark_out={file}", "--benchmark_out_format=json"]
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=200)
+        if done.returncode == NO_TORCH: raise unittest.SkipTest(done.stderr.strip())
+        if done.returncode != 0: raise AssertionError(done.stderr or done.stdout)
+        results = Results()
+        results.add_google_benchmark("program", json.loads(file.read_text()))
+        return {benchmark.name: benchmark for benchmark in results.benchmarks()}
+
+
+@unittest.skipUnless(PROGRAM, "which programs? See above")
+class PairsTest(unittest.TestCase):
+    def of(self, strategies):
+        return run(PROGRAM, "--rounds=2", f"--benchmark_filter=^train_step/mlp/({strategies})/threads/ranks:2$")
+
+    def check(self, pairs, time, rounds=2):
+        """`pairs` of times like `time`, in seconds: a step can be ten times as long as another, not a thousand times."""
+        self.assertEqual(len(pairs), rounds)
+        for pair in pairs:
+            for value in pair: self.assertTrue(time / 30 < value < 30 * time, pairs)
+
+    def test_two_strategies_have_a_step_of_the_reference_between_them(self):
+        found = self.of("flat|naive|independent")
+        for strategy in ("flat", "naive"):
+            benchmark = found[f"train_step/mlp/{strategy}/threads/ranks:2"]
+            self.check(benchmark.series("pairs"), benchmark.time)
+            self.assertEqual(benchmark.series("watched"), [])
+        reference = found["train_step/mlp/independent/threads/ranks:2"]
+        self.assertEqual((reference.samples, reference.series("pairs")), (1 + 2 * 2, []))
+
+    def test_pairs_of_one_strategy_share_no_step(self):
+        self.assertEqual(self.of("flat|independent")["train_step/mlp/independent/threads/ranks:2"].samples, 2 * 2)
+
+    def test_a_timeline_is_metered(self):
+        benchmark, = self.of("timeline").values()
+        self.check(benchmark.series("pairs"), benchmark.time)
+        self.check([step[1:] for step in benchmark.series("watched")], benchmark.time, 9)
+        for spent, whole in benchmark.series("watched"): self.assertTrue(0 < spent < whole)
+
+    def test_steps_of_pytorch_have_pairs_too(self):
+        found = run(sys.executable, PEER, "--model", "mlp", "--modes", "flat", "--rounds", "2")
+        flat, reference = (found[f"train_step/mlp/torch_{mode}/gloo/ranks:2"] for mode in ("flat", "independent"))
+        self.check(flat.series("pairs"), flat.time)
+        self.assertEqual((reference.samples, reference.series("pairs")), (2 * 2, []))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
