@@ -18,6 +18,7 @@ caption { text-align: left; font-weight: 600; padding: 0.25rem 0; }
 th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid var(--faint); }
 th:first-child, td:first-child { text-align: left; } tbody tr:nth-child(even) { background: var(--stripe); }
 .words td { text-align: left; } th { vertical-align: bottom; } td { white-space: nowrap; }
+#goals td { text-align: left; white-space: normal; }
 pre { background: var(--stripe); padding: 0.6rem; overflow-x: auto; font-size: 12px; }
 .warning { border-left: 4px solid var(--bad); padding-left: 0.8rem; }
 nav a { margin-right: 1rem; } a { color: inherit; } summary { cursor: pointer; }
