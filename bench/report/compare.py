@@ -159,6 +159,9 @@ def compare(old, new, out):
     faster = sorted((d for d in found if d.faster), key=lambda d: d.ratio)
     print(f"old: {old.machine.get('commit', '')[:12]}, {old.machine.get('date')}, {old.run.get('rounds')} rounds; "
           f"new: {new.machine.get('commit', '')[:12]}, {new.machine.get('date')}, {new.run.get('rounds')} rounds", file=out)
+    for name, results in (("old", old), ("new", new)):
+        others, much = results.used_by_others()
+        if much: print(f"Others used the machine in the {name} run ({others}): its figures say little.", file=out)
     if state: print(f"Times are not compared, only ratios: {state}.", file=out)
     if estimated_otherwise:
         print(f"Left out: {estimated_otherwise} whose ratio is a median over pairs in one of the runs and a ratio of medians in the other; measure "

@@ -183,6 +183,14 @@ class CompareTest(Folder):
         self.assertFalse(good)
         self.assertIn(f"| {watched} | the same unwatched |", said)
 
+    def test_a_busy_machine_is_told(self):
+        old, new = synthetic.results(), synthetic.results(seed=2)
+        self.assertNotIn("Others", self.compared(old, new)[1])
+        new.machine["busy_before"] = 2.0
+        good, said = self.compared(old, new)
+        self.assertTrue(good)
+        self.assertIn("Others used the machine in the new run (busy before 2.0 cores, with others meanwhile 0.1): its figures say little.", said)
+
     def test_noise_is_no_regression(self):
         for seed in range(2, 7):
             good, said = self.compared(synthetic.results(seed=1, noise=0.03), synthetic.results(seed=seed, noise=0.03))
