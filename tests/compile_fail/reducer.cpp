@@ -4,7 +4,7 @@
 // expect 4: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 5: gradsync: pass a mutable range: the library writes the result into it
 // expect 6: gradsync: pass a mutable range: the library writes the result into it
-// expect 7: gradsync: use float, double, Float16, BFloat16, or an integer of 1, 4 or 8 bytes
+// expect 7: gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes
 // expect 8: gradsync: choose a backend for the memory that these tensors lie in, or stage them through the host
 // expect 9: gradsync: choose a backend for the memory that these tensors lie in, or stage them through the host
 #include <span>

@@ -65,6 +65,8 @@ decltype(auto) with_type(gradsync::DType dtype, Use&& use) {
         case f16: return use(static_cast<gradsync::Float16*>(nullptr));
         case bf16: return use(static_cast<gradsync::BFloat16*>(nullptr));
         case f64: return use(static_cast<double*>(nullptr));
+        case f8e4m3: return use(static_cast<gradsync::Float8E4M3*>(nullptr));
+        case f8e5m2: return use(static_cast<gradsync::Float8E5M2*>(nullptr));
         default: return use(static_cast<float*>(nullptr));
     }
 }

@@ -26,7 +26,7 @@ namespace gradsync::inline v0::detail {
 ///
 /// An all-reduce is a reduce-scatter among the ranks of a machine, an all-reduce of each shard among the ranks of all
 /// machines that have it, and an all-gather on the machine: so every rank drives the network, and each element leaves a machine
-/// once. Sums are made in rank order on each machine, then in the machines' order; 16-bit types are rounded after
+/// once. Sums are made in rank order on each machine, then in the machines' order; types of 16 and 8 bits are rounded after
 /// either. All other collectives are done by messages. All of them begin with messages among all ranks, which say what each
 /// has started.
 class HierarchicalEngine final : public collective::Engine, collective::Chore {
@@ -229,8 +229,8 @@ private:
         call.out = element(call, own.first);
         call.out_count = own.size();
         if (call.op == ReduceOp::mean) {
-            // A mean over the machine as well, weighted by the scales: no larger than what goes into it, so that 16-bit types
-            // do not overflow.
+            // A mean over the machine as well, weighted by the scales: no larger than what goes into it, so that low precision
+            // does not overflow.
             const double scale = call.contribution.scale < 0 ? -call.contribution.scale : call.contribution.scale;
             started.sums[0] = scale;
             started.sums[1] = call.contribution.weight;

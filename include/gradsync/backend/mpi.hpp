@@ -42,7 +42,7 @@ struct MpiOptions {
 ///   machine, then between them, so that little crosses the network.
 /// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
 ///   In the case just named they are made in rank order on each machine and then in the machines' order: the same for every
-///   run and policy, but others than ThreadBackend's, and 16-bit types are rounded twice. `MpiOptions::reproducible` sends
+///   run and policy, but others than ThreadBackend's, and types of 16 and 8 bits are rounded twice. `MpiOptions::reproducible` sends
 ///   messages between all ranks instead, which costs as many times the traffic as a machine has ranks.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names
 ///   it. From then on every call on any communicator of the same origin throws the same. (That a process on another machine has

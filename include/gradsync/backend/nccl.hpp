@@ -38,10 +38,10 @@ struct NcclOptions {
 /// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, or, in a
 ///   group, when the group leaves, and runs on a stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
 ///   returns at once: the Work counts as complete then, and its buffers are in use until that stream gets there.
-/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. 16-bit types
-/// are scaled
-///   before they are added up, and rounded then and in NCCL's sum. Sums are in NCCL's order, not in rank order; in `min` and
-///   `max` a NaN may lose. Means, and the Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
+/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. Types of 16 and
+///   8 bits are scaled before they are added up, and rounded then and in NCCL's sum; those of 8 bits need NCCL 2.24.3 and devices of
+///   compute capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max` a NaN may lose. Means, and the Reducer,
+///   need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
 /// - Beside the data, ranks tell one another over TCP what they start, which nothing on a device waits for: a rank that starts
 ///   something else, fails, leaves, dies or reaches its time limit is named on every other, as on the other backends, and what
 ///   is under way is aborted. `host()` is those connections as a backend, for what ranks say to one another on the host.

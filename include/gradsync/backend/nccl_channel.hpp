@@ -22,8 +22,8 @@ namespace gradsync::inline v0::detail {
 /// where all are equal; others are made of grouped ones.
 ///
 /// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks add up on
-/// the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; 16-bit types in a pass of ours,
-/// in f32, as NCCL would round the factor to 16 bits. For one thread at a time.
+/// the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16 and 8 bits in a pass of
+/// ours, in f32, as NCCL would round the factor to their bits. For one thread at a time.
 class NcclChannel {
     using Call = collective::Call;
     using Operation = collective::Operation;
@@ -223,7 +223,7 @@ private:
 
     void post(const Pending& next, Batch& batch) {
         const Call& call = *next.call;
-        const ncclDataType_t type = nccl_type(call.dtype);
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
         if (collective::reduces(call.operation)) return reduce(call, next.operand, batch);
         switch (call.operation) {
             case Operation::broadcast:
@@ -263,7 +263,7 @@ private:
     }
 
     void all_gather(const Call& call, Batch& batch) {
-        const ncclDataType_t type = nccl_type(call.dtype);
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
         if (is_even(whole))
@@ -278,7 +278,7 @@ private:
     }
 
     void gather(const Call& call, Batch& batch) {
-        const ncclDataType_t type = nccl_type(call.dtype);
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
         if (rank_ != call.root) {
             if (call.in_count != 0)
                 batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()), "ncclSend");
@@ -294,7 +294,7 @@ private:
     }
 
     void scatter(const Call& call, Batch& batch) {
-        const ncclDataType_t type = nccl_type(call.dtype);
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
         if (rank_ != call.root) {
             if (call.out_count != 0)
                 batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclRecv");

@@ -47,6 +47,7 @@ public:
         int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
         NcclMemoryChoice memory = {};    ///< from `allocate`
         std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
+        std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
     };
     static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
 
@@ -82,9 +83,10 @@ public:
         struct Wish {
             std::uint64_t group_bytes;
             std::int32_t memory, version;  ///< that is compiled for, and found
+            std::int32_t capability;       ///< of the current device
         };
         const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
-                                               gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE)});
+                                               gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE), cuda::compute_capability()});
         const auto text = [](const Wish& wish) {
             return std::string(gradsync::name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " +
                    std::to_string(wish.group_bytes);
@@ -97,10 +99,13 @@ public:
                                 ", rank " + std::to_string(culprit) + " has " + text(all[r]) + "; they must be the same on all ranks",
                             {.operation = "NcclBackend", .rank = control.world_rank(control.rank()), .peer = culprit});
             }
-            if (best_nccl_memory(all[r].version) >= settings.memory.kind) continue;
-            settings.memory = {best_nccl_memory(all[r].version),
-                               "rank " + std::to_string(control.world_rank(static_cast<int>(r))) + " has, or was compiled for, NCCL " +
-                                   nccl_version_text(all[r].version)};
+            const std::string who = "rank " + std::to_string(control.world_rank(static_cast<int>(r)));
+            const std::string old = who + " has, or was compiled for, NCCL " + nccl_version_text(all[r].version);
+            if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
+            else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
+                settings.no_float8 = who + " has a device of compute capability " + std::to_string(all[r].capability / 10) + "." +
+                                     std::to_string(all[r].capability % 10);
+            if (best_nccl_memory(all[r].version) < settings.memory.kind) settings.memory = {best_nccl_memory(all[r].version), old};
         }
     }
 
@@ -168,6 +173,7 @@ public:
 
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
+        if (is_float8(call.dtype) && collective::reduces(call.operation) && !settings_.no_float8.empty()) refuse_float8(call);
         for (;;) {
             std::uint64_t oldest;
             {
@@ -444,6 +450,15 @@ private:
     void abort() noexcept { channel_.communicator().abort(); }
 
     // Without the mutex.
+
+    [[noreturn]] void refuse_float8(const Call& call) {
+        const int self = world_rank(rank());
+        throw Error(Errc::invalid_argument,
+                    std::string(collective::name_of(call.operation)) + ": NCCL adds up " + std::string(gradsync::name_of(call.dtype)) +
+                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + settings_.no_float8 +
+                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
+                    {.operation = std::string(collective::name_of(call.operation)), .rank = self});
+    }
 
     [[noreturn]] void throw_failure(collective::Operation operation) {
         control_->fail(world().failure());  // the others hear of it

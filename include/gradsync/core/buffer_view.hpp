@@ -114,7 +114,7 @@ consteval void check_buffer_range() {
                       "collectives need contiguous elements");
         if constexpr (ContiguousRange<R>)
             static_assert(Element<range_element_t<R>>,
-                          "gradsync: use float, double, Float16, BFloat16, or an integer of 1, 4 or 8 bytes: this element "
+                          "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element "
                           "type is not supported");
     }
 }

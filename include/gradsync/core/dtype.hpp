@@ -7,31 +7,35 @@
 
 #include "bfloat16.hpp"
 #include "float16.hpp"
+#include "float8.hpp"
 
 namespace gradsync::inline v0 {
 
 /// The element types that a buffer can hold.
-enum class DType : std::uint8_t { i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64 };
+enum class DType : std::uint8_t { i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2 };
 
-inline constexpr std::size_t dtype_count = 10;
+inline constexpr std::size_t dtype_count = 12;
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
-    constexpr std::size_t sizes[dtype_count] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+    constexpr std::size_t sizes[dtype_count] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
     return sizes[static_cast<std::size_t>(dtype)];
 }
 
 /// "f32", "bf16", ...
 constexpr std::string_view name_of(DType dtype) noexcept {
-    constexpr std::string_view names[dtype_count] = {"i8",  "u8",  "i32",  "u32", "i64",
-                                                     "u64", "f16", "bf16", "f32", "f64"};
+    constexpr std::string_view names[dtype_count] = {"i8",  "u8",   "i32", "u32", "i64",    "u64",
+                                                     "f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"};
     return names[static_cast<std::size_t>(dtype)];
 }
 
 constexpr bool is_floating(DType dtype) noexcept { return dtype >= DType::f16; }
 
-/// Sixteen-bit floating types: they are summed in f32 and rounded once.
-constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f16 || dtype == DType::bf16; }
+/// Eight-bit floating types.
+constexpr bool is_float8(DType dtype) noexcept { return dtype >= DType::f8e4m3; }
+
+/// Sixteen- and eight-bit floating types: they are summed in f32 and rounded once.
+constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f16 || dtype == DType::bf16 || is_float8(dtype); }
 
 /// The type in which elements of `dtype` are summed and scaled.
 constexpr DType accumulator_of(DType dtype) noexcept { return is_low_precision(dtype) ? DType::f32 : dtype; }
@@ -49,6 +53,8 @@ constexpr int dtype_index() noexcept {
     else if constexpr (std::is_same_v<T, BFloat16>) return static_cast<int>(DType::bf16);
     else if constexpr (std::is_same_v<T, float>) return static_cast<int>(DType::f32);
     else if constexpr (std::is_same_v<T, double>) return static_cast<int>(DType::f64);
+    else if constexpr (std::is_same_v<T, Float8E4M3>) return static_cast<int>(DType::f8e4m3);
+    else if constexpr (std::is_same_v<T, Float8E5M2>) return static_cast<int>(DType::f8e5m2);
     else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
         // By size and sign, so that `long` and `long long` are both i64.
         constexpr bool s = std::is_signed_v<T>;
@@ -64,8 +70,8 @@ constexpr int dtype_index() noexcept {
 
 }  // namespace detail
 
-/// An element type of the library: `float`, `double`, `Float16`, `BFloat16`, an integer of 1, 4 or 8 bytes, or a type
-/// with `dtype_traits`.
+/// An element type of the library: `float`, `double`, `Float16`, `BFloat16`, `Float8E4M3`, `Float8E5M2`, an integer of 1, 4 or 8
+/// bytes, or a type with `dtype_traits`.
 template <class T>
 concept Element = detail::dtype_index<std::remove_cv_t<T>>() >= 0;
 

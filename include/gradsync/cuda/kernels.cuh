@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,17 +18,23 @@ namespace gradsync::inline v0::cuda::kernels {
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+template <class T>
+inline constexpr bool is_fp8 = std::is_same_v<T, __nv_fp8_e4m3> || std::is_same_v<T, __nv_fp8_e5m2>;
+
 template <class A, class T>
 __device__ A widen(T x) {
-    if constexpr (std::is_same_v<T, __half>) return static_cast<A>(__half2float(x));
+    if constexpr (is_fp8<T>) return static_cast<A>(static_cast<float>(x));
+    else if constexpr (std::is_same_v<T, __half>) return static_cast<A>(__half2float(x));
     else if constexpr (std::is_same_v<T, __nv_bfloat16>) return static_cast<A>(__bfloat162float(x));
     else return static_cast<A>(x);
 }
 
-/// Rounded once, to nearest, also from double to 16 bits.
+/// Rounded once, to nearest, also from double to 16 and 8 bits. (8 bits: what is too large becomes the largest number.)
 template <class T, class A>
 __device__ T narrow(A x) {
-    if constexpr (std::is_same_v<T, __half>) {
+    if constexpr (is_fp8<T>) {
+        return T(x);
+    } else if constexpr (std::is_same_v<T, __half>) {
         if constexpr (std::is_same_v<A, double>) return __double2half(x);
         else return __float2half_rn(x);
     } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
@@ -133,6 +140,42 @@ struct Clamp : Plain {
     }
 };
 
+// -------------------------------------------------------------------------------------------- types known at run time only
+
+/// Element i, of a floating type.
+__device__ inline double load(const void* data, DType type, std::size_t i) {
+    switch (type) {
+        case DType::f16: return widen<double>(static_cast<const __half*>(data)[i]);
+        case DType::bf16: return widen<double>(static_cast<const __nv_bfloat16*>(data)[i]);
+        case DType::f64: return static_cast<const double*>(data)[i];
+        case DType::f8e4m3: return widen<double>(static_cast<const __nv_fp8_e4m3*>(data)[i]);
+        case DType::f8e5m2: return widen<double>(static_cast<const __nv_fp8_e5m2*>(data)[i]);
+        default: return static_cast<double>(static_cast<const float*>(data)[i]);
+    }
+}
+__device__ inline void store(void* data, DType type, std::size_t i, double value) {
+    switch (type) {
+        case DType::f16: static_cast<__half*>(data)[i] = narrow<__half>(value); break;
+        case DType::bf16: static_cast<__nv_bfloat16*>(data)[i] = narrow<__nv_bfloat16>(value); break;
+        case DType::f64: static_cast<double*>(data)[i] = value; break;
+        case DType::f8e4m3: static_cast<__nv_fp8_e4m3*>(data)[i] = narrow<__nv_fp8_e4m3>(value); break;
+        case DType::f8e5m2: static_cast<__nv_fp8_e5m2*>(data)[i] = narrow<__nv_fp8_e5m2>(value); break;
+        default: static_cast<float*>(data)[i] = static_cast<float>(value); break;
+    }
+}
+
+/// to[i] = from[i], or to[i] += from[i]. For the pairs of types that have no kernels of their own: those with one of 8 bits, which would
+/// be as many again.
+template <class = void>
+__global__ void __launch_bounds__(threads) transform_any(void* to, DType to_type, const void* from, DType from_type, std::size_t count, bool adds) {
+    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < count; i += gridDim.x * std::size_t{threads}) {
+        double x = load(from, from_type, i);
+        if (adds && to_type == DType::f64) x = load(to, to_type, i) + x;
+        else if (adds) x = static_cast<double>(static_cast<float>(load(to, to_type, i)) + static_cast<float>(x));
+        store(to, to_type, i, x);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------- norms
 
 /// The sum over all threads of a block, in one order; valid on thread 0.
@@ -181,6 +224,8 @@ __global__ void __launch_bounds__(threads) sums_of_squares(const NormBlock* bloc
         case DType::f16: sum = thread_sum<__half>(block.data, block.count); break;
         case DType::bf16: sum = thread_sum<__nv_bfloat16>(block.data, block.count); break;
         case DType::f64: sum = thread_sum<double>(block.data, block.count); break;
+        case DType::f8e4m3: sum = thread_sum<__nv_fp8_e4m3>(block.data, block.count); break;
+        case DType::f8e5m2: sum = thread_sum<__nv_fp8_e5m2>(block.data, block.count); break;
         default: sum = thread_sum<float>(block.data, block.count); break;
     }
     sum = block_sum(sum);

@@ -14,14 +14,20 @@ namespace gradsync::inline v0::cuda {
 
 namespace {
 
-/// Calls `use` with a null pointer to the element type of a floating dtype.
-template <class Use>
+/// Calls `use` with a null pointer to the element type of a floating dtype; without `float8`: not of 8 bits.
+template <bool float8 = true, class Use>
 void with_type(DType dtype, const char* pass, Use&& use) {
     switch (dtype) {
         case DType::f16: return use(static_cast<__half*>(nullptr));
         case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
         case DType::f32: return use(static_cast<float*>(nullptr));
         case DType::f64: return use(static_cast<double*>(nullptr));
+        case DType::f8e4m3:
+            if constexpr (float8) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
+            [[fallthrough]];
+        case DType::f8e5m2:
+            if constexpr (float8) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
+            [[fallthrough]];
         default:
             throw Error(Errc::invalid_argument,
                         std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)),
@@ -51,6 +57,15 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
     check(cudaGetLastError(), pass);
 }
 
+/// Is there an 8-bit type in it? Then it is done here.
+bool transform_float8(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
+    if (!is_floating(to.dtype) || !is_floating(from.dtype) || (!is_float8(to.dtype) && !is_float8(from.dtype))) return false;
+    if (to.count == 0) return true;
+    kernels::transform_any<><<<blocks_for(to.count), kernels::threads, 0, stream>>>(to.data, to.dtype, from.data, from.dtype, to.count, adds);
+    check(cudaGetLastError(), pass);
+    return true;
+}
+
 }  // namespace
 
 void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
@@ -59,8 +74,9 @@ void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
             check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
         return;
     }
-    with_type(from.dtype, "convert", [&]<class From>(From*) {
-        with_type(to.dtype, "convert", [&]<class To>(To*) {
+    if (transform_float8(to, from, false, "convert", stream)) return;
+    with_type<false>(from.dtype, "convert", [&]<class From>(From*) {
+        with_type<false>(to.dtype, "convert", [&]<class To>(To*) {
             transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert",
                       stream);
         });
@@ -68,8 +84,9 @@ void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
 }
 
 void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
-    with_type(from.dtype, "add", [&]<class From>(From*) {
-        with_type(to.dtype, "add", [&]<class To>(To*) {
+    if (transform_float8(to, from, true, "add", stream)) return;
+    with_type<false>(from.dtype, "add", [&]<class From>(From*) {
+        with_type<false>(to.dtype, "add", [&]<class To>(To*) {
             transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add",
                       stream);
         });

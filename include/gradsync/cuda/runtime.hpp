@@ -111,6 +111,15 @@ private:
 using DeviceMemory = Memory<DeviceMemoryTraits>;
 using PinnedMemory = Memory<PinnedMemoryTraits>;  ///< of the host, for copies that run beside everything else
 
+/// Of the calling thread's device: 90 for 9.0.
+inline int compute_capability() {
+    int device = 0, major = 0, minor = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+    return 10 * major + minor;
+}
+
 /// Makes a device the calling thread's, until it goes.
 class CurrentDevice {
 public:

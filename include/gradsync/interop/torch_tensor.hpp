@@ -1,6 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#if __has_include(<c10/util/Float8_e4m3fn.h>) && __has_include(<c10/util/Float8_e5m2.h>)  // libtorch 2.1
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
+#define GRADSYNC_TORCH_FLOAT8 1
+#else
+#define GRADSYNC_TORCH_FLOAT8 0
+#endif
 
 #include <string>
 
@@ -20,6 +27,16 @@ template <>
 struct dtype_traits<c10::BFloat16> {
     static constexpr DType value = DType::bf16;
 };
+#if GRADSYNC_TORCH_FLOAT8
+template <>
+struct dtype_traits<c10::Float8_e4m3fn> {
+    static constexpr DType value = DType::f8e4m3;
+};
+template <>
+struct dtype_traits<c10::Float8_e5m2> {
+    static constexpr DType value = DType::f8e5m2;
+};
+#endif
 
 /// A tensor is taken with any strides that fill its memory (contiguous, channels_last, a transposed matrix), as all ranks
 /// have the same ones.
@@ -49,7 +66,11 @@ private:
             case at::kBFloat16: return DType::bf16;
             case at::kFloat: return DType::f32;
             case at::kDouble: return DType::f64;
-            default: refuse("a tensor of " + describe(t) + " cannot be synchronised: use Float, Double, Half, BFloat16, Char, Byte, Int or Long");
+#if GRADSYNC_TORCH_FLOAT8
+            case at::kFloat8_e4m3fn: return DType::f8e4m3;
+            case at::kFloat8_e5m2: return DType::f8e5m2;
+#endif
+            default: refuse("a tensor of " + describe(t) + " cannot be synchronised: use Float, Double, Half, BFloat16, Float8_e4m3fn, Float8_e5m2, Char, Byte, Int or Long");
         }
     }
 

@@ -7,20 +7,22 @@
 #include <type_traits>
 
 #include "../core/dtype.hpp"
+#include "float8.hpp"
 #include "isa.hpp"
 
 /// Bulk conversion between floating types, in host memory.
 ///
-/// Every result has the same bits as the scalar conversions of `Float16` and `BFloat16`, whatever the input: round
-/// to nearest, ties to even, overflow to infinity, NaN quiet with its upper payload bits, denormals kept, also where
-/// the thread runs with flush-to-zero. From `double`, the 16-bit types are rounded once (never through `float`).
+/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, whatever the input: round
+/// to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper payload bits,
+/// denormals kept, also where the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits are rounded once (never to a
+/// `float` in between). The 8-bit types go through blocks of f32.
 ///
 /// The loops work on blocks of a constant length, because GCC vectorises nothing else at -O2, and choose by masks
 /// instead of branches, because a branch around a floating-point operation keeps GCC from vectorising it.
 
 namespace gradsync::inline v0::kernel {
 
-/// The type in which elements of type T are summed and scaled: `float` for the 16-bit types, T itself otherwise.
+/// The type in which elements of type T are summed and scaled: `float` for types of 16 and 8 bits, T itself otherwise.
 template <Element T>
 using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T>;
 
@@ -198,17 +200,22 @@ struct Convert {
 }  // namespace detail
 
 /// Widens `n` elements to their accumulator type; for a kernel to use within its own dispatched loop. Vectorised
-/// where `n` is a constant at the call. The ranges must not overlap.
+/// where `n` is a constant at the call. The ranges must not overlap. Not for the 8-bit types.
 template <Element T>
+    requires(!is_float8(dtype_of<T>))
 GRADSYNC_ALWAYS_INLINE void load_block(const T* from, accumulator_t<T>* to, std::size_t n) noexcept {
     detail::convert_block(from, to, n);
 }
 
 /// Rounds `n` accumulators to their element type; otherwise as `load_block`.
 template <Element T>
+    requires(!is_float8(dtype_of<T>))
 GRADSYNC_ALWAYS_INLINE void store_block(const accumulator_t<T>* from, T* to, std::size_t n) noexcept {
     detail::convert_block(from, to, n);
 }
+
+template <class = void>
+void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept;
 
 /// Converts `n` elements of one floating type to another, with the widest vectors that the processor has.
 /// The ranges must not overlap; they need no alignment beyond their element's.
@@ -217,6 +224,8 @@ template <Element From, Element To>
 void convert(const From* from, To* to, std::size_t n) noexcept {
     if constexpr (std::is_same_v<From, To>) {
         if (n != 0) std::memcpy(to, from, n * sizeof(From));
+    } else if constexpr (is_float8(dtype_of<From>) || is_float8(dtype_of<To>)) {
+        convert(from, dtype_of<From>, to, dtype_of<To>, n);
     } else {
         dispatch<detail::Convert>(from, to, n);
     }
@@ -234,12 +243,32 @@ void convert_from(const From* from, void* to, DType to_type, std::size_t n) noex
     }
 }
 
+template <class = void>
+void convert_float8(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept {
+    alignas(64) float block[float8_block];
+    for (std::size_t first = 0; first < n; first += float8_block) {
+        const std::size_t size = n - first < float8_block ? n - first : float8_block;
+        const auto* const in = static_cast<const std::byte*>(from) + first * size_of(from_type);
+        auto* const out = static_cast<std::byte*>(to) + first * size_of(to_type);
+        if (is_float8(from_type)) widen_float8(in, from_type, block, size);
+        else if (from_type == DType::f64) round_to_odd(reinterpret_cast<const double*>(in), block, size);
+        else kernel::convert(in, from_type, block, DType::f32, size);
+        if (is_float8(to_type)) round_float8(block, size, out, to_type);
+        else kernel::convert(block, DType::f32, out, to_type, size);
+    }
+}
+
 }  // namespace detail
 
 /// The same, types known at run time only. Both must be floating types.
-template <class = void>
+template <class>
 void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept {
     assert(is_floating(from_type) && is_floating(to_type));
+    if (is_float8(from_type) || is_float8(to_type)) {
+        if (from_type != to_type) detail::convert_float8(from, from_type, to, to_type, n);
+        else if (n != 0) std::memcpy(to, from, n);
+        return;
+    }
     switch (from_type) {
         case DType::f16: return detail::convert_from(static_cast<const Float16*>(from), to, to_type, n);
         case DType::bf16: return detail::convert_from(static_cast<const BFloat16*>(from), to, to_type, n);

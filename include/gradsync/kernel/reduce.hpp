@@ -8,6 +8,7 @@
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
+#include "float8.hpp"
 #include "isa.hpp"
 #include "pack.hpp"
 
@@ -188,6 +189,34 @@ void reduce(const Reduction& r) {
     else dispatch<BlockedReduce<T>>(&r);
 }
 
+/// The 8-bit types: block by block in f32, one input after another, by the kernels of that type.
+template <class = void>
+void reduce_float8(const Reduction& r) {
+    alignas(64) float result[float8_block];
+    alignas(64) float next[float8_block];
+    std::byte rounded[float8_block];
+    const void* const both[] = {result, next};
+    void* const into[] = {result};
+    Reduction step;
+    step.outputs = into;
+    step.op = r.op;
+    for (std::size_t first = 0; first < r.count; first += float8_block) {
+        step.count = r.count - first < float8_block ? r.count - first : float8_block;
+        const std::size_t inputs = r.inputs.size();
+        for (std::size_t i = 0; i < inputs; ++i) {
+            widen_float8(static_cast<const std::byte*>(r.inputs[i]) + first, r.dtype, i == 0 ? result : next, step.count);
+            if (i == 0 && inputs != 1) continue;
+            step.inputs = std::span(both).first(i == 0 ? 1 : 2);
+            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0], r.scales.empty() || i == 0 ? 1 : r.scales[i]};
+            if (!r.scales.empty()) step.scales = std::span(scales).first(step.inputs.size());
+            step.factor = i + 1 == inputs ? r.factor : 1;
+            reduce<float>(step);
+        }
+        round_float8(result, step.count, rounded, r.dtype);
+        for (void* output : r.outputs) std::memcpy(static_cast<std::byte*>(output) + first, rounded, step.count);
+    }
+}
+
 }  // namespace detail
 
 /// Runs a reduction on the calling thread. Without inputs the outputs become zero.
@@ -211,6 +240,8 @@ void reduce(const Reduction& r) {
         case DType::bf16: return detail::reduce<BFloat16>(r);
         case DType::f32: return detail::reduce<float>(r);
         case DType::f64: return detail::reduce<double>(r);
+        case DType::f8e4m3:
+        case DType::f8e5m2: return detail::reduce_float8(r);
     }
 }
 

@@ -31,6 +31,8 @@ decltype(auto) with_element_type(gradsync::DType dtype, F&& use) {
         case DType::f16: return use(gradsync::Float16{});
         case DType::bf16: return use(gradsync::BFloat16{});
         case DType::f64: return use(double{});
+        case DType::f8e4m3: return use(gradsync::Float8E4M3{});
+        case DType::f8e5m2: return use(gradsync::Float8E5M2{});
         default: return use(float{});
     }
 }
@@ -140,7 +142,8 @@ inline std::string difference(gradsync::DType dtype, const Bytes& actual, const 
             const auto x = static_cast<double>(static_cast<A>(a[i])), y = static_cast<double>(static_cast<A>(e[i]));
             if (!exact && gradsync::is_floating(dtype)) {
                 const double epsilon = dtype == gradsync::DType::f64 ? 0x1p-52 : dtype == gradsync::DType::f32 ? 0x1p-23
-                                       : dtype == gradsync::DType::f16 ? 0x1p-10 : 0x1p-7;
+                                       : dtype == gradsync::DType::f16 ? 0x1p-10 : dtype == gradsync::DType::f8e4m3 ? 0x1p-3
+                                       : dtype == gradsync::DType::f8e5m2 ? 0x1p-2 : 0x1p-7;
                 if (std::abs(x - y) <= 2 * size * epsilon * std::max(8.0 * size, std::abs(y))) continue;
             }
             return "element " + std::to_string(i) + " is " + std::to_string(x) + ", not " + std::to_string(y);

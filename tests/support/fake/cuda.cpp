@@ -171,6 +171,12 @@ std::string describe_living() {
            std::to_string(census().communicators) + " communicators";
 }
 
+namespace {
+std::atomic<int> capability{90};
+}
+void be_of_capability(int value) { capability = value; }
+int compute_capability() { return capability; }
+
 Busy::Busy(cudaStream_t stream) {
     auto over = std::make_shared<Happening>();
     enqueue(stream, [over] { over->await(); });
@@ -187,6 +193,11 @@ const char* cudaGetErrorString(cudaError_t code) { return code == cudaSuccess ? 
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    if (attribute == cudaDevAttrComputeCapabilityMajor) return *value = gradsync_fake::compute_capability() / 10, cudaSuccess;
+    if (attribute == cudaDevAttrComputeCapabilityMinor) return *value = gradsync_fake::compute_capability() % 10, cudaSuccess;
+    return cudaErrorNotSupported;
+}
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {

@@ -35,6 +35,10 @@ void refuse_next(const std::string& function, ncclResult_t code);
 /// From now on NCCL says that it is this version, and gives windows, or none.
 void pretend(int version, bool windows);
 
+/// From now on all devices are of this compute capability, 90 for 9.0, which is what they are otherwise.
+void be_of_capability(int capability);
+int compute_capability();
+
 /// Windows of communicators that are open.
 int windows();
 

@@ -136,6 +136,10 @@ ncclResult_t issue(Queued call) {
 
 std::size_t width(ncclDataType_t type) {
     switch (type) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 3)
+        case ncclFloat8e4m3:
+        case ncclFloat8e5m2:
+#endif
         case ncclInt8:
         case ncclUint8: return 1;
         case ncclFloat16:
@@ -159,6 +163,10 @@ gradsync::DType dtype(ncclDataType_t type) {
         case ncclFloat16: return DType::f16;
         case ncclBfloat16: return DType::bf16;
         case ncclFloat64: return DType::f64;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 3)
+        case ncclFloat8e4m3: return DType::f8e4m3;
+        case ncclFloat8e5m2: return DType::f8e5m2;
+#endif
         default: return DType::f32;
     }
 }
@@ -244,6 +252,11 @@ ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t st
     if (const ncclResult_t code = refusals.take(function)) {
         if (group_depth > 0) group_failure = code;
         return code;
+    }
+    const bool reduces = part.kind == Kind::all_reduce || part.kind == Kind::reduce || part.kind == Kind::reduce_scatter;
+    if (reduces && is_float8(dtype(part.type)) && (version < NCCL_VERSION(2, 24, 3) || gradsync_fake::compute_capability() < 90)) {
+        if (group_depth > 0) group_failure = ncclInvalidArgument;
+        return ncclInvalidArgument;
     }
     part.scalar = nullptr;
     if (part.op >= ncclNumOps) {

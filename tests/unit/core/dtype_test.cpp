@@ -13,6 +13,7 @@ using gs::DType;
 // By size and sign, not by name: `long` and `long long` are one element type.
 static_assert(gs::dtype_of<float> == DType::f32 && gs::dtype_of<double> == DType::f64);
 static_assert(gs::dtype_of<gs::Float16> == DType::f16 && gs::dtype_of<gs::BFloat16> == DType::bf16);
+static_assert(gs::dtype_of<gs::Float8E4M3> == DType::f8e4m3 && gs::dtype_of<const gs::Float8E5M2> == DType::f8e5m2);
 static_assert(gs::dtype_of<std::int8_t> == DType::i8 && gs::dtype_of<unsigned char> == DType::u8);
 static_assert(gs::dtype_of<int> == DType::i32 && gs::dtype_of<unsigned> == DType::u32);
 static_assert(gs::dtype_of<std::int64_t> == DType::i64 && gs::dtype_of<long long> == DType::i64);
@@ -25,7 +26,8 @@ template <class T>
 constexpr bool size_agrees = gs::size_of(gs::dtype_of<T>) == sizeof(T);
 static_assert(size_agrees<std::int8_t> && size_agrees<std::uint8_t> && size_agrees<std::int32_t> &&
               size_agrees<std::uint32_t> && size_agrees<std::int64_t> && size_agrees<std::uint64_t> &&
-              size_agrees<gs::Float16> && size_agrees<gs::BFloat16> && size_agrees<float> && size_agrees<double>);
+              size_agrees<gs::Float16> && size_agrees<gs::BFloat16> && size_agrees<float> && size_agrees<double> &&
+              size_agrees<gs::Float8E4M3> && size_agrees<gs::Float8E5M2>);
 
 TEST_CASE("DType: names are distinct, and say kind and bits") {
     std::set<std::string> names;
@@ -41,10 +43,10 @@ TEST_CASE("DType: names are distinct, and say kind and bits") {
     CHECK(names.size() == gs::dtype_count);
 }
 
-TEST_CASE("DType: 16-bit types accumulate in f32, all others in themselves") {
+TEST_CASE("DType: types of 16 and 8 bits accumulate in f32, all others in themselves") {
     for (std::size_t i = 0; i < gs::dtype_count; ++i) {
         const auto dtype = static_cast<DType>(i);
-        const bool low = dtype == DType::f16 || dtype == DType::bf16;
+        const bool low = dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
         CHECK(gs::is_low_precision(dtype) == low);
         CHECK(gs::accumulator_of(dtype) == (low ? DType::f32 : dtype));
     }

@@ -25,7 +25,7 @@ int prepare_tests() { return gradsync_test::skip_without_device(); }
 
 namespace {
 
-constexpr DType floating[] = {DType::f16, DType::bf16, DType::f32, DType::f64};
+constexpr DType floating[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
 constexpr std::size_t counts[] = {0, 1, 3, 7, 8, 255, 1000, 4097, 100'003, 3'000'001};
 
 /// Random elements with some that are special.
@@ -49,7 +49,7 @@ bool same(DType dtype, const Bytes& a, const Bytes& b) {
         if constexpr (!std::is_integral_v<T>)
             for (std::size_t i = 0; equal && i < a.size() / sizeof(T); ++i) {
                 const T x = reinterpret_cast<const T*>(a.data())[i], y = reinterpret_cast<const T*>(b.data())[i];
-                using A = std::conditional_t<sizeof(T) == 2, float, T>;
+                using A = std::conditional_t<gradsync::is_low_precision(gradsync::dtype_of<T>), float, T>;
                 equal = std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(static_cast<A>(x)) && std::isnan(static_cast<A>(y)));
             }
     });

@@ -66,7 +66,7 @@ void check(std::size_t count, std::size_t offset, Change change, Expected expect
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets)
             for (const double factor : {0.1, -1.0, 0.0})
@@ -75,7 +75,7 @@ TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::B
                     [&](T x, std::size_t) { return T(widened(x) * static_cast<kernel::accumulator_t<T>>(factor)); });
 }
 
-TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets)
             for (const double limit : {0.7, 0.0})
@@ -88,7 +88,7 @@ TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::F
                     });
 }
 
-TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
     const auto add_from = [&]<class From>(From) {
         for (const std::size_t count : counts)
             for (const std::size_t offset : offsets) {
@@ -102,9 +102,10 @@ TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::F
     add_from(gs::BFloat16{});
     add_from(float{});
     add_from(double{});
+    add_from(gs::Float8E5M2{});
 }
 
-TEST_CASE_TEMPLATE("sum_of_squares: sixteen sums, in turns", T, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("sum_of_squares: sixteen sums, in turns", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets) {
             const auto values = finite_values<T>(count + offset);

@@ -19,10 +19,12 @@ using namespace gradsync_test;
 namespace {
 
 template <class T>
-constexpr std::uint64_t quiet_nan = std::is_same_v<T, double>         ? 0x7ff8'0000'0000'0000u
-                                    : std::is_same_v<T, float>        ? 0x7fc0'0000u
-                                    : std::is_same_v<T, gs::BFloat16> ? 0x7fc0u
-                                                                      : 0x7e00u;
+constexpr std::uint64_t quiet_nan = [] {
+    if constexpr (sizeof(T) == 1) return std::uint64_t{T::quiet_nan};
+    else if constexpr (std::is_same_v<T, double>) return std::uint64_t{0x7ff8'0000'0000'0000u};
+    else if constexpr (std::is_same_v<T, float>) return std::uint64_t{0x7fc0'0000u};
+    else return std::uint64_t{std::is_same_v<T, gs::BFloat16> ? 0x7fc0u : 0x7e00u};
+}();
 
 template <class T>
 T element(float value) {
@@ -33,7 +35,7 @@ constexpr std::size_t count = 300;
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("fast-math: in min and max a NaN wins", T, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("fast-math: in min and max a NaN wins", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
     for (const gs::ReduceOp op : {gs::ReduceOp::min, gs::ReduceOp::max}) {
         std::vector<T> a(count, element<T>(1)), b(count, element<T>(2)), result(count);
         for (std::size_t i = 0; i < count; i += 3) a[i] = from_bits<T>(quiet_nan<T>);
@@ -56,7 +58,7 @@ TEST_CASE_TEMPLATE("fast-math: in min and max a NaN wins", T, gs::Float16, gs::B
     }
 }
 
-TEST_CASE_TEMPLATE("fast-math: clamp leaves a NaN", T, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("fast-math: clamp leaves a NaN", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
     std::vector<T> data(count, element<T>(-3));
     for (std::size_t i = 0; i < count; i += 7) data[i] = from_bits<T>(quiet_nan<T>);
     kernel::clamp(gs::buffer(data), 2);

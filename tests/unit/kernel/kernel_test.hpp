@@ -24,7 +24,7 @@ auto bits_of(T value) {
 
 template <class T>
 T from_bits(std::uint64_t bits) {
-    if constexpr (is_half<T>) return T::from_bits(static_cast<std::uint16_t>(bits));
+    if constexpr (is_half<T>) return T::from_bits(static_cast<decltype(T{}.bits())>(bits));
     else if constexpr (std::is_same_v<T, float>) return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     else if constexpr (std::is_same_v<T, double>) return std::bit_cast<double>(bits);
     else return static_cast<T>(bits);

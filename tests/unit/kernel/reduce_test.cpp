@@ -35,7 +35,7 @@ struct Random {
 };
 
 constexpr int mantissa_bits(DType dtype) {
-    return dtype == DType::f16 ? 10 : dtype == DType::bf16 ? 7 : dtype == DType::f32 ? 23 : 52;
+    return dtype == DType::f16 ? 10 : dtype == DType::bf16 ? 7 : dtype == DType::f32 ? 23 : dtype == DType::f8e4m3 ? 3 : dtype == DType::f8e5m2 ? 2 : 52;
 }
 
 /// Mostly numbers around 1, whose sums must be rounded and are ties in many cases; NaNs, infinities, denormals, zeros
@@ -99,9 +99,10 @@ struct Way {
 template <class T>
 std::vector<Way<T>> ways() {
     using Blocked = kernel::detail::BlockedReduce<T>;
-    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }},
-                               {"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked>(&r); }}};
-    if constexpr (!std::is_integral_v<T>) {
+    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }}};
+    if constexpr (!gs::is_float8(gs::dtype_of<T>))
+        result.push_back({"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked>(&r); }});
+    if constexpr (!std::is_integral_v<T> && !gs::is_float8(gs::dtype_of<T>)) {
         using Sum = kernel::detail::RegisterSum<T>;
         const auto add = [&](const char* name, void (*run)(const Reduction&), bool sums_only = false) {
             result.push_back({name, run, sums_only});
@@ -174,6 +175,8 @@ void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random
     r.inputs = pristine;
     std::vector<T> expected(c.count);
     for (std::size_t i = 0; i < c.count; ++i) expected[i] = expected_element<T>(r, i);
+    // What is reduced with nothing, in its place, is left alone: an infinity of an 8-bit type, too, which would not survive a sum.
+    if (c.inputs == 1 && !c.scaled && c.factor == 1 && c.placement != Placement::apart) expected = values[0];
 
     for (const Way<T>& way : all_ways) {
         if (way.sums_only && (c.scaled || (c.op != ReduceOp::sum && c.op != ReduceOp::mean))) continue;
@@ -218,7 +221,8 @@ constexpr std::size_t counts[] = {0, 1, 15, 16, 17, 255, 256, 257, 1000};
 }  // namespace
 
 TEST_CASE_TEMPLATE("reduce: every operation, number of inputs, placement and length, by every kernel", T, std::int8_t, std::uint8_t,
-                   std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
+                   std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     constexpr bool floating = !std::is_integral_v<T>;
     const auto all_ways = ways<T>();
     Random random;

@@ -95,7 +95,7 @@ TEST_CASE("PyTorch parity: no_sync accumulation equals local, gradients copied a
 }
 
 TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
-    for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64})
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64, DType::f8e5m2})
         for (const int ranks : {1, 2, 3}) {
             CAPTURE(ranks);
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -139,7 +139,7 @@ TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
 }
 
 TEST_CASE("N ranks with one micro-batch each give the bits of one rank with N micro-batches") {
-    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8e4m3})
         for (const int ranks : {2, 3, 4}) {
             const auto shape = tensors({50, 3, 700}, dtype);
             const ReducerOptions options{.averaging = Averaging::mean_over_count, .accumulation = Accumulation::in_buckets};

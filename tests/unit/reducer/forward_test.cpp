@@ -46,7 +46,7 @@ TEST_CASE("gradients are waited for one by one, in the forward's order, and are 
 
 TEST_CASE("the norm between the two halves has the bits that whole gradients give") {
     for (int size = 1; size <= 4; ++size)
-        for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+        for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::f8e4m3}) {
             CAPTURE(size);
             CAPTURE(name_of(dtype));
             // Blocks of the sum that shards cut, cut several times, and do not cut.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -24,7 +25,7 @@ Bytes converted(const Bytes& from, DType from_type, DType to_type) {
     return to;
 }
 
-const std::vector<DType> floating{DType::f16, DType::bf16, DType::f32, DType::f64};
+const std::vector<DType> floating{DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
 
 }  // namespace
 
@@ -79,6 +80,14 @@ TEST_CASE("low precision is summed in f32 and rounded once") {
         sync.finish();
         finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, 258), "rounded on the way");
     }) == "");
+    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {  // 16 + 1 + 1, in steps of 2
+        auto model = tensors({5}, DType::f8e4m3);
+        Reducer sync(comm, model, {.averaging = Averaging::sum});
+        write(sync.gradient_view(0), constant_bytes(DType::f8e4m3, 5, comm.rank() == 0 ? 16 : 1));
+        sync.mark_ready(0);
+        sync.finish();
+        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, 18), "rounded on the way");
+    }) == "");
     // The same over micro-batches.
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
         auto model = tensors({5}, DType::bf16);
@@ -97,13 +106,14 @@ TEST_CASE("low precision is summed in f32 and rounded once") {
     }) == "");
 }
 
-TEST_CASE("f16: the sum may exceed the type's range as long as the mean does not") {
-    CHECK(findings(4, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({5}, DType::f16);
-        Reducer sync(comm, model);
-        write(sync.gradient_view(0), constant_bytes(DType::f16, 5, 60000));
-        sync.mark_ready(0);
-        sync.finish();
-        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, 60000), "overflow");
-    }) == "");
+TEST_CASE("the sum may exceed the type's range as long as the mean does not") {
+    for (const auto& [dtype, large] : {std::pair(DType::f16, 60000.0), {DType::f8e4m3, 448.0}, {DType::f8e5m2, 57344.0}})
+        CHECK(findings(4, [&, dtype = dtype, large = large](ThreadBackend comm, Finding& finding) {
+            auto model = tensors({5}, dtype);
+            Reducer sync(comm, model);
+            write(sync.gradient_view(0), constant_bytes(dtype, 5, large));
+            sync.mark_ready(0);
+            sync.finish();
+            finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, large), "overflow");
+        }) == "");
 }

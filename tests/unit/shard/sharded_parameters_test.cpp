@@ -97,8 +97,8 @@ TEST_CASE("sharded parameters train to the bits of whole ones, however they are 
                 }
 }
 
-TEST_CASE("f64, and 16-bit weights with f32 master weights") {
-    for (const DType dtype : {DType::f64, DType::bf16, DType::f16})
+TEST_CASE("f64, and 16- and 8-bit weights with f32 master weights") {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f16, DType::f8e4m3})
         for (int size = 1; size <= 3; ++size) CHECK(difference_from_whole<OverlapBackward>(size, {.dtype = dtype}, {}) == "");
 }
 
