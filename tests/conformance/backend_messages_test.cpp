@@ -1,4 +1,3 @@
-// ctest: COMPILE_OPTIONS -O1
 // The engine of message_passing/ under the suite that every backend passes, over a transport of threads.
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,3 @@
-// ctest: COMPILE_OPTIONS -O1
 #include <gradsync/backend/simulated.hpp>
 
 #include "conformance/backend.hpp"

@@ -1,4 +1,4 @@
-// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240 COMPILE_OPTIONS -O1
+// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240
 // Over a CUDA runtime of our own (support/fake).
 #include <exception>
 

@@ -1,4 +1,4 @@
-// ctest: TIMEOUT 240 COMPILE_OPTIONS -O1
+// ctest: TIMEOUT 240
 #include <vector>
 
 #include <gradsync/backend/tcp.hpp>

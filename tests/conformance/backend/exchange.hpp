@@ -170,15 +170,16 @@ public:
             case Operation::barrier: break;
         }
         const bool takes_shard = what_.operation == Operation::reduce_scatter || what_.operation == Operation::scatter;
-        const Bytes expected = takes_shard ? part(result, shard_first_, shard_) : result;
+        const ConstBytes expected = takes_shard ? ConstBytes(result).subspan(shard_first_, shard_) : result;
         const bool reads_only = (what_.operation == Operation::reduce || what_.operation == Operation::gather) && !root;
+        const Bytes& first = first_.read();  // what a memory on a device makes for it lives as long
+        const Bytes& second = second_.read();
         if (!reads_only) {
-            const Bytes now = (two_ ? second_ : first_).read();
-            const std::string wrong =
-                difference(what_.dtype, part(now, guard() + result_first_, expected.size()), expected, exact || !what_.reduces(), size_);
+            const ConstBytes now = ConstBytes(two_ ? second : first).subspan(guard() + result_first_, expected.size());
+            const std::string wrong = difference(what_.dtype, now, expected, exact || !what_.reduces(), size_);
             if (!wrong.empty()) return what_.describe() + ": " + wrong;
         }
-        return untouched(reads_only ? 0 : expected.size());
+        return untouched(first, second, reads_only ? 0 : expected.size());
     }
 
 private:
@@ -209,11 +210,10 @@ private:
     }
 
     /// Says if anything but the `written` bytes of the result has changed.
-    std::string untouched(std::size_t written) {
-        const Bytes first = first_.read(), second = second_.read();
+    std::string untouched(const Bytes& first, const Bytes& second, std::size_t written) const {
         const std::size_t from = guard() + result_first_, to = from + written;
         const auto changed = [&](const Bytes& before, const Bytes& now, bool holds_result) {
-            if (!holds_result) return before != now;
+            if (!holds_result) return !same(before, now);
             return std::memcmp(before.data(), now.data(), from) != 0 ||
                    std::memcmp(before.data() + to, now.data() + to, before.size() - to) != 0;
         };

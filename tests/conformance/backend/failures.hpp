@@ -322,8 +322,9 @@ void check_failures() {
                             if constexpr (Backend::memory_space == gradsync::MemorySpace::host) {
                                 for (Memory& memory : buffers) std::memset(memory.data(), 0x77, count * 4);
                                 std::this_thread::sleep_for(200us);
+                                const Bytes scribbled(count * 4, std::byte{0x77});
                                 for (const Memory& memory : buffers)
-                                    findings.check(memory.read() == Bytes(count * 4, std::byte{0x77}), "a buffer was written after its rank had failed");
+                                    findings.check(same(memory.read(), scribbled), "a buffer was written after its rank had failed");
                             }
                             throw;
                         }

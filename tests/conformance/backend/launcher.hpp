@@ -42,7 +42,7 @@ class HostMemory {
 public:
     explicit HostMemory(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
     std::byte* data() noexcept { return bytes_.data(); }
-    std::vector<std::byte> read() const { return bytes_; }
+    const std::vector<std::byte>& read() const noexcept { return bytes_; }
 
 private:
     std::vector<std::byte> bytes_;
