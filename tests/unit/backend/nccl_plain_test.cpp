@@ -1,4 +1,4 @@
-// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 60 COMPILE_OPTIONS -O1
+// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 60
 // A program without the library's kernels: everything works but means, which say what is missing.
 #include <gradsync/backend/nccl.hpp>
 
