@@ -347,6 +347,7 @@ private:
         Round::Gates gates;
         for (std::uint64_t i = closed_; i < opened_; ++i) {
             Round& round = rounds_[i % rounds_in_flight];
+            if (round.hear(gates, context_)) world_->poll();
             const bool over = round.advance(gates, context_);
             if (!over || i != closed_) continue;
             ++closed_;

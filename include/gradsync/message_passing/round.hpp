@@ -30,7 +30,7 @@ struct RoundContext {
 /// combines what it gets, in rank order, and sends the result to those who want it. So each element crosses the network
 /// as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
 ///
-/// Messages of one stream have to be begun in the order of the rounds, by both sides: `advance` is called for one round
+/// Messages of one stream have to be begun in the order of the rounds, by both sides: `hear` and `advance` are called for one round
 /// after another, with the gates that the earlier ones have left open.
 class Round {
 public:
@@ -66,16 +66,17 @@ public:
 
     Flight& flight() const noexcept { return *flight_; }
 
-    /// Does what can be done; true once the round is over.
-    bool advance(Gates& gates, const RoundContext& context) {
-        if (!hearing_ && gates.hear && flight_->accepted()) {
-            hear(context);
-            // Some transports copy what is there already as soon as it is asked for: combine it while it is in the cache, before the next
-            // round's takes its place.
-            if (gates.combine) context.transport.poll();
-        }
+    /// Begins to receive what others bring, if it is this round's turn. True if it did and could combine it next: some transports copy what is
+    /// there already as soon as it is asked for, and a look at them before the next round's takes its place finds it in the cache.
+    bool hear(Gates& gates, const RoundContext& context) {
+        const bool begins = !hearing_ && gates.hear && flight_->accepted();
+        if (begins) receive_contributions(context);
         gates.hear &= hearing_;
+        return begins && gates.combine && !none(contributions_in_);
+    }
 
+    /// Does what can be done, after `hear`; true once the round is over.
+    bool advance(Gates& gates, const RoundContext& context) {
         if (!combined_ && hearing_ && gates.combine && context.transport.finish_all(contributions_in_)) combine(context);
         gates.combine &= combined_;
 
@@ -126,7 +127,7 @@ private:
     }
 
     /// Begins to receive what others bring to this rank's share.
-    void hear(const RoundContext& context) {
+    void receive_contributions(const RoundContext& context) {
         hearing_ = true;
         const ElementRange range = part(context.rank, context);
         if (range.size() == 0) return;
