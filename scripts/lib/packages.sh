@@ -51,5 +51,5 @@ retry() {
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
 mpi_packages=(libopenmpi-dev openmpi-bin)
-test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang python3=python3 gnuplot=gnuplot-nox
+test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang libc++-dev python3=python3 gnuplot=gnuplot-nox
     python3-matplotlib python3-scipy "${mpi_packages[@]}")
