@@ -6,8 +6,8 @@
 
 namespace gradsync::inline v0 {
 
-/// Storage type for the 8-bit floating types of the Open Compute Project (OFP8). It converts, and does nothing else: arithmetic
-/// happens in `float`.
+/// Storage type for the 8-bit floating types of the Open Compute Project (OFP8). It converts, and does nothing else:
+/// arithmetic happens in `float`.
 ///
 /// | | `Float8E4M3` | `Float8E5M2` |
 /// |---|---|---|
@@ -17,10 +17,11 @@ namespace gradsync::inline v0 {
 /// | infinities | none | 0x7c, 0xfc |
 /// | NaN | 0x7f, 0xff | 0x7d to 0x7f, 0xfd to 0xff |
 ///
-/// From `float` it rounds to nearest, ties to even; denormals are kept; NaN stays NaN (quiet, upper payload bits kept). It saturates:
-/// what is too large, an infinity too, becomes the largest number, of both types. So do the types of CUDA's cuda_fp8.h (__NV_SATFINITE)
-/// and with them NCCL's sums, and an element is to have the same bits wherever it was rounded; PyTorch gives NaN (E4M3) or infinity (E5M2)
-/// there. The conversions use integer arithmetic alone, so they are right under `-ffast-math` and flush-to-zero as well.
+/// From `float` it rounds to nearest, ties to even; denormals are kept; NaN stays NaN (quiet, upper payload bits kept).
+/// It saturates: what is too large, an infinity too, becomes the largest number, of both types. So do the types of
+/// CUDA's cuda_fp8.h (__NV_SATFINITE), and with them NCCL's sums: a number is to become the same bits wherever it is
+/// rounded. (Of a NaN CUDA keeps neither sign nor payload.) PyTorch gives NaN (E4M3) or infinity (E5M2) there. The
+/// conversions use integer arithmetic alone, so they are right under `-ffast-math` and flush-to-zero as well.
 template <int exponent_bits, int mantissa_bits>
 class Float8 {
 public:
@@ -59,7 +60,8 @@ private:
         if (magnitude > 0x7f80'0000u) {
             code = quiet_nan | ((magnitude >> drop) & ((1u << mantissa_bits) - 1u));
         } else if (magnitude >> 23 >= 128u - bias) {  // a normal number, or too large
-            code = (magnitude - (static_cast<std::uint32_t>(127 - bias) << 23) + (1u << (drop - 1)) - 1u + ((magnitude >> drop) & 1u)) >> drop;
+            const std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23, below_half = (1u << (drop - 1)) - 1u;
+            code = (magnitude - rebias + below_half + ((magnitude >> drop) & 1u)) >> drop;
             if (code > largest) code = largest;
         } else if (magnitude >> 23 >= 127u - bias - mantissa_bits) {  // half of the least denormal, and above
             const std::uint32_t shift = static_cast<std::uint32_t>(drop + 128 - bias) - (magnitude >> 23);
@@ -75,16 +77,19 @@ private:
         const std::uint32_t sign = (bits & 0x80u) << 24;
         const std::uint32_t magnitude = bits & 0x7fu;
         if (magnitude > largest) return sign | 0x7f80'0000u | ((magnitude & ((1u << mantissa_bits) - 1u)) << drop);
-        if (magnitude >> mantissa_bits != 0) return sign | ((magnitude << drop) + (static_cast<std::uint32_t>(127 - bias) << 23));
+        if (magnitude >> mantissa_bits != 0)
+            return sign | ((magnitude << drop) + (static_cast<std::uint32_t>(127 - bias) << 23));
         if (magnitude == 0) return sign;
-        const int shift = std::countl_zero(magnitude) - (31 - mantissa_bits);  // brings the leading one to the exponent's last bit
-        return sign | ((((magnitude << shift) & ((1u << mantissa_bits) - 1u)) << drop) + (static_cast<std::uint32_t>(128 - bias - shift) << 23));
+        // Brings the leading one to the exponent's last bit.
+        const int shift = std::countl_zero(magnitude) - (31 - mantissa_bits);
+        const std::uint32_t fraction = (magnitude << shift) & ((1u << mantissa_bits) - 1u);
+        return sign | ((fraction << drop) + (static_cast<std::uint32_t>(128 - bias - shift) << 23));
     }
 
     std::uint8_t bits_;
 };
 
 using Float8E4M3 = Float8<4, 3>;  ///< what others call float8_e4m3fn: the usual one for weights and activations
-using Float8E5M2 = Float8<5, 2>;  ///< the upper half of a binary16, but for what is rounded: the usual one for gradients
+using Float8E5M2 = Float8<5, 2>;  ///< a binary16's upper half, but for what is rounded: the usual one for gradients
 
 }  // namespace gradsync::inline v0

@@ -12,10 +12,10 @@
 
 /// Bulk conversion between floating types, in host memory.
 ///
-/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, whatever the input: round
-/// to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper payload bits,
-/// denormals kept, also where the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits are rounded once (never to a
-/// `float` in between). The 8-bit types go through blocks of f32.
+/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, whatever the input:
+/// round to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper
+/// payload bits, denormals kept, also where the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits
+/// are rounded once (never to a `float` in between). The 8-bit types go through blocks of f32.
 ///
 /// The loops work on blocks of a constant length, because GCC vectorises nothing else at -O2, and choose by masks
 /// instead of branches, because a branch around a floating-point operation keeps GCC from vectorising it.
@@ -250,11 +250,14 @@ void convert_float8(const void* from, DType from_type, void* to, DType to_type, 
         const std::size_t size = n - first < float8_block ? n - first : float8_block;
         const auto* const in = static_cast<const std::byte*>(from) + first * size_of(from_type);
         auto* const out = static_cast<std::byte*>(to) + first * size_of(to_type);
-        if (is_float8(from_type)) widen_float8(in, from_type, block, size);
+        // What is f32 already, or becomes that, needs no copy.
+        float* const widened = to_type == DType::f32 ? reinterpret_cast<float*>(out) : block;
+        const float* values = from_type == DType::f32 ? reinterpret_cast<const float*>(in) : widened;
+        if (is_float8(from_type)) widen_float8(in, from_type, widened, size);
         else if (from_type == DType::f64) round_to_odd(reinterpret_cast<const double*>(in), block, size);
-        else kernel::convert(in, from_type, block, DType::f32, size);
-        if (is_float8(to_type)) round_float8(block, size, out, to_type);
-        else kernel::convert(block, DType::f32, out, to_type, size);
+        else if (from_type != DType::f32) kernel::convert(in, from_type, block, DType::f32, size);
+        if (is_float8(to_type)) round_float8(values, size, out, to_type);
+        else if (to_type != DType::f32) kernel::convert(block, DType::f32, out, to_type, size);
     }
 }
 

@@ -6,9 +6,10 @@
 
 #include "../core/dtype.hpp"
 
-/// What the 8-bit floating types need to travel through the kernels of f32: blocks of them are widened by a table, and rounded by one
-/// loop for both types. They have no loops of their own for anything else, and these are not compiled for every instruction set: what a
-/// kernel takes to compile is paid by every program, also by one that never meets such a type.
+/// What the 8-bit floating types need to travel through the kernels of f32: blocks of them are widened by a table, and
+/// rounded by one loop for both types. They have no loops of their own for anything else, and these are not compiled
+/// for every instruction set: what a kernel takes to compile is paid by every program, also by one that never meets
+/// such a type.
 
 namespace gradsync::inline v0::kernel::detail {
 
@@ -27,7 +28,8 @@ struct Float8Format {
     template <class F>
     static Float8Format of() noexcept {
         Float8Format format;
-        for (unsigned code = 0; code < 256; ++code) format.values[code] = static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code)));
+        for (unsigned code = 0; code < 256; ++code)
+            format.values[code] = static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code)));
         format.drop = 23 - F::mantissa;
         format.rebias = (127 - F::bias) << 23;
         format.least_normal = (128 - F::bias) << 23;
@@ -53,26 +55,29 @@ void widen_float8(const void* from, DType type, float* to, std::size_t n) noexce
     for (std::size_t i = 0; i < n; ++i) to[i] = values[codes[i]];
 }
 
-/// Rounds `n` elements, `float8_block` at most, to `type`. `from` has room for so many, and is scratch. The same bits as `Float8` gives,
-/// without branches, and in loops of a constant length, as in convert.hpp.
+/// Rounds `n` elements, `float8_block` at most, to `type`. The same bits as `Float8` gives, without branches, and in
+/// loops of a constant length, as in convert.hpp; the last one is padded.
 template <class = void>
-void round_float8(float* from, std::size_t n, void* to, DType type) noexcept {
+void round_float8(const float* from, std::size_t n, void* to, DType type) noexcept {
     constexpr std::size_t length = 64;
     const Float8Format f = format_of(type);
     const std::int32_t below_half = (1 << (f.drop - 1)) - 1;
     const float magic = __builtin_bit_cast(float, f.magic);
     std::uint8_t codes[float8_block];
-    const std::size_t padded = (n + length - 1) / length * length;
-    std::memset(from + n, 0, (padded - n) * sizeof(float));
-    for (std::size_t first = 0; first < padded; first += length)
+    const std::size_t whole = n / length * length;
+    float rest[length] = {};
+    std::memcpy(rest, from + whole, (n - whole) * sizeof(float));
+    for (std::size_t first = 0; first < n; first += length) {
+        const float* const line = first < whole ? from + first : rest;
         for (std::size_t i = 0; i < length; ++i) {
-            const float value = from[first + i];
+            const float value = line[i];
             const auto bits = __builtin_bit_cast(std::int32_t, value);
             const std::int32_t magnitude = bits & 0x7fff'ffff;
             const std::int32_t normal = (magnitude - f.rebias + below_half + ((magnitude >> f.drop) & 1)) >> f.drop;
             // See `narrow` in convert.hpp.
             const float shifted = __builtin_bit_cast(float, magnitude) + magic;
-            const auto denormal = static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) - static_cast<std::uint32_t>(f.magic));
+            const auto denormal = static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) -
+                                                            static_cast<std::uint32_t>(f.magic));
             // A difference's sign makes the mask: of conditions GCC makes branches, and then no vectors.
             std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - f.least_normal) >> 31));
             code ^= (code ^ f.largest) & ((f.largest - code) >> 31);
@@ -80,17 +85,21 @@ void round_float8(float* from, std::size_t n, void* to, DType type) noexcept {
             code ^= (code ^ nan) & ((0x7f80'0000 - magnitude) >> 31);
             codes[first + i] = static_cast<std::uint8_t>(code | ((bits >> 24) & 0x80));
         }
+    }
     std::memcpy(to, codes, n);
 }
 
-/// Converts `n` elements so that whoever rounds the results to fewer bits rounds but once: what is not exact gets an odd last bit.
+/// Converts `n` elements so that whoever rounds the results to fewer bits rounds but once: what is not exact gets an
+/// odd last bit.
 template <class = void>
 void round_to_odd(const double* from, float* to, std::size_t n) noexcept {
     for (std::size_t i = 0; i < n; ++i) {
-        // By integers: a thread may flush denormals to zero. What is no normal float is far below every 8-bit number, or above.
+        // By integers: a thread may flush denormals to zero. What is no normal float is far below every 8-bit number,
+        // or above.
         const auto bits = __builtin_bit_cast(std::uint64_t, from[i]);
         const std::uint64_t magnitude = bits & 0x7fff'ffff'ffff'ffffu, least = std::uint64_t{1023 - 126} << 52;
-        std::uint64_t result = ((magnitude - (std::uint64_t{1023 - 127} << 52)) >> 29) | ((magnitude & 0x1fff'ffffu) != 0);
+        std::uint64_t result = (magnitude - (std::uint64_t{1023 - 127} << 52)) >> 29;
+        result |= (magnitude & 0x1fff'ffffu) != 0;
         if (magnitude < least) result = magnitude != 0;
         if (magnitude >= std::uint64_t{1023 + 128} << 52) result = 0x7f80'0000u;
         if (magnitude > std::uint64_t{0x7ff} << 52) result = 0x7fc0'0000u | (magnitude >> 29 & 0x7f'ffffu);

@@ -1,8 +1,8 @@
 #pragma once
 
-/// The kernels, compiled here. Every file that makes a backend or a Reducer compiles them anew, for ten element types in three
-/// instruction sets (two more share those of f32). A program of several such files defines GRADSYNC_EXTERN_KERNELS for all of them and
-/// includes this header in one, or in a file of its own.
+/// The kernels, compiled here. Every file that makes a backend or a Reducer compiles them anew, for ten element types
+/// in three instruction sets (two more share those of f32). A program of several such files defines
+/// GRADSYNC_EXTERN_KERNELS for all of them and includes this header in one, or in a file of its own.
 
 #include "../core/version.hpp"
 #include "convert.hpp"

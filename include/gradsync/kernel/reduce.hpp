@@ -204,10 +204,12 @@ void reduce_float8(const Reduction& r) {
         step.count = r.count - first < float8_block ? r.count - first : float8_block;
         const std::size_t inputs = r.inputs.size();
         for (std::size_t i = 0; i < inputs; ++i) {
-            widen_float8(static_cast<const std::byte*>(r.inputs[i]) + first, r.dtype, i == 0 ? result : next, step.count);
+            const auto* const from = static_cast<const std::byte*>(r.inputs[i]) + first;
+            widen_float8(from, r.dtype, i == 0 ? result : next, step.count);
             if (i == 0 && inputs != 1) continue;
             step.inputs = std::span(both).first(i == 0 ? 1 : 2);
-            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0], r.scales.empty() || i == 0 ? 1 : r.scales[i]};
+            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0],
+                                     r.scales.empty() || i == 0 ? 1 : r.scales[i]};
             if (!r.scales.empty()) step.scales = std::span(scales).first(step.inputs.size());
             step.factor = i + 1 == inputs ? r.factor : 1;
             reduce<float>(step);
@@ -224,7 +226,8 @@ template <class = void>
 void reduce(const Reduction& r) {
     if (r.count == 0) return;
     const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
-    if (one_to_itself && r.scales.empty() && r.factor == 1) return;
+    // An infinity of an 8-bit type becomes the largest number, in its place as elsewhere.
+    if (one_to_itself && r.scales.empty() && r.factor == 1 && !is_float8(r.dtype)) return;
     if (r.inputs.empty()) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;
