@@ -70,7 +70,9 @@ private:
             case at::kFloat8_e4m3fn: return DType::f8e4m3;
             case at::kFloat8_e5m2: return DType::f8e5m2;
 #endif
-            default: refuse("a tensor of " + describe(t) + " cannot be synchronised: use Float, Double, Half, BFloat16, Float8_e4m3fn, Float8_e5m2, Char, Byte, Int or Long");
+            default:
+                refuse("a tensor of " + describe(t) + " cannot be synchronised: use Float, Double, Half, BFloat16, " +
+                       (GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "") + "Char, Byte, Int or Long");
         }
     }
 

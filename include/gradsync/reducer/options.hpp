@@ -30,7 +30,8 @@ enum class Averaging : std::uint8_t {
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
     in_buckets,    ///< the reducer: each micro-batch overwrites its gradients and marks them; low precision is added up,
-                   ///< and travels, in f32. For borrowed gradients.
+                   ///< and travels, in f32, or in the `reduce_dtype`: one of 16 bits rounds after every micro-batch,
+                   ///< one of 8 bits is refused. For borrowed gradients.
 };
 
 /// What `finish()` makes of a parameter that got no gradient.
