@@ -142,37 +142,66 @@ struct Clamp : Plain {
 
 // -------------------------------------------------------------------------------------------- types known at run time only
 
-/// Element i, of a floating type.
-__device__ inline double load(const void* data, DType type, std::size_t i) {
+template <class T, int n, class A>
+__device__ void load_as(const void* data, std::size_t place, A* values) {
+    const Pack<T, n> pack = static_cast<const Pack<T, n>*>(data)[place];
+#pragma unroll
+    for (int k = 0; k < n; ++k) values[k] = widen<A>(pack.elements[k]);
+}
+template <class T, int n, class A>
+__device__ void store_as(void* data, std::size_t place, const A* values) {
+    Pack<T, n> pack;
+#pragma unroll
+    for (int k = 0; k < n; ++k) pack.elements[k] = narrow<T>(values[k]);
+    static_cast<Pack<T, n>*>(data)[place] = pack;
+}
+
+/// `n` elements of a floating type, aligned as a whole. f64 is for an A of double only.
+template <int n, class A>
+__device__ void load(const void* data, DType type, std::size_t place, A* values) {
     switch (type) {
-        case DType::f16: return widen<double>(static_cast<const __half*>(data)[i]);
-        case DType::bf16: return widen<double>(static_cast<const __nv_bfloat16*>(data)[i]);
-        case DType::f64: return static_cast<const double*>(data)[i];
-        case DType::f8e4m3: return widen<double>(static_cast<const __nv_fp8_e4m3*>(data)[i]);
-        case DType::f8e5m2: return widen<double>(static_cast<const __nv_fp8_e5m2*>(data)[i]);
-        default: return static_cast<double>(static_cast<const float*>(data)[i]);
+        case DType::f16: return load_as<__half, n>(data, place, values);
+        case DType::bf16: return load_as<__nv_bfloat16, n>(data, place, values);
+        case DType::f8e4m3: return load_as<__nv_fp8_e4m3, n>(data, place, values);
+        case DType::f8e5m2: return load_as<__nv_fp8_e5m2, n>(data, place, values);
+        case DType::f64: return load_as<A, n>(data, place, values);
+        default: return load_as<float, n>(data, place, values);
     }
 }
-__device__ inline void store(void* data, DType type, std::size_t i, double value) {
+template <int n, class A>
+__device__ void store(void* data, DType type, std::size_t place, const A* values) {
     switch (type) {
-        case DType::f16: static_cast<__half*>(data)[i] = narrow<__half>(value); break;
-        case DType::bf16: static_cast<__nv_bfloat16*>(data)[i] = narrow<__nv_bfloat16>(value); break;
-        case DType::f64: static_cast<double*>(data)[i] = value; break;
-        case DType::f8e4m3: static_cast<__nv_fp8_e4m3*>(data)[i] = narrow<__nv_fp8_e4m3>(value); break;
-        case DType::f8e5m2: static_cast<__nv_fp8_e5m2*>(data)[i] = narrow<__nv_fp8_e5m2>(value); break;
-        default: static_cast<float*>(data)[i] = static_cast<float>(value); break;
+        case DType::f16: return store_as<__half, n>(data, place, values);
+        case DType::bf16: return store_as<__nv_bfloat16, n>(data, place, values);
+        case DType::f8e4m3: return store_as<__nv_fp8_e4m3, n>(data, place, values);
+        case DType::f8e5m2: return store_as<__nv_fp8_e5m2, n>(data, place, values);
+        case DType::f64: return store_as<A, n>(data, place, values);
+        default: return store_as<float, n>(data, place, values);
     }
 }
 
-/// to[i] = from[i], or to[i] += from[i]. For the pairs of types that have no kernels of their own: those with one of 8 bits, which would
-/// be as many again.
-template <class = void>
-__global__ void __launch_bounds__(threads) transform_any(void* to, DType to_type, const void* from, DType from_type, std::size_t count, bool adds) {
-    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < count; i += gridDim.x * std::size_t{threads}) {
-        double x = load(from, from_type, i);
-        if (adds && to_type == DType::f64) x = load(to, to_type, i) + x;
-        else if (adds) x = static_cast<double>(static_cast<float>(load(to, to_type, i)) + static_cast<float>(x));
-        store(to, to_type, i, x);
+/// Elements that a thread of `transform_any` takes at a time.
+inline constexpr int any_pack = 4;
+
+/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. For the pairs of types that have no kernels of
+/// their own: those with one of 8 bits, which would be as many again. A: double where one side is f64; else float,
+/// which holds all of them, and from which devices have an instruction to 8 bits.
+template <class A, int n>
+__global__ void __launch_bounds__(threads) transform_any(void* to, DType to_type, const void* from, DType from_type,
+                                                         std::size_t packs, bool adds) {
+    const bool in_double = to_type == DType::f64;
+    const std::size_t stride = gridDim.x * std::size_t{threads};
+    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < packs; i += stride) {
+        A x[n];
+        load<n>(from, from_type, i, x);
+        if (adds) {
+            A y[n];
+            load<n>(to, to_type, i, y);
+#pragma unroll
+            for (int k = 0; k < n; ++k)
+                x[k] = in_double ? y[k] + x[k] : static_cast<A>(static_cast<float>(y[k]) + static_cast<float>(x[k]));
+        }
+        store<n>(to, to_type, i, x);
     }
 }
 

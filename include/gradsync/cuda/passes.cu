@@ -14,6 +14,13 @@ namespace gradsync::inline v0::cuda {
 
 namespace {
 
+[[noreturn]] void refuse(DType dtype, const char* pass) {
+    throw Error(Errc::invalid_argument,
+                std::string("the device pass ") + pass + " is for floating types, not for " +
+                    std::string(name_of(dtype)),
+                {.operation = pass});
+}
+
 /// Calls `use` with a null pointer to the element type of a floating dtype; without `float8`: not of 8 bits.
 template <bool float8 = true, class Use>
 void with_type(DType dtype, const char* pass, Use&& use) {
@@ -28,10 +35,7 @@ void with_type(DType dtype, const char* pass, Use&& use) {
         case DType::f8e5m2:
             if constexpr (float8) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
             [[fallthrough]];
-        default:
-            throw Error(Errc::invalid_argument,
-                        std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)),
-                        {.operation = pass});
+        default: refuse(dtype, pass);
     }
 }
 
@@ -57,12 +61,32 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
     check(cudaGetLastError(), pass);
 }
 
+template <class A>
+void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
+    constexpr std::size_t n = kernels::any_pack;
+    const auto is_aligned = [](const void* data, DType dtype) {
+        return reinterpret_cast<std::uintptr_t>(data) % (n * size_of(dtype)) == 0;
+    };
+    const std::size_t packs = is_aligned(to.data, to.dtype) && is_aligned(from.data, from.dtype) ? to.count / n : 0;
+    const std::size_t done = packs * n, rest = to.count - done;
+    if (packs != 0)
+        kernels::transform_any<A, n><<<blocks_for(packs), kernels::threads, 0, stream>>>(to.data, to.dtype, from.data,
+                                                                                         from.dtype, packs, adds);
+    if (rest != 0)
+        kernels::transform_any<A, 1><<<blocks_for(rest), kernels::threads, 0, stream>>>(
+            static_cast<std::byte*>(to.data) + done * size_of(to.dtype), to.dtype,
+            static_cast<const std::byte*>(from.data) + done * size_of(from.dtype), from.dtype, rest, adds);
+    check(cudaGetLastError(), pass);
+}
+
 /// Is there an 8-bit type in it? Then it is done here.
 bool transform_float8(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
-    if (!is_floating(to.dtype) || !is_floating(from.dtype) || (!is_float8(to.dtype) && !is_float8(from.dtype))) return false;
-    if (to.count == 0) return true;
-    kernels::transform_any<><<<blocks_for(to.count), kernels::threads, 0, stream>>>(to.data, to.dtype, from.data, from.dtype, to.count, adds);
-    check(cudaGetLastError(), pass);
+    if (!is_float8(to.dtype) && !is_float8(from.dtype)) return false;
+    for (const DType dtype : {from.dtype, to.dtype})
+        if (!is_floating(dtype)) refuse(dtype, pass);
+    const bool in_double = to.dtype == DType::f64 || from.dtype == DType::f64;
+    if (in_double) transform_packs_of_any<double>(to, from, adds, pass, stream);
+    else transform_packs_of_any<float>(to, from, adds, pass, stream);
     return true;
 }
 

@@ -56,6 +56,11 @@ template <class T>
 T __shfl_xor_sync(unsigned, T own, unsigned distance) {
     return gradsync_fake::shuffle(own, (threadIdx.x % 32) ^ distance);
 }
+template <class T>
+T __shfl_down_sync(unsigned, T own, int distance) {
+    const unsigned lane = threadIdx.x % 32, from = lane + static_cast<unsigned>(distance);
+    return gradsync_fake::shuffle(own, from < 32 ? from : lane);
+}
 inline unsigned __ballot_sync(unsigned, bool own) {
     const unsigned long long* const all = gradsync_fake::exchange(own);
     unsigned ballot = 0;

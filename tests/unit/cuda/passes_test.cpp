@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gradsync/kernel/convert.hpp>
@@ -186,5 +188,16 @@ TEST_CASE("device passes: the factor of a mean") {
 
 TEST_CASE("device passes: integers are refused") {
     DeviceMemory memory(Bytes(64));
-    CHECK_THROWS_AS(gradsync::cuda::scale({memory.data(), 4, DType::i32, MemorySpace::device}, 2, nullptr), gradsync::Error);
+    const gradsync::BufferView integers{memory.data(), 4, DType::i32, MemorySpace::device};
+    const gradsync::BufferView floats{memory.data() + 32, 4, DType::f8e4m3, MemorySpace::device};
+    CHECK_THROWS_AS(gradsync::cuda::scale(integers, 2, nullptr), gradsync::Error);
+    for (const auto& [from, to] : {std::pair(integers, floats), std::pair(floats, integers)}) {
+        std::string text;
+        try {
+            gradsync::cuda::convert(from, to, nullptr);
+        } catch (const gradsync::Error& error) {
+            text = error.what();
+        }
+        CHECK(text.find("not for i32") != std::string::npos);
+    }
 }

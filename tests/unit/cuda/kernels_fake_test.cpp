@@ -1,0 +1,123 @@
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_kernels COMPILE_OPTIONS -O2 -Wno-unknown-pragmas
+// Kernels of 8-bit floats as g++ compiles them, with threads as fibers, and cuda_fp8.h's conversions, which have host versions, against
+// the host's kernels. Without a device; passes_test.cpp does it on one.
+#include <doctest/doctest.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <type_traits>
+#include <vector>
+
+#include <gradsync/cuda/passes.hpp>
+#include <gradsync/kernel/convert.hpp>
+#include <gradsync/kernel/elementwise.hpp>
+
+#include "conformance/backend/oracle.hpp"
+#include "support/fake/fake.hpp"
+#include "support/fake/kernels.hpp"  // last but for the kernels: it has macros
+
+#include <gradsync/cuda/kernels.cuh>
+
+using gradsync::DType;
+using gradsync::MemorySpace;
+using gradsync_test::Bytes;
+
+namespace {
+
+constexpr DType floating[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
+
+/// Random elements with some that are special; of 8-bit types all codes.
+Bytes elements_of(DType dtype, std::size_t count, std::uint64_t seed) {
+    Bytes bytes = gradsync_test::random_elements(dtype, count, seed);
+    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
+        T* const elements = reinterpret_cast<T*>(bytes.data());
+        if constexpr (gradsync::is_float8(gradsync::dtype_of<T>)) {
+            for (std::size_t i = 0; i < count; ++i) elements[i] = T::from_bits(static_cast<std::uint8_t>(i + seed));
+        } else if constexpr (!std::is_integral_v<T>) {
+            const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-30f, 65504.0f, 3e38f, 0x1p-17f, 0x1.8p-16f, 464, 465};
+            for (std::size_t i = 0; i < std::size(special) && 3 * i < count; ++i) elements[3 * i] = T(special[i]);
+        }
+    });
+    return bytes;
+}
+
+/// Equal bits; a NaN is as good as another.
+bool same(DType dtype, const Bytes& a, const Bytes& b) {
+    bool equal = a.size() == b.size();
+    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
+        if constexpr (!std::is_integral_v<T>)
+            for (std::size_t i = 0; equal && i < a.size() / sizeof(T); ++i) {
+                const T x = reinterpret_cast<const T*>(a.data())[i], y = reinterpret_cast<const T*>(b.data())[i];
+                using A = std::conditional_t<gradsync::is_low_precision(gradsync::dtype_of<T>), float, T>;
+                equal = std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(static_cast<A>(x)) && std::isnan(static_cast<A>(y)));
+            }
+    });
+    return equal;
+}
+
+/// `elements` at a time by a thread, of which there are fewer than pieces.
+template <class A, int elements>
+void run(Bytes& to, DType to_type, const Bytes& from, DType from_type, bool adds) {
+    namespace kernels = gradsync::cuda::kernels;
+    const std::size_t pieces = from.size() / size_of(from_type) / elements;
+    gradsync_fake::launch(nullptr, dim3(2), kernels::threads, [&, pieces] {
+        kernels::transform_any<A, elements>(to.data(), to_type, from.data(), from_type, pieces, adds);
+    });
+    cudaStreamSynchronize(nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("kernels of 8-bit floats: convert and add, one element at a time or several") {
+    constexpr std::size_t count = 4096;
+    for (const DType from_type : floating)
+        for (const DType to_type : floating)
+            for (const bool adds : {false, true}) {
+                if (!is_float8(from_type) && !is_float8(to_type)) continue;
+                if (from_type == to_type && !adds) continue;  // that is a copy, and no kernel
+                CAPTURE(name_of(from_type));
+                CAPTURE(name_of(to_type));
+                CAPTURE(adds);
+                const Bytes from = elements_of(from_type, count, 1), before = elements_of(to_type, count, 77);
+                Bytes expected = before;
+                const gradsync::ConstBufferView in{from.data(), count, from_type, MemorySpace::host};
+                if (adds) gradsync::kernel::add({expected.data(), count, to_type, MemorySpace::host}, in);
+                else gradsync::kernel::copy(in, {expected.data(), count, to_type, MemorySpace::host});
+                Bytes one = before, several = before;
+                if (from_type == DType::f64 || to_type == DType::f64) {
+                    run<double, 1>(one, to_type, from, from_type, adds);
+                    run<double, gradsync::cuda::kernels::any_pack>(several, to_type, from, from_type, adds);
+                } else {
+                    run<float, 1>(one, to_type, from, from_type, adds);
+                    run<float, gradsync::cuda::kernels::any_pack>(several, to_type, from, from_type, adds);
+                }
+                CHECK(same(to_type, one, expected));
+                CHECK(same(to_type, several, expected));
+            }
+}
+
+TEST_CASE_TEMPLATE("8-bit floats: the library rounds as cuda_fp8.h does", F, gradsync::Float8E4M3, gradsync::Float8E5M2) {
+    using Theirs = std::conditional_t<std::is_same_v<F, gradsync::Float8E4M3>, __nv_fp8_e4m3, __nv_fp8_e5m2>;
+    std::size_t wrong = 0;
+    for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 1021) {  // 4 million of all floats
+        const auto value = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+        const std::uint8_t ours = F(value).bits(), theirs = Theirs(value).__x;
+        wrong += ours != theirs && !(std::isnan(value) && std::isnan(static_cast<float>(F::from_bits(theirs))) &&
+                                     std::isnan(static_cast<float>(F::from_bits(ours))));
+    }
+    CHECK(wrong == 0);
+    for (unsigned code = 0; code < 256; ++code) {
+        Theirs theirs;
+        theirs.__x = static_cast<std::uint8_t>(code);
+        const auto ours = static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code))), other = static_cast<float>(theirs);
+        CAPTURE(code);
+        CHECK((ours == other || (std::isnan(ours) && std::isnan(other))));
+    }
+}
