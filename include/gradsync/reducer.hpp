@@ -87,6 +87,7 @@ public:
             throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         detail::verify(detail::host_of(backend_), gradients_.parameters(), gradients_.plan(),
                           gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
+        detail::check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.transport = backend_.describe();
         adopt_plan();
@@ -100,7 +101,11 @@ public:
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
     /// Collectives that are still in flight are dropped, and the communicator fails on every rank.
-    ~Reducer() { overlap_.detach(); }
+    ~Reducer() {
+        overlap_.detach();
+        if constexpr (decoupled)
+            if (failure_.failed()) gathers_.drop();
+    }
 
     // ------------------------------------------------------------------------------------------ before the first step
 

@@ -28,9 +28,9 @@ struct NcclOptions {
     int device = -1;                ///< -1: the calling thread's
     int most_ctas = 0;              ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
     NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; the same on all ranks. `describe()` says what it is, if less, and why
-    std::size_t group_bytes = std::size_t{1} << 20;  ///< buckets of a Reducer's backward that follow one another and together have
-                                                     ///< no more bytes leave as one launch, 32 at most; 0: each on its own; the
-                                                     ///< same on all ranks
+    /// Buckets of a Reducer's backward that follow one another and together have no more bytes leave as one launch, 32 at
+    /// most, and so do their gathers (OverlapForward); 0: each on its own; the same on all ranks.
+    std::size_t group_bytes = std::size_t{1} << 20;
 };
 
 /// Ranks with a device each, among which NCCL moves data.
@@ -38,16 +38,16 @@ struct NcclOptions {
 /// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, or, in a
 ///   group, when the group leaves, and runs on a stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
 ///   returns at once: the Work counts as complete then, and its buffers are in use until that stream gets there.
-/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. Types of 16 and
-///   8 bits are scaled before they are added up, and rounded then and in NCCL's sum; those of 8 bits need NCCL 2.24.3 and devices of
-///   compute capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max` a NaN may lose. Means, and the Reducer,
-///   need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
+/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. Types
+///   of 16 and 8 bits are scaled before they are added up, and rounded then and in NCCL's sum; those of 8 bits need
+///   NCCL 2.24.3 and devices of compute capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max`
+///   a NaN may lose. Means, and the Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one
+///   file).
 /// - Beside the data, ranks tell one another over TCP what they start, which nothing on a device waits for: a rank that starts
 ///   something else, fails, leaves, dies or reaches its time limit is named on every other, as on the other backends, and what
 ///   is under way is aborted. `host()` is those connections as a backend, for what ranks say to one another on the host.
 /// - Ranks are meant to be processes. Where they are threads of one, NCCL may let them read one another's buffers: after a
-/// failure,
-///   free none before all have stopped.
+///   failure, free none before all have stopped.
 /// - Several collectives can be put on the device as one launch of NCCL's: those that are started while a `group()` lives.
 /// - A thread of the library looks after it all every half millisecond. The device of a handle has to be the calling thread's.
 /// - Not in a CUDA graph: its starts cannot be captured yet.
@@ -118,6 +118,10 @@ public:
         host_.set_timeout(limit);
     }
 
+    /// Throws Error(invalid_argument), the same sentence on all ranks, where they cannot add up elements of this type.
+    /// A Reducer asks at construction.
+    void check_reduces(DType dtype) const { engine_->check_reduces(dtype, "Reducer"); }
+
     /// What a Reducer does to device memory, on the compute stream.
     detail::DevicePasses<detail::NcclEngine> passes() const { return detail::DevicePasses<detail::NcclEngine>(engine_); }
 
@@ -141,8 +145,10 @@ private:
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
-        detail::NcclEngine::Settings settings{
-            .compute = options.stream, .most_ctas = options.most_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
+        detail::NcclEngine::Settings settings{.compute = options.stream,
+                                              .most_ctas = options.most_ctas,
+                                              .memory = {options.memory},
+                                              .group_bytes = options.group_bytes};
         detail::NcclEngine::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
         if (adopted != nullptr)

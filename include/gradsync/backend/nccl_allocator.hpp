@@ -19,14 +19,19 @@
 
 namespace gradsync::inline v0::detail {
 
-/// Gives out memory that a communicator of NCCL's knows, and takes it back. What it needs of the engine that has the communicator:
+/// Gives out memory that a communicator of NCCL's knows, and takes it back. What it needs of the engine that has the
+/// communicator:
 ///
 /// - `control()`, `world()`, `rank()`, `world_rank(r)`, `timeout()`: the ranks, on the host
-/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)`, and nobody else asks NCCL for anything meanwhile; `wanted()`, for
-///   NCCL's calls, is false after a failure, and at the deadline, when it fails the world and says that it was in `what`
+/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)`, and nobody else asks NCCL for anything
+///   meanwhile; `wanted()`, for NCCL's calls, is false after a failure, and at the deadline, when it fails the world
+///   and says that it was in `what`
 /// - `fail_on_device(what, why)`: the world fails, if it has not yet
-/// - `become_quiet()`, `is_idle()`: after a failure, waits until nothing touches memory any more; is all that was put on the streams over?
-/// - `shared_from_this()`: memory keeps the engine, as where the communicator is another's, nobody else would take memory out of it
+/// - `become_quiet()`, `is_idle()`: after a failure, waits until nothing touches memory any more; is all that was put
+///   on the streams over?
+/// - `Engine::patience`: how long, after a failure, it waits for the streams
+/// - `shared_from_this()`: memory keeps the engine, as where the communicator is another's, nobody else would take
+///   memory out of it
 template <class Engine>
 class NcclAllocator {
     using Clock = std::chrono::steady_clock;
@@ -34,16 +39,19 @@ class NcclAllocator {
 public:
     explicit NcclAllocator(NcclMemoryChoice choice) : choice_(std::move(choice)) {}
 
-    /// What `allocate` gives from now on: less than before where NCCL had no window for it. Under the engine's lock, as below.
+    /// What `allocate` gives from now on: less than before where NCCL had no window for it. Under the engine's lock, as
+    /// below.
     const NcclMemoryChoice& choice() const noexcept { return choice_; }
-    /// "buckets in symmetric windows", or what else they are in, and why; "" where they are in plain memory, as was wished for.
+    /// "buckets in symmetric windows", or what else they are in, and why; "" where they are in plain memory, as was
+    /// wished for.
     std::string describe() const {
         if (choice_.kind == NcclMemory::plain && choice_.why.empty()) return "";
-        return "buckets in " + std::string(gradsync::name_of(choice_.kind)) + (choice_.why.empty() ? "" : ", as " + choice_.why);
+        return "buckets in " + std::string(gradsync::name_of(choice_.kind)) +
+               (choice_.why.empty() ? "" : ", as " + choice_.why);
     }
 
-    /// Zeroed. Collective: ranks that ask for different sizes all throw Error(parameter_mismatch), and may go on; one that has no memory,
-    /// or stays away, ends the world.
+    /// Zeroed. Collective: ranks that ask for different sizes all throw Error(parameter_mismatch), and may go on; one
+    /// that has no memory, or stays away, ends the world.
     collective::Memory allocate(Engine& engine, std::size_t bytes) {
         if (bytes == 0) return {};
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
@@ -75,7 +83,8 @@ private:
             throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
                         {.operation = "allocate", .rank = self, .peer = failure.culprit});
         }
-        if (const std::size_t r = first_unlike(sizes); r != 0) refuse_sizes(engine, sizes[0], sizes[r], static_cast<int>(r));
+        if (const std::size_t r = first_unlike(sizes); r != 0)
+            refuse_sizes(engine, sizes[0], sizes[r], static_cast<int>(r));
         void* const data = memory->data();
         return collective::Memory(
             std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
@@ -90,8 +99,8 @@ private:
 
     [[noreturn]] static void refuse_sizes(Engine& engine, std::uint64_t first, std::uint64_t other, int r) {
         throw Error(Errc::parameter_mismatch,
-                    "allocate: rank " + std::to_string(engine.world_rank(0)) + " asks for " + std::to_string(first) + " bytes, rank " +
-                        std::to_string(engine.world_rank(r)) + " for " + std::to_string(other) +
+                    "allocate: rank " + std::to_string(engine.world_rank(0)) + " asks for " + std::to_string(first) +
+                        " bytes, rank " + std::to_string(engine.world_rank(r)) + " for " + std::to_string(other) +
                         "; all ranks must allocate the same, in the same order",
                     {.operation = "allocate", .rank = engine.world_rank(engine.rank()), .peer = engine.world_rank(r)});
     }
@@ -104,7 +113,8 @@ private:
                 if (!engine.world().failed()) opened = memory.open_window(comm, wanted);
             });
             bool all = true;
-            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
+            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened)))
+                all = all && other != 0;
             if (!all)
                 engine.with_communicator(deadline, what, [&](NcclCommunicator& comm, auto&& wanted) {
                     memory.forget(comm, wanted);
@@ -117,13 +127,15 @@ private:
             });
     }
 
-    /// Unlike cudaFree, NCCL does not wait for the device, and what was handed over to a stream may still be under way. Where that
-    /// does not end in time the memory stays.
+    /// Unlike cudaFree, NCCL does not wait for the device, and what was handed over to a stream may still be under way.
+    /// Where that does not end in time the memory stays.
     static void take_back(Engine& engine, const std::shared_ptr<RegisteredMemory>& memory) noexcept {
         if (!wait_until_idle(engine)) return message_passing::keep_for_good(memory);
         try {
-            engine.with_communicator(Clock::now() + engine.timeout(), return_name, [&](NcclCommunicator& comm, auto&& wanted) {
-                if (!engine.world().failed()) memory->forget(comm, wanted);  // else it goes with the communicator, which was aborted
+            const auto deadline = Clock::now() + engine.timeout();
+            engine.with_communicator(deadline, return_name, [&](NcclCommunicator& comm, auto&& wanted) {
+                // After a failure it goes with the communicator, which was aborted.
+                if (!engine.world().failed()) memory->forget(comm, wanted);
             });
         } catch (const std::exception& error) {
             engine.fail_on_device(return_name, error.what());

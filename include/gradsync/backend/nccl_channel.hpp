@@ -21,9 +21,9 @@ namespace gradsync::inline v0::detail {
 /// Says in NCCL's words what a `Call` asks for, on a stream of its own. Shares are ours, which NCCL's own operations know only
 /// where all are equal; others are made of grouped ones.
 ///
-/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks add up on
-/// the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16 and 8 bits in a pass of
-/// ours, in f32, as NCCL would round the factor to their bits. For one thread at a time.
+/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks
+/// add up on the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16
+/// and 8 bits in a pass of ours, in f32, as NCCL would round the factor to their bits. For one thread at a time.
 class NcclChannel {
     using Call = collective::Call;
     using Operation = collective::Operation;

@@ -3,7 +3,9 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <cassert>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,19 +25,21 @@ namespace gradsync::inline v0::detail {
 /// The first NCCL that adds up 8-bit floats, on devices of this compute capability.
 inline constexpr int nccl_with_float8 = NCCL_VERSION(2, 24, 3), capability_with_float8 = 90;
 
-/// In an NCCL that does not know the 8-bit floats they are bytes, which is enough to move them.
+/// For what is added up. 8-bit floats are only by an NCCL that knows them; where it does not, nobody may ask for
+/// theirs.
 inline ncclDataType_t nccl_type(DType dtype) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 3)
-    constexpr ncclDataType_t e4m3 = ncclFloat8e4m3, e5m2 = ncclFloat8e5m2;
-#else
-    constexpr ncclDataType_t e4m3 = ncclUint8, e5m2 = ncclUint8;
+    if (is_float8(dtype)) return dtype == DType::f8e4m3 ? ncclFloat8e4m3 : ncclFloat8e5m2;
 #endif
-    constexpr ncclDataType_t types[dtype_count] = {ncclInt8,    ncclUint8,    ncclInt32,   ncclUint32,  ncclInt64, ncclUint64,
-                                                   ncclFloat16, ncclBfloat16, ncclFloat32, ncclFloat64, e4m3,      e5m2};
+    constexpr ncclDataType_t types[] = {ncclInt8,  ncclUint8,  ncclInt32,   ncclUint32,   ncclInt64,
+                                        ncclUint64, ncclFloat16, ncclBfloat16, ncclFloat32, ncclFloat64};
+    assert(static_cast<std::size_t>(dtype) < std::size(types));
     return types[static_cast<std::size_t>(dtype)];
 }
 /// The same for what is moved, and not added up: any NCCL and device can do it.
-inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept { return is_float8(dtype) ? ncclUint8 : nccl_type(dtype); }
+inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept {
+    return is_float8(dtype) ? ncclUint8 : nccl_type(dtype);
+}
 
 /// Not for means, which are made of sums.
 inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {

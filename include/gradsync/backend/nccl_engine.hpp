@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -86,7 +87,8 @@ public:
             std::int32_t capability;       ///< of the current device
         };
         const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
-                                               gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE), cuda::compute_capability()});
+                                               gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE),
+                                               cuda::compute_capability()});
         const auto text = [](const Wish& wish) {
             return std::string(gradsync::name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " +
                    std::to_string(wish.group_bytes);
@@ -103,9 +105,10 @@ public:
             const std::string old = who + " has, or was compiled for, NCCL " + nccl_version_text(all[r].version);
             if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
             else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
-                settings.no_float8 = who + " has a device of compute capability " + std::to_string(all[r].capability / 10) + "." +
-                                     std::to_string(all[r].capability % 10);
-            if (best_nccl_memory(all[r].version) < settings.memory.kind) settings.memory = {best_nccl_memory(all[r].version), old};
+                settings.no_float8 = who + " has a device of compute capability " +
+                                     std::to_string(all[r].capability / 10) + "." + std::to_string(all[r].capability % 10);
+            if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind)
+                settings.memory = {best, old};
         }
     }
 
@@ -171,9 +174,19 @@ public:
         if (--open_groups_ == 0 && !left) issue();
     }
 
+    /// Throws Error(invalid_argument), on all ranks, where they cannot add up elements of this type.
+    void check_reduces(DType dtype, std::string_view operation) const {
+        if (!is_float8(dtype) || settings_.no_float8.empty()) return;
+        throw Error(Errc::invalid_argument,
+                    std::string(operation) + ": NCCL adds up " + std::string(gradsync::name_of(dtype)) +
+                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + settings_.no_float8 +
+                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
+                    {.operation = std::string(operation), .rank = world_rank(rank())});
+    }
+
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
-        if (is_float8(call.dtype) && collective::reduces(call.operation) && !settings_.no_float8.empty()) refuse_float8(call);
+        if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation));
         for (;;) {
             std::uint64_t oldest;
             {
@@ -317,7 +330,8 @@ public:
         const std::lock_guard lock(mutex_);
         if (!world().failed()) fail_device(what, why);
     }
-    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a while.
+    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a
+    /// while.
     void become_quiet() noexcept {
         const auto deadline = Clock::now() + patience;
         for (;;) {
@@ -450,15 +464,6 @@ private:
     void abort() noexcept { channel_.communicator().abort(); }
 
     // Without the mutex.
-
-    [[noreturn]] void refuse_float8(const Call& call) {
-        const int self = world_rank(rank());
-        throw Error(Errc::invalid_argument,
-                    std::string(collective::name_of(call.operation)) + ": NCCL adds up " + std::string(gradsync::name_of(call.dtype)) +
-                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + settings_.no_float8 +
-                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
-                    {.operation = std::string(collective::name_of(call.operation)), .rank = self});
-    }
 
     [[noreturn]] void throw_failure(collective::Operation operation) {
         control_->fail(world().failure());  // the others hear of it

@@ -50,6 +50,8 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// Optional: `wants_progress_thread()` says that collectives advance only inside calls although nobody's core is needed for them, and that
 /// any thread may call; a policy that overlaps polls from a thread then.
 /// Optional: collectives that leave as one (`GroupingBackend`, below).
+/// Optional: `check_reduces(dtype)` throws, the same on all ranks, where they cannot add up elements of that type; a Reducer asks at
+/// construction.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
 template <class B>

@@ -51,6 +51,12 @@ public:
         progress_.started();
     }
 
+    /// What has started is of no use any more, as a step has failed: the communicator hears of it.
+    void drop() noexcept {
+        works_.clear();
+        pending_ = 0;
+    }
+
     /// Gathers that nobody has waited for.
     std::size_t pending() const noexcept { return pending_; }
     bool pending(std::size_t b) const noexcept { return works_[b].pending; }

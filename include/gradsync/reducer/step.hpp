@@ -96,9 +96,10 @@ public:
         if (in_hook) watch_.add(first, last);
     }
 
-    /// Starts the gathers of all buckets, when all collectives of the step are complete: those of the next forward first, which starts with
-    /// the parameters whose gradients came last. They leave together as the buckets did: all start here, before any is waited for, so
-    /// that a gather waits for no more than its group's.
+    /// Starts the gathers of all buckets, when all collectives of the step are complete: those of the next forward
+    /// first, which starts with the parameters whose gradients came last. They leave together as the buckets did: all
+    /// start here, before any is waited for, and one after another, so that a gather is complete no later than alone
+    /// but for the rest of its group.
     template <class Gathers>
     void start_gathers(Gathers& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);

@@ -246,6 +246,16 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
         if (!brings || out + done != part.in) std::memcpy(out + done, result.data() + done, bytes);
 }
 
+/// An NCCL that does not know the 8-bit floats refuses them everywhere; one that does adds them up on some devices only.
+bool refuses(ncclDataType_t type, bool reduces) {
+    if (!is_float8(dtype(type))) return false;
+    return version < NCCL_VERSION(2, 24, 3) || (reduces && gradsync_fake::compute_capability() < 90);
+}
+ncclResult_t refuse() {
+    if (group_depth > 0) group_failure = ncclInvalidArgument;
+    return ncclInvalidArgument;
+}
+
 ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t stream, Part part) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
@@ -254,10 +264,7 @@ ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t st
         return code;
     }
     const bool reduces = part.kind == Kind::all_reduce || part.kind == Kind::reduce || part.kind == Kind::reduce_scatter;
-    if (reduces && is_float8(dtype(part.type)) && (version < NCCL_VERSION(2, 24, 3) || gradsync_fake::compute_capability() < 90)) {
-        if (group_depth > 0) group_failure = ncclInvalidArgument;
-        return ncclInvalidArgument;
-    }
+    if (refuses(part.type, reduces)) return refuse();
     part.scalar = nullptr;
     if (part.op >= ncclNumOps) {
         part.scalar = comm->scalars[static_cast<std::size_t>(part.op - ncclNumOps)].first;
@@ -413,6 +420,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDat
 ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, int to, ncclComm_t handle, cudaStream_t stream) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
+    if (refuses(type, false)) return refuse();
     return issue({comm, stream, false, [=](std::size_t, std::size_t) {
         const std::lock_guard lock(comm->world->mutex);
         const auto* const from = static_cast<const std::byte*>(in);
@@ -423,6 +431,7 @@ ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, in
 ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int from, ncclComm_t handle, cudaStream_t stream) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
+    if (refuses(type, false)) return refuse();
     return issue({comm, stream, false, [=](std::size_t, std::size_t) {
         std::unique_lock lock(comm->world->mutex);
         auto& mail = comm->world->mail[{from, comm->rank}];

@@ -272,6 +272,34 @@ TEST_CASE("NcclBackend: sums and means of 8-bit floats, or on all ranks the sent
                 }
                 comm.broadcast(view(root), 1).wait();  // what is only moved always works
                 findings.check(value_of(root) == 1, "a wrong broadcast");
+                // Equal shards, and others: they are other calls of NCCL's.
+                for (const std::size_t whole : {100u, 99u}) {
+                    const auto own_range = gradsync::shard_range(whole, comm.size(), comm.rank());
+                    DeviceMemory own = memory_of(static_cast<float>(comm.rank() + 1)), scattered = memory_of(7);
+                    DeviceMemory all = memory_of(7), gathered = memory_of(7);
+                    const auto first_elements = [&](DeviceMemory& memory, std::size_t count) {
+                        return gradsync::BufferView{memory.data(), count, dtype, MemorySpace::device};
+                    };
+                    const auto shard = [&](DeviceMemory& memory) { return first_elements(memory, own_range.size()); };
+                    const bool is_root = comm.rank() == 1;
+                    const gradsync::BufferView at_root = is_root ? first_elements(gathered, whole) : gradsync::BufferView{};
+                    comm.all_gather(shard(own), first_elements(all, whole)).wait();
+                    comm.gather(shard(own), at_root, 1).wait();
+                    comm.scatter(at_root, shard(scattered), 1).wait();
+
+                    const std::vector<std::byte> twos = memory_of(2).read(), sevens = memory_of(7).read();
+                    const auto replace = [](std::vector<std::byte>& to, const std::vector<std::byte>& from, std::size_t first,
+                                            std::size_t last) {
+                        for (std::size_t i = first; i < last; ++i) to[i] = from[i];
+                    };
+                    std::vector<std::byte> together = memory_of(1).read(), shard_of_own = own.read();
+                    replace(together, twos, gradsync::shard_range(whole, 2, 1).first, whole);
+                    replace(together, sevens, whole, 100);
+                    replace(shard_of_own, sevens, own_range.size(), 100);
+                    findings.check(all.read() == together, "a wrong all_gather");
+                    findings.check(gathered.read() == (is_root ? together : sevens), "a wrong gather");
+                    findings.check(scattered.read() == shard_of_own, "a wrong scatter");
+                }
             }
         });
     }

@@ -2,6 +2,7 @@
 // Collectives that leave together as one launch of NCCL's, and failures in them. Over the fakes of support/fake.
 #include <gradsync/backend/nccl.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -251,6 +252,63 @@ TEST_CASE("NcclBackend: a group that an exception leaves is not launched, and en
             comm.host().barrier().wait();
         });
         findings.check(error && error->errc() == Errc::abandoned && error->context().peer == 0, error ? error->what() : "nothing was thrown");
+    });
+}
+
+TEST_CASE("NcclBackend: a type that is refused in an open group leaves the group as it is") {
+    const Nothing left;
+    Findings findings;
+    gradsync_fake::be_of_capability(80);
+    on_nccl_ranks(2, [&](NcclBackend comm) {
+        DeviceMemory a(floats(10, 1)), b(floats(10, 1)), c(floats(10, 2));
+        const gradsync::BufferView bytes{b.data(), 40, DType::f8e4m3, MemorySpace::device};
+        std::vector<NcclBackend::WorkType> works;
+        const int before = gradsync_fake::launches();
+        comm.host().barrier().wait();
+        {
+            const auto group = comm.group();
+            works.push_back(comm.all_reduce(view_of(a, 10), ReduceOp::sum));
+            const auto error = error_of([&] { works.push_back(comm.all_reduce(bytes, ReduceOp::sum)); });
+            findings.check(error && error->errc() == Errc::invalid_argument && mentions(*error, "compute capability 8.0"),
+                           error ? error->what() : "nothing was thrown");
+            works.push_back(comm.all_reduce(view_of(c, 10), ReduceOp::sum));
+        }
+        for (auto& work : works) work.wait();
+        findings.check(works.size() == 2 && first_of(a) == 2 && first_of(b) == 1 && first_of(c) == 4, "a wrong sum");
+        comm.host().barrier().wait();
+        findings.check(gradsync_fake::launches() == before + 2, "more than one launch for each rank");
+    });
+    gradsync_fake::be_of_capability(90);
+}
+
+TEST_CASE("NcclBackend: a gather that cannot be started takes its group with it") {
+    const Nothing left;
+    Findings findings;
+    std::atomic<bool> is_open{false};
+    on_nccl_ranks(2, [&](NcclBackend comm) {
+        DeviceMemory own(floats(5, 1)), all(floats(10, 0));
+        comm.host().barrier().wait();
+        const int before = gradsync_fake::launches();
+        const auto error = error_of([&] {
+            if (comm.rank() == 1) {
+                findings.check(soon([&] { return is_open.load(); }), "no group was opened");
+                comm.fail("rank 1 has had enough");
+                return comm.barrier().wait();
+            }
+            std::vector<NcclBackend::WorkType> works;
+            const auto group = comm.group();
+            const auto start = [&] { works.push_back(comm.all_gather(view_of(own, 5), view_of(all, 10))); };
+            start();
+            is_open = true;
+            while (works.size() < 100) {  // until it hears of it
+                std::this_thread::sleep_for(20ms);
+                comm.progress();
+                start();
+            }
+        });
+        findings.check(error && error->context().peer == 1 && mentions(*error, "rank 1 has had enough"),
+                       error ? error->what() : "nothing was thrown");
+        findings.check(gradsync_fake::launches() == before, "a part of a group was launched");
     });
 }
 

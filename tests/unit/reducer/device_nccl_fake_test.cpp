@@ -11,6 +11,8 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -190,7 +192,7 @@ TEST_CASE("Reducer on devices: gathers that leave together are waited for one by
                 }
                 sync.finish();
                 for (std::size_t k = 0; k < 10; ++k) {
-                    const std::size_t i = step % 2 == 0 ? k : (k * 3 + 5) % 10;
+                    const std::size_t i = (step + comm.rank()) % 2 == 0 ? k : (k * 3 + 5) % 10;  // each rank in another
                     sync.wait_gradient(i);
                     const auto values = gradsync_test::read(comm, gradients[i].view());
                     findings.check(values == std::vector<float>(i + 1, static_cast<float>(2 + step) + static_cast<float>(i)), "step " + std::to_string(step) + ": a wrong mean of p" + std::to_string(i));
@@ -199,6 +201,122 @@ TEST_CASE("Reducer on devices: gathers that leave together are waited for one by
             }
         });
     CHECK(gradsync_fake::misuses() == 0);
+}
+
+namespace {
+
+/// NcclBackend whose `all_gather` throws when it was called so often; -1: never.
+class Stumbling : public NcclBackend {
+public:
+    explicit Stumbling(NcclBackend backend) : NcclBackend(std::move(backend)) {}
+    Stumbling split(int color, int key) { return Stumbling(NcclBackend::split(color, key)); }
+    Stumbling duplicate() { return Stumbling(NcclBackend::duplicate()); }
+    WorkType all_gather(ConstBufferView in, BufferView out) {
+        if (*left_ >= 0 && (*left_)-- == 0) throw std::runtime_error("this rank has stumbled");
+        return NcclBackend::all_gather(in, out);
+    }
+    void stumble_after(int calls) { *left_ = calls; }
+
+private:
+    std::shared_ptr<int> left_ = std::make_shared<int>(-1);  ///< copies are the same rank
+};
+
+}  // namespace
+
+TEST_CASE("Reducer on devices: an exception out of a gather's start leaves none of its group on the device, and ends all ranks") {
+    gradsync_test::Findings findings;
+    gradsync_test::run_rank_threads(
+        2, [](auto& rendezvous) { return Stumbling(NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)})); },
+        [&](Stumbling comm) {
+            std::vector<gradsync_test::Numbers<NcclBackend>> gradients;
+            std::vector<ParameterView> views;
+            for (std::size_t i = 0; i < 4; ++i) gradients.emplace_back(i + 1, static_cast<float>(comm.rank()));
+            for (auto& g : gradients) views.push_back({.name = "p" + std::to_string(views.size()), .gradient = g.view()});
+            std::string text;
+            int peer = -1;
+            {
+                Reducer<Stumbling, PerParameter, OverlapForward> sync(comm, views);
+                for (std::size_t i = 4; i-- > 0;) sync.mark_ready(i);
+                if (comm.rank() == 0) comm.stumble_after(2);
+                comm.host().barrier().wait();
+                const int before = gradsync_fake::launches();
+                comm.host().barrier().wait();
+                try {
+                    if (comm.rank() == 0) sync.finish();
+                    else comm.host().barrier().wait();  // where nothing is launched meanwhile
+                } catch (const Error& error) {
+                    text = error.what();
+                    peer = error.context().peer;
+                } catch (const std::runtime_error& error) {
+                    text = error.what();
+                }
+                findings.check(gradsync_fake::launches() == before, "a part of the gathers was launched");
+            }
+            if (comm.rank() == 0) findings.check(text == "this rank has stumbled", text);
+            else findings.check(peer == 0 && text.find("all_gather") != std::string::npos, text);
+        });
+    CHECK(gradsync_fake::misuses() == 0);
+}
+
+TEST_CASE("Reducer on devices: gradients travel in 8 bits where devices can add them up, else no rank begins") {
+    struct Expectation {
+        int version, capability;
+        std::string refusal;  ///< "" where it works
+    };
+    for (const Expectation& expected : {Expectation{NCCL_VERSION_CODE, 90, ""},
+                                        {NCCL_VERSION_CODE, 80, "rank 0 has a device of compute capability 8.0"},
+                                        {NCCL_VERSION(2, 23, 4), 90, "rank 0 has, or was compiled for, NCCL 2.23.4"}}) {
+        if (expected.refusal.empty() && NCCL_VERSION_CODE < NCCL_VERSION(2, 24, 3)) continue;
+        CAPTURE(expected.refusal);
+        gradsync_fake::pretend(expected.version, true);
+        gradsync_fake::be_of_capability(expected.capability);
+        gradsync_test::Findings findings;
+        gradsync_test::run_rank_threads(
+            2, [](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); },
+            [&](NcclBackend comm) {
+                const bool is_first = comm.rank() == 0;
+                gradsync_test::Numbers<NcclBackend> a(1000, is_first ? 1.0f : 3.0f), b(2000, is_first ? -4.0f : 0.5f);
+                std::vector<ParameterView> views{{.name = "a", .gradient = a.view()}, {.name = "b", .gradient = b.view()}};
+                gradsync_test::DeviceMemory bytes(std::vector<std::byte>(100));
+                std::vector<ParameterView> mixed = views;  // other types travel, too, and would be on their way first
+                const BufferView in_8_bits{bytes.data(), 100, DType::f8e5m2, MemorySpace::device};
+                mixed.insert(mixed.begin(), ParameterView{.name = "bytes", .gradient = in_8_bits});
+                const auto step = [&](std::vector<ParameterView>& parameters, ReducerOptions options) {
+                    Reducer<NcclBackend, PerParameter, OverlapBackward> sync(comm, parameters, options);
+                    for (std::size_t i = parameters.size(); i-- > 0;) sync.mark_ready(i);
+                    sync.finish();
+                };
+                const auto check_means = [&] {
+                    const auto of_a = gradsync_test::read(comm, a.view()), of_b = gradsync_test::read(comm, b.view());
+                    findings.check(of_a == std::vector<float>(1000, 2.0f), "a wrong mean");
+                    findings.check(of_b == std::vector<float>(2000, -1.75f), "a wrong mean");
+                };
+                if (expected.refusal.empty()) {
+                    step(views, {.reduce_dtype = DType::f8e5m2});
+                    check_means();
+                    step(mixed, {});
+                    return;
+                }
+                for (const bool all_in_8_bits : {true, false}) {
+                    const int before = gradsync_fake::launches();
+                    comm.host().barrier().wait();
+                    ReducerOptions options;
+                    if (all_in_8_bits) options.reduce_dtype = DType::f8e5m2;
+                    const auto error = gradsync_test::error_of([&] { step(all_in_8_bits ? views : mixed, options); });
+                    findings.check(error && error->errc() == Errc::invalid_argument, error ? error->what() : "nothing was thrown");
+                    for (const std::string& words : {std::string("Reducer: NCCL adds up f8e5m2 from 2.24.3 on"), expected.refusal})
+                        findings.check(error && gradsync_test::mentions(*error, words), error ? error->what() : "");
+                    comm.host().barrier().wait();
+                    findings.check(gradsync_fake::launches() == before, "something was launched");
+                    comm.host().barrier().wait();
+                }
+                step(views, {});  // with the same backend
+                check_means();
+            });
+        CHECK(gradsync_fake::misuses() == 0);
+    }
+    gradsync_fake::pretend(NCCL_VERSION_CODE, true);
+    gradsync_fake::be_of_capability(90);
 }
 
 TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks, and is named") {
