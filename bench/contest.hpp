@@ -21,6 +21,8 @@ public:
     virtual bool takes_part([[maybe_unused]] int rank) const { return true; }
     /// True if every rank must stay on a core of its own, whatever the options say.
     virtual bool needs_own_cores() const { return false; }
+    /// True if no rank may be kept on a core, whatever the options say.
+    virtual bool roams() const { return false; }
     /// Returns when all ranks that take part have called it.
     virtual void meet(int rank) = 0;
     /// Does it `times` times; returns the seconds that count, this rank's.
@@ -46,8 +48,8 @@ struct ContestOptions {
                        ///< those of others in the caches
     /// The number of the contestant that runs directly before and after each of the others, if there are any: where a
     /// batch takes so long that the machine changes its state within a round. What runs after one runs before the next,
-    /// over all rounds; but where there is only one other, which would share each with its own next batch, it runs twice
-    /// between two, so that no pair has a time of another.
+    /// over all rounds; but where the next is the same contestant again, which would share it with itself, it runs once
+    /// more between the two, so that no two pairs of a contestant have a time in common.
     std::optional<std::size_t> reference = {};
 };
 
@@ -77,11 +79,11 @@ struct Paired {
 };
 
 /// One rank's part in a contest; ranks are threads or processes. In every round each contestant runs one batch, of
-/// about a third of a millisecond at least; the reference as many as there are others (two if there is one), and one
-/// before the first round. The machine may change its state, or be busy with something else, at any moment: what happens to one
-/// contestant then happens to all. Who begins changes from round to round. `slowest(seconds)` returns the most of what
-/// the ranks say, once all have called it; meanwhile it sleeps: who has nothing to do must not take a core from those
-/// who have.
+/// about a third of a millisecond at least; the reference as many as there are others, one more where a contestant follows
+/// upon itself (it does where there are only one or two others), and one before the first round. The machine may change its
+/// state, or be busy with something else, at any moment: what happens to one contestant then happens to all. Who begins
+/// changes from round to round. `slowest(seconds)` returns the most of what the ranks say, once all have called it;
+/// meanwhile it sleeps: who has nothing to do must not take a core from those who have.
 template <class Slowest>
 ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
                         Slowest&& slowest) {
@@ -90,13 +92,12 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
     ContestResult samples(contestants.size());
     const bool in_pairs = options.reference && contestants.size() > 1;  // the reference alone is one like any other
     const std::size_t reference = in_pairs ? *options.reference : contestants.size();
-    const bool alone = in_pairs && contestants.size() == 2;  // with the reference
 
     const auto batch = [&](std::size_t which) {
         Contestant& contestant = *contestants[which];
         double seconds = 0;
         if (contestant.takes_part(rank)) {
-            if (options.pin || contestant.needs_own_cores()) pin_to_core(rank % cores());
+            if ((options.pin && !contestant.roams()) || contestant.needs_own_cores()) pin_to_core(rank % cores());
             else unpin();
             if (options.warm_ups != 0) contestant.run(rank, options.warm_ups);
             contestant.meet(rank);
@@ -113,8 +114,9 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
             batches[c] = std::clamp(static_cast<int>(batch_seconds / once), 1, 10000);
             once = std::min(once, batch(c));
         }
-        const std::size_t turns = c != reference ? 1 : alone ? 2 : contestants.size() - 1;
-        round_seconds += once * (batches[c] + options.warm_ups) * static_cast<double>(turns);
+        const std::size_t others = contestants.size() - 1;  // of two, a round begins with the last one twice in three times
+        const double turns = c != reference ? 1 : static_cast<double>(others) + (others == 1 ? 1 : others == 2 ? 2.0 / 3 : 0);
+        round_seconds += once * (batches[c] + options.warm_ups) * turns;
     }
     const auto rounds = static_cast<std::size_t>(
         options.rounds != 0
@@ -122,12 +124,14 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
             : std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds));
     const auto measure = [&](std::size_t c) { return samples[c].seconds.emplace_back(batch(c)); };
     double before = in_pairs ? measure(reference) : 0;
+    std::size_t last = reference;
     for (std::size_t round = 0; round < rounds; ++round) {
         for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
             const std::size_t c = (round + turn) % contestants.size();
             if (c == reference) continue;
-            if (alone && round > 0) before = measure(reference);
+            if (in_pairs && c == last) before = measure(reference);
             measure(c);
+            last = c;
             if (!in_pairs) continue;
             const double after = measure(reference);
             samples[c].reference.push_back((before + after) / 2);

@@ -11,8 +11,9 @@
 namespace bench {
 
 /// A Timeline whose events can be metered: how long it took to keep them, where they happen, in the middle of a step whose
-/// data have driven everything else out of the caches. A watched step less one that is not watched would be the same, but
-/// is lost in what steps differ by anyway. While metering is off, an event costs one branch more than the Timeline's.
+/// data have driven everything else out of the caches. That is the direct cost alone: a watched step less one that is not
+/// watched also has what events delay on other ranks and drive out of the caches, but is hard to tell from what steps differ
+/// by anyway. While metering is off, an event costs one branch more than the Timeline's.
 class WatchMeter final : public gradsync::Observer {
 public:
     gradsync::Timeline& timeline() noexcept { return timeline_; }

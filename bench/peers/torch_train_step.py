@@ -17,7 +17,7 @@ Modes, each with a copy of the model:
     zero1                DistributedDataParallel and ZeroRedundancyOptimizer
 
 As in bench_train_step, modes take turns, a step each, all ranks starting together, and the slowest rank counts; a step of
-`independent` stands directly before and after each of the others (between two of the only one there are two), and differences
+`independent` stands directly before and after each of the others (between two of the same there are two), and differences
 and ratios are of such pairs. Ranks are
 not kept on one core: the threads that Gloo starts would have to stay there too. Writes what that program writes with
 --benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, of its counters those that PyTorch has, and "pairs", lists of
@@ -216,8 +216,8 @@ def measure(model, rank, ranks, options):
     check_losses(model, trainees)
     reference, *others = options.modes
     once = {mode: timed_step(trainee) for mode, trainee in trainees.items()}
-    alone = len(others) == 1  # it would share each of the reference's steps with its own next
-    round_seconds = sum(once[mode] for mode in others) + max(len(others), 1 + alone) * once[reference]
+    # Where a mode follows upon itself, it would share a step of the reference with its own next pair: one more for each.
+    round_seconds = sum(once[mode] for mode in others) + (len(others) + (len(others) <= 2)) * once[reference]
     rounds = options.rounds or min(max(int(options.seconds / round_seconds), LEAST_ROUNDS), 1001)
     seconds = {mode: [] for mode in trainees}
     beside = {mode: [] for mode in others}  # the reference, the mean of before and after
@@ -227,14 +227,16 @@ def measure(model, rank, ranks, options):
         return seconds[mode][-1]
 
     before = measured(reference) if others else None
+    last = None
     for turn in range(rounds):
         if not others:
             measured(reference)
         first = turn % max(len(others), 1)
         for mode in others[first:] + others[:first]:
-            if alone and turn > 0:
+            if mode == last:
                 before = measured(reference)
             measured(mode)
+            last = mode
             after = measured(reference)
             beside[mode].append((before + after) / 2)
             before = after

@@ -5,7 +5,8 @@
   machine   the machine, the compiler, the state of the sources
   results   results.json: what was found, and how to read it
   names     who takes part: names, order, colours
-  intervals where a median lies
+  intervals where a mean lies
+  estimates a figure, and what it lies between
   text      numbers with units, tables as HTML and Markdown
   tables    results as tables
   goals     what is to be reached, and whether it is

@@ -30,8 +30,8 @@ Installs what is missing (apt), builds the release preset, runs the benchmarks i
 Parts (--only):
 {PARTS}
 
-Nothing else should run on the machine meanwhile; where something does, it waits up to 3 minutes before it begins. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong
-input."""
+Nothing else should run on the machine meanwhile; where something does, it waits until that has ended, 3 minutes at most, which come on top of
+--minutes, as does the build. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong input."""
 
 
 def positive(kind):
@@ -60,7 +60,7 @@ def fail(sentence, code=2):
 
 def arguments():
     parser = Parser(prog="scripts/bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="less of everything: under 5 minutes after the build, instead of about 20")
+    parser.add_argument("--quick", action="store_true", help="less of everything: under 5 minutes after the build (and the wait), instead of about 20")
     parser.add_argument("--peers", action="store_true", help="install and measure Gloo, MPICH and PyTorch too")
     parser.add_argument("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
     parser.add_argument("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")

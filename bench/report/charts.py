@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLo
 
 from . import names, tables
 from .names import INK
+from .estimates import efficiency_of, exposed_of
 from .text import bandwidth, milliseconds, seconds, size
 
 REST, EXPOSED = "#9FB8CC", "#D55E00"
@@ -131,14 +132,16 @@ def step_time(results, model):
         for text, points in (("step, ms", STEP_COLUMN), ("exposed, ms", EXPOSED_COLUMN)): column(text, points, -0.95)
         for place, strategy in enumerate(strategies):
             b = backends[backend][strategy]
-            step, waits = b.time * 1e3, max(tables.exposed(b) or 0, 0) * 1e3
+            exposed = exposed_of(b)
+            step, waits = b.time * 1e3, max(exposed.value if exposed else 0, 0) * 1e3
             axis.barh(place, step - waits, 0.72, color=REST, label="the step less what is exposed")
             if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed, of pairs with copies that do not synchronise")
             column(milliseconds(b.time), STEP_COLUMN, place)
-            if tables.exposed(b) is not None: column(milliseconds(tables.exposed(b)), EXPOSED_COLUMN, place)
-            if between := b.quartiles(tables.EXPOSED):
-                below, above = (abs(quartile - tables.exposed(b)) * 1e3 for quartile in between)
-                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="widest quartiles of what is exposed")
+            if not exposed: continue
+            column(milliseconds(exposed.value), EXPOSED_COLUMN, place)
+            if exposed.spread:
+                below, above = (abs(end - exposed.value) * 1e3 for end in exposed.spread)
+                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="least and greatest process of what is exposed")
         axis.set_yticks(range(len(strategies)), [names.STRATEGIES.get(s, s) for s in strategies])
         axis.set_ylim(rows[i // columns] - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
@@ -198,11 +201,13 @@ def scaling(results):
         for i, ((backend, _), of_ranks) in enumerate(lines.items()):
             look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
             beside = 2 ** (0.05 * (i - (len(lines) - 1) / 2))  # so that no mark hides another
-            for axis, counter in ((speed, "samples_per_second"), (efficiency, "independent_ratio")):
-                points = [(ranks * beside, b.counter(counter)) for ranks, b in of_ranks.items() if b.counter(counter) is not None]
+            ratios = {ranks: found for ranks, b in of_ranks.items() if (found := efficiency_of(b))}
+            speeds = {ranks: b.counter("samples_per_second") for ranks, b in of_ranks.items() if b.counter("samples_per_second") is not None}
+            for axis, values in ((speed, speeds), (efficiency, {ranks: found.value for ranks, found in ratios.items()})):
+                points = [(ranks * beside, value) for ranks, value in values.items()]
                 if points: axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
-            for ranks, b in of_ranks.items():
-                if between := b.quartiles("independent_ratio"): efficiency.vlines(ranks * beside, *between, color=look.colour, linewidth=0.8)
+            for ranks, found in ratios.items():
+                if found.spread: efficiency.vlines(ranks * beside, *found.spread, color=look.colour, linewidth=0.8)
         efficiency.axhline(1, color=INK, linestyle="--", linewidth=1, label="copies that do not synchronise")
         for axis in (speed, efficiency):
             axis.set_ylim(0, axis.dataLim.y1 * 1.1)
@@ -214,7 +219,7 @@ def scaling(results):
         efficiency.minorticks_off()
         efficiency.set_xlabel("ranks (logarithmic)")
     axes[0][0].set_ylabel("samples a second, all ranks")
-    axes[1][0].set_ylabel("efficiency (lines: widest quartiles)")
+    axes[1][0].set_ylabel("efficiency (lines: of processes)")
     legend_below(figure, [axis for row in axes for axis in row], 3)
     return figure
 

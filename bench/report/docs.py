@@ -23,7 +23,8 @@ def conditions(results):
             f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
             f"{'' if m.get('clean') else ' with changes'}, {results.up_to_rounds()}"
             + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", {others}" * bool(others) + "."
-            + " **Others used the machine: the figures say little.**" * much)
+            + " **Others used the machine: the figures say little.**" * much + (f" **{results.disturbed()}**" if results.disturbed() else "")
+            + ("\n\nNot measured: " + "; ".join(f"{name} ({text})" for name, text in results.not_measured()) + "." if results.not_measured() else ""))
 
 
 def summary(results):

@@ -66,12 +66,13 @@ WAIT_AT_MOST = 180  # seconds
 
 
 def busy_seconds(root="/"):
-    """Of all cores since the system began: what they did not idle, what a hypervisor gave to others included. None where it does not say. The load
-    average is no measure of now: it remembers minutes."""
-    found = re.match(r"cpu +(.*)", text_of(pathlib.Path(root, "proc/stat")))
+    """Of the cores that this process was given, since the system began: what they did not idle, what a hypervisor gave to others included. None
+    where it does not say. The load average is no measure of now: it remembers minutes."""
+    given = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    found = [ticks.split()[:8] for core, ticks in re.findall(r"^cpu(\d+) +(.*)", text_of(pathlib.Path(root, "proc/stat")), re.MULTILINE)
+             if given is None or int(core) in given]
     if not found: return None
-    user, nice, system, _, _, *others = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in found.group(1).split()[:8])
-    return user + nice + system + sum(others)
+    return sum(int(ticks) for of_core in found for place, ticks in enumerate(of_core) if place not in (3, 4)) / os.sysconf("SC_CLK_TCK")
 
 
 def busy_cores(seconds=3, sleep=time.sleep, clock=time.monotonic, busy=busy_seconds):
@@ -79,7 +80,8 @@ def busy_cores(seconds=3, sleep=time.sleep, clock=time.monotonic, busy=busy_seco
     before, begun = busy(), clock()
     if before is None: return None
     sleep(seconds)
-    return max(0.0, (busy() - before) / (clock() - begun))
+    after = busy()
+    return None if after is None else max(0.0, (after - before) / (clock() - begun))
 
 
 def wait_until_quiet(say, measure=busy_cores, clock=time.monotonic):
@@ -93,7 +95,7 @@ def wait_until_quiet(say, measure=busy_cores, clock=time.monotonic):
 
 
 class Others:
-    """What others use of the machine from now on: all that was busy, less this process and what it has started and waited for."""
+    """What others use of this process's cores from now on: all that was busy, less this process and what it has started and waited for."""
 
     def __init__(self, busy=busy_seconds, own=None, clock=time.monotonic):
         self.busy, self.own, self.clock = busy, own or self.own_seconds, clock
@@ -105,8 +107,9 @@ class Others:
 
     def cores(self):
         """On average; None: unknown."""
-        if self.busy_then is None: return None
-        return max(0.0, (self.busy() - self.busy_then - (self.own() - self.own_then)) / (self.clock() - self.begun))
+        busy_now = self.busy()
+        if self.busy_then is None or busy_now is None: return None
+        return max(0.0, (busy_now - self.busy_then - (self.own() - self.own_then)) / (self.clock() - self.begun))
 
 
 AS_MUCH_AS_ANYBODY_WANTS = 2 ** 62  # bytes

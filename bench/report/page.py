@@ -2,7 +2,7 @@
 import html
 
 from . import charts, tables
-from .text import WIDEST_QUARTILES, or_blank
+from .text import or_blank
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #d0d7de; --stripe: #f6f8fa; --bad: #b35900; }
@@ -54,8 +54,9 @@ class Section:
 def sections(results):
     cases = tables.step_cases(results)
     return [
-        Section("Goals", "What the library is meant to reach on two cores. What is measured in pairs has in brackets the interval that holds the pairs' "
-                "median with a probability of 95 %; where the goal lies inside, the figure is within the noise.", shown=[tables.goals(results)]),
+        Section("Goals", "What the library is meant to reach on two cores. What is measured in pairs has in brackets the 95 % interval of the mean of its "
+                "processes' medians, all else the least and the greatest round; where the goal lies inside, the figure is within the noise.",
+                shown=[tables.goals(results)]),
         Section("All-reduce", "A float sum in place. Time until every rank has the result, the slowest rank's. Bus bandwidth is nccl-tests': 2 (n - 1) / n of "
                 "the bytes over the time, comparable over numbers of ranks. The limit is a bare loop that reads every rank's buffer and writes every rank's "
                 "buffer once, a thread a core, measured in turns with the others.",
@@ -63,7 +64,8 @@ def sections(results):
                 [tables.all_reduce(results), tables.bus_bandwidth(results), tables.to_limit(results)], [tables.contests(results)]),
         Section("Training step", "One step of the same model on the same batch, a thread of compute a rank. Exposed: the step less that of copies that do not "
                 "synchronise, directly before and after it (below zero: within the noise). Waited: what the reducer itself says it has waited. Efficiency: the "
-                f"copies' time over the step's. Both are medians over such pairs, {WIDEST_QUARTILES}.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
+                "copies' time over the step's. Of both every process has a median over its pairs; the figure is their mean, in brackets are the least and the "
+                "greatest of them.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
                 folded=[tables.steps(results, model, ranks) for model, of_ranks in cases.items() for ranks in sorted(of_ranks)]),
         Section("Overlap", "How much of the time that gradients were on their way was hidden behind compute. On cores that are all busy computing, communication "
                 "takes time from the compute even where nobody waits: see exposed above. Strategies that still gather weights when their step has "
@@ -83,8 +85,8 @@ def render(results, drawn):
     present = [section for section in sections(results) if section.has_something(drawn)]
     others, much = results.used_by_others()
     warning = f'<p class="warning">Others used the machine ({others}): the figures say little.</p>' if much else ""
-    left_out = {**results.errors, **results.run.get("left_out", {})}
-    errors = "".join(f"<li>{html.escape(name)}: {html.escape(text)}</li>" for name, text in sorted(left_out.items()))
+    if disturbed := results.disturbed(): warning += f'<p class="warning">{html.escape(disturbed)}</p>'
+    errors = "".join(f"<li>{html.escape(name)}: {html.escape(text)}</li>" for name, text in results.not_measured())
     not_measured = f"<h2>Not measured</h2><ul>{errors}</ul>" if errors else ""
     body = "\n".join(section.html(results, drawn) for section in present)
     links = " ".join(f'<a href="#{section.anchor}">{html.escape(section.title)}</a>' for section in present)

@@ -71,9 +71,10 @@ class Plan:
         """The length of a contest among steps, which must suffice for PAIRS; `step`: how much slower than ours they are."""
         pairs = (QUICK_PAIRS if self.quick else PAIRS)[model]
         least = 2 if self.quick else 4  # where there are few strategies there is time for more pairs
-        # A round: a step of each strategy, and after it one of the reference (of an only one, also before it). Rounds are whole ones: half
-        # a round sees to it that a step which is a little slower does not cost one.
-        once = (3 if strategies == 1 else 2 * strategies) * step * MODELS[model] * max(1, ranks / machine.cores())
+        # A round: a step of each strategy, and after it one of the reference; one more where two steps of a strategy follow upon one another, as
+        # they do every time where there are no more than two strategies. Rounds are whole ones: half a round sees to it that a step which
+        # is a little slower does not cost one.
+        once = (2 * strategies + (strategies <= 2)) * step * MODELS[model] * max(1, ranks / machine.cores())
         return self.seconds or round(max(least, (pairs + 0.5) * once), 1)
 
 

@@ -134,7 +134,22 @@ class Results:
             load = self.machine.get("load_before")
             return ("", False) if load is None else (f"load before {load:.1f}", load > 1)
         text = f"busy before {before:.1f} cores" + ("" if during is None else f", with others meanwhile {during:.1f}")
+        if (most := max(self.others_by_task(), default=(0, ""))) > (0, ""): text += f", at most {most[0]:.1f} ({most[1]})"
         return text, before > OTHERS or (during or 0) > OTHERS
+
+    def others_by_task(self):
+        """(cores, label): how many others used while a task ran, on average, in its worst round. Of older results, nothing."""
+        return [(max(of_rounds), label) for label, of_rounds in self.run.get("others", {}).items() if of_rounds]
+
+    def disturbed(self):
+        """A sentence that names the tasks in which others used so much that their figures say little; empty if there are none."""
+        found = sorted((each for each in self.others_by_task() if each[0] > OTHERS), reverse=True)
+        named = ", ".join(f"{label} ({cores:.1f} cores)" for cores, label in found)
+        return f"Others used the machine during {len(found)} of the programs, whose figures say little: {named}." if found else ""
+
+    def not_measured(self):
+        """(what, why), in order."""
+        return sorted({**self.errors, **self.run.get("left_out", {})}.items())
 
     def add_google_benchmark(self, program, answer, series_only=False, rename=lambda name: name):
         """One round: what a program wrote with --benchmark_out. Returns how many benchmarks were measured. Those of `series_only` count for

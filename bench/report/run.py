@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+from . import machine
+
 # One thread of compute a rank. Open MPI asks for the others to run as root in a container, and with more ranks than cores.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
@@ -70,9 +72,10 @@ class Runner:
         written = " ".join(shlex.quote(self.shown(word)) for word in task.command)
         commands = self.results.run.setdefault("commands", {}).setdefault(task.part, [])
         if written not in commands: commands.append(written)
-        begun = time.monotonic()
+        begun, others = time.monotonic(), machine.Others()
         failure = self.call([*task.command, *flags[task.kind]], self.limit - self.spent(), written)
         self.took[task.label] = time.monotonic() - begun
+        if (used := others.cores()) is not None: self.results.run.setdefault("others", {}).setdefault(task.label, []).append(round(used, 2))
         # Exit code 1 of our own programs: some benchmark of many has failed, and the answer says which.
         if not failure or (failure == FAILED_WITH.format(1) and task.kind == "google"): failure = self.take(task, answer) and (failure or "measured nothing")
         if failure == NOT_HERE: self.plan.tasks = [t for t in self.plan.tasks if t is not task]

@@ -1,5 +1,6 @@
 """Results as tables."""
 from . import names
+from .estimates import efficiency_of, exposed_of
 from .results import AllReduce, MarkReady, TrainStep
 from .text import Table, bandwidth, megabytes, milliseconds, or_blank, paired, ratio, seconds, significant, size, spread
 
@@ -72,12 +73,15 @@ def step_cases(results):
     return {model: cases[model] for model in names.ordered(cases, names.MODELS)}
 
 
-EXPOSED = "exposed_against_independent"
-
-
 def exposed(benchmark):
-    """Seconds of a step that copies without synchronisation do not take directly before and after; None where it was not measured."""
-    return benchmark.counter(EXPOSED)
+    """Seconds, see exposed_of; None where it was not measured."""
+    found = exposed_of(benchmark)
+    return found and found.value
+
+
+def with_spread(form, estimate):
+    """Of what is measured in pairs: the figure, and the least and the greatest of its processes."""
+    return or_blank(lambda found: found.spread_text(form), estimate)
 
 
 def overlapped(strategy, benchmark, counter):
@@ -87,8 +91,8 @@ def overlapped(strategy, benchmark, counter):
 
 def steps(results, model, ranks):
     table = Table(f"{model}, {ranks} rank{'s' * (ranks != 1)}: a step",
-                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms (widest quartiles)", "waited, ms", "communication, ms", "overlap",
-                   "efficiency (widest quartiles)", "samples/s", "state, MB"])
+                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms (of processes)", "waited, ms", "communication, ms", "overlap",
+                   "efficiency (of processes)", "samples/s", "state, MB"])
     backends = step_cases(results)[model][ranks]
     for backend in names.ordered(backends, names.BACKENDS):
         for strategy in names.ordered(backends[backend], names.STRATEGIES):
@@ -96,8 +100,8 @@ def steps(results, model, ranks):
             blank_or = lambda form, counter: or_blank(form, b.counter(counter))
             communicated = lambda form, counter: or_blank(form, overlapped(strategy, b, counter))
             table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES.get(strategy, strategy),
-                               spread(milliseconds, b), paired(milliseconds, b, EXPOSED), blank_or(milliseconds, "exposed"),
-                               communicated(milliseconds, "communication"), communicated(ratio, "overlap_ratio"), paired(efficiency, b, "independent_ratio"),
+                               spread(milliseconds, b), with_spread(milliseconds, exposed_of(b)), blank_or(milliseconds, "exposed"),
+                               communicated(milliseconds, "communication"), communicated(ratio, "overlap_ratio"), with_spread(efficiency, efficiency_of(b)),
                                blank_or(significant, "samples_per_second"), blank_or(megabytes, "state_bytes")])
     return table
 
@@ -132,11 +136,11 @@ def efficiency(value):
 
 
 def scaling(results, model):
-    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency (widest quartiles)"])
+    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency (of processes)"])
     for (backend, strategy), of_ranks in scaling_cases(results, model).items():
         for ranks, b in of_ranks.items():
             table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES[strategy], str(ranks),
-                               or_blank(significant, b.counter("samples_per_second")), paired(efficiency, b, "independent_ratio")])
+                               or_blank(significant, b.counter("samples_per_second")), with_spread(efficiency, efficiency_of(b))])
     return table
 
 

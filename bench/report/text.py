@@ -43,9 +43,6 @@ def or_blank(form, value):
     return "" if value is None else form(value)
 
 
-WIDEST_QUARTILES = "in brackets the widest quartiles of the rounds: the least lower and the greatest upper one"
-
-
 def spread(form, benchmark):
     """Median, least and greatest of a benchmark's time."""
     return f"{form(benchmark.time)} ({form(benchmark.least)}, {form(benchmark.greatest)})"

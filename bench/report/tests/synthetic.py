@@ -55,9 +55,11 @@ def results(rounds=5, noise=0.02, seed=1, slower=None):
             **pairs("unwatched_ratio", lambda t: compute * jitter() / t, 0.01), pairs=lambda t: [[t * jitter(), compute * jitter()] for _ in range(4)],
             watched=lambda t: [[30e-6 * jitter(), t] for _ in range(9)])
     add("bench_convert", "convert/f32/bf16/elements:131072", 30e-6, memcpy_ratio=lambda t: 20e-6 / t)
-    add("bench_reducer", "reducer/construct/ranks:2/parameters:100000", 58e-3)
-    for overlap in ("NoOverlap", "OverlapBackward"):
-        for ranks in (1, 2): add("bench_reducer", f"reducer/mark_ready/{overlap}/in_buckets/ranks:{ranks}/parameters:1000", 14e-9 * ranks)
+    for ranks in (2, 1):
+        add("bench_reducer", f"reducer/construct/ranks:{ranks}/parameters:100000", 29e-3 * ranks)
+        for overlap in ("NoOverlap", "OverlapBackward", "OverlapBackwardThread"):
+            for storage, slower_by in (("in_buckets", 0), ("borrowed", 3e-9)):
+                add("bench_reducer", f"reducer/mark_ready/{overlap}/{storage}/ranks:{ranks}/parameters:1000", 12e-9 * ranks + slower_by)
     for ranks in (1, 2, 4):
         for stage, parts in (("none", (1, 1, 1)), ("optimizer", (1, 1, ranks)), ("gradients", (1, ranks, ranks)), ("parameters", (ranks, ranks, ranks))):
             held = [32.6e6 / parts[0], 32.6e6 / parts[1], 65.1e6 / parts[2], 1e6]

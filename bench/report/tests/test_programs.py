@@ -33,8 +33,8 @@ def run(*command):
 
 @unittest.skipUnless(PROGRAM, "which programs? See above")
 class PairsTest(unittest.TestCase):
-    def of(self, strategies):
-        return run(PROGRAM, "--rounds=2", f"--benchmark_filter=^train_step/mlp/({strategies})/threads/ranks:2$")
+    def of(self, strategies, rounds=2):
+        return run(PROGRAM, f"--rounds={rounds}", f"--benchmark_filter=^train_step/mlp/({strategies})/threads/ranks:2$")
 
     def check(self, pairs, time, rounds=2):
         """`pairs` of times like `time`, in seconds: a step can be ten times as long as another, not a thousand times."""
@@ -42,14 +42,15 @@ class PairsTest(unittest.TestCase):
         for pair in pairs:
             for value in pair: self.assertTrue(time / 30 < value < 30 * time, pairs)
 
-    def test_two_strategies_have_a_step_of_the_reference_between_them(self):
-        found = self.of("flat|naive|independent")
+    def test_two_strategies_have_a_step_of_the_reference_between_them_and_a_strategy_two_between_its_own(self):
+        """a b, a b, b a, b a: in turns, twice the same upon itself."""
+        found = self.of("flat|naive|independent", 4)
         for strategy in ("flat", "naive"):
             benchmark = found[f"train_step/mlp/{strategy}/threads/ranks:2"]
-            self.check(benchmark.series("pairs"), benchmark.time)
+            self.check(benchmark.series("pairs"), benchmark.time, 4)
             self.assertEqual(benchmark.series("watched"), [])
         reference = found["train_step/mlp/independent/threads/ranks:2"]
-        self.assertEqual((reference.samples, reference.series("pairs")), (1 + 2 * 2, []))
+        self.assertEqual((reference.samples, reference.series("pairs")), (1 + 2 * 4 + 2, []))
 
     def test_pairs_of_one_strategy_share_no_step(self):
         self.assertEqual(self.of("flat|independent")["train_step/mlp/independent/threads/ranks:2"].samples, 2 * 2)
@@ -65,6 +66,11 @@ class PairsTest(unittest.TestCase):
         flat, reference = (found[f"train_step/mlp/torch_{mode}/gloo/ranks:2"] for mode in ("flat", "independent"))
         self.check(flat.series("pairs"), flat.time)
         self.assertEqual((reference.samples, reference.series("pairs")), (2 * 2, []))
+
+    def test_pairs_of_one_mode_of_pytorch_share_no_step(self):
+        """a b, b a: once the same upon itself."""
+        found = run(sys.executable, PEER, "--model", "mlp", "--modes", "flat,naive", "--rounds", "2")
+        self.assertEqual(found["train_step/mlp/torch_independent/gloo/ranks:2"].samples, 1 + 2 * 2 + 1)
 
 
 if __name__ == "__main__":
