@@ -11,8 +11,9 @@
 
 namespace gradsync_test {
 
-inline Collective random_collective(Random& random, int size) {
+inline Collective random_collective(Random& random, int size, bool rank_order) {
     Collective c;
+    c.any_order = !rank_order;
     c.operation = static_cast<Operation>(random.below(operation_count));
     c.dtype = static_cast<gradsync::DType>(random.below(gradsync::dtype_count));
     c.op = static_cast<gradsync::ReduceOp>(random.below(is_floating(c.dtype) ? 5 : 4));
@@ -71,7 +72,8 @@ void check_in_flight() {
                     under_way.pop_back();
                 };
                 for (std::size_t i = 0; i < 400 / thinning; ++i) {
-                    auto part = std::make_unique<Exchange<typename L::Memory>>(random_collective(shared, size), rank, size);
+                    const Collective c = random_collective(shared, size, L::rank_order);
+                    auto part = std::make_unique<Exchange<typename L::Memory>>(c, rank, size);
                     Work work = part->start(backend);
                     under_way.emplace_back(std::move(part), std::move(work));
                     if (own.below(8) == 0) backend.progress();

@@ -22,7 +22,8 @@ using namespace std::chrono_literals;
 ///
 /// - `Backend`: the type under test. `Memory`: a buffer in the memory that it reads (`HostMemory`, or alike).
 /// - `largest`: the largest world that it can make; the suite runs at 1, 2, 3, 4 ranks up to that.
-/// - `rank_order`: whether sums have the bits of a sum in rank order; else they are compared with a tolerance.
+/// - `rank_order`: whether sums have the bits of a sum in rank order; else they are compared with a tolerance, those of 8-bit
+///   types with inputs for which they are the same in any order.
 /// - `run(size, limit, f)`: makes a new communicator of `size` ranks whose waits are limited to `limit`, runs
 ///   `f(Backend)` on each of them and returns when all have returned. An exception that leaves `f` ends the
 ///   communicator on all ranks and leaves `run` too, at least where that rank was run. Ranks in other processes:

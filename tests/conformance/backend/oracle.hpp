@@ -51,6 +51,11 @@ struct Random {
 /// binades, so that sums round, and depend on their order.
 Bytes random_elements(gradsync::DType dtype, std::size_t count, std::uint64_t seed);
 
+/// The same of an 8-bit type, for sums, means and products that are not in rank order and may be rounded after every step: in a type
+/// of so few bits no tolerance could tell that from a wrong result. They are such powers of two that the result for up to 4 ranks has
+/// the same bits in any order: every partial sum and product is a number of the type (see Collective for the weights of means).
+Bytes representable_elements(gradsync::DType dtype, gradsync::ReduceOp op, std::size_t count, std::uint64_t seed);
+
 /// The reduction of `inputs`, one for each rank, in the plainest way: element by element, in rank order, in the
 /// accumulator's type, rounded once.
 Bytes reduce_by_hand(gradsync::DType dtype, gradsync::ReduceOp op, const std::vector<Bytes>& inputs,
@@ -61,8 +66,8 @@ inline bool same(ConstBytes a, ConstBytes b) noexcept {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
-/// Where two buffers differ, or "". `exact`: in any bit; else, for floating types, by more than another order of
-/// summation over `size` ranks can explain.
+/// Where two buffers differ, or "". `exact`: in any bit; else, for floating types of more than 8 bits, by more than another order
+/// of summation over `size` ranks can explain.
 std::string difference(gradsync::DType dtype, ConstBytes actual, ConstBytes expected, bool exact, int size);
 
 }  // namespace gradsync_test

@@ -1,0 +1,69 @@
+// What the suite of all backends goes by where sums are not in rank order: that 8-bit results are the same in any order, rounded after
+// every addition, and that what is no result is not taken for one.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "conformance/backend/exchange.hpp"
+
+using namespace gradsync_test;
+using gradsync::Contribution;
+using gradsync::DType;
+using gradsync::ReduceOp;
+
+namespace {
+
+/// As NCCL does it: elements are scaled and rounded, then combined one rank after another, the last one first, and rounded each time.
+template <class T>
+Bytes rounded_each_time(const Collective& c, int size, double factor) {
+    Bytes result(c.count * sizeof(T));
+    T* const out = reinterpret_cast<T*>(result.data());
+    for (int r = size; r-- > 0;) {
+        const Bytes input = c.input(r, size);
+        const T* const in = reinterpret_cast<const T*>(input.data());
+        const auto scale = static_cast<float>(c.op == ReduceOp::mean ? c.contribution(r, size).scale * factor : 1);
+        for (std::size_t i = 0; i < c.count; ++i) {
+            const T own = scale == 0 ? T(0.0f) : T(static_cast<float>(in[i]) * scale);
+            const auto a = static_cast<float>(out[i]), x = static_cast<float>(own);
+            out[i] = r + 1 == size ? own : c.op == ReduceOp::product ? T(a * x) : T(a + x);
+        }
+    }
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("the backends' oracle: 8-bit results have the same bits in any order, and nothing else has them") {
+    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2})
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::product})
+            for (int shares = 0; shares < (op == ReduceOp::mean ? shares_count : 1); ++shares)
+                for (int size = 1; size <= 4; ++size) {
+                    Collective c{.operation = Operation::all_reduce, .dtype = dtype, .op = op, .count = 1000, .seed = 5};
+                    c.shares = static_cast<Shares>(shares);
+                    c.any_order = true;
+                    CAPTURE(c.describe());
+                    CAPTURE(size);
+                    std::vector<Bytes> inputs;
+                    std::vector<Contribution> contributions;
+                    double weight = 0;
+                    int with_data = 0;
+                    for (int r = 0; r < size; ++r) {
+                        inputs.push_back(c.input(r, size));
+                        contributions.push_back(c.contribution(r, size));
+                        weight += contributions.back().weight;
+                        with_data += contributions.back().scale != 0 ? 1 : 0;
+                    }
+                    const Bytes expected = reduce_by_hand(dtype, op, inputs, contributions);
+                    const double factor = weight == 0 ? 0 : 1 / weight;
+                    const Bytes other = with_element_type(dtype, [&]<class T>(T) -> Bytes {
+                        if constexpr (!gradsync::is_float8(gradsync::dtype_of<T>)) return {};
+                        else return rounded_each_time<T>(c, size, factor);
+                    });
+                    CHECK(difference(dtype, other, expected, false, size) == "");
+                    if (weight == 0 || with_data == 0) continue;
+                    CHECK(difference(dtype, Bytes(expected.size()), expected, false, size) != "");
+                    if (with_data == 1) continue;  // whose elements may be the result
+                    for (const Bytes& untouched : inputs) CHECK(difference(dtype, untouched, expected, false, size) != "");
+                }
+}
