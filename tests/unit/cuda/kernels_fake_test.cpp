@@ -19,7 +19,7 @@
 #include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/elementwise.hpp>
 
-#include "conformance/backend/oracle.hpp"
+#include "elements.hpp"
 #include "support/fake/fake.hpp"
 #include "support/fake/kernels.hpp"  // last but for the kernels: it has macros
 
@@ -28,39 +28,11 @@
 using gradsync::DType;
 using gradsync::MemorySpace;
 using gradsync_test::Bytes;
+using gradsync_test::elements_of;
+using gradsync_test::floating;
+using gradsync_test::same;
 
 namespace {
-
-constexpr DType floating[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
-
-/// Random elements with some that are special; of 8-bit types all codes.
-Bytes elements_of(DType dtype, std::size_t count, std::uint64_t seed) {
-    Bytes bytes = gradsync_test::random_elements(dtype, count, seed);
-    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
-        T* const elements = reinterpret_cast<T*>(bytes.data());
-        if constexpr (gradsync::is_float8(gradsync::dtype_of<T>)) {
-            for (std::size_t i = 0; i < count; ++i) elements[i] = T::from_bits(static_cast<std::uint8_t>(i + seed));
-        } else if constexpr (!std::is_integral_v<T>) {
-            const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-30f, 65504.0f, 3e38f, 0x1p-17f, 0x1.8p-16f, 464, 465};
-            for (std::size_t i = 0; i < std::size(special) && 3 * i < count; ++i) elements[3 * i] = T(special[i]);
-        }
-    });
-    return bytes;
-}
-
-/// Equal bits; a NaN is as good as another.
-bool same(DType dtype, const Bytes& a, const Bytes& b) {
-    bool equal = a.size() == b.size();
-    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
-        if constexpr (!std::is_integral_v<T>)
-            for (std::size_t i = 0; equal && i < a.size() / sizeof(T); ++i) {
-                const T x = reinterpret_cast<const T*>(a.data())[i], y = reinterpret_cast<const T*>(b.data())[i];
-                using A = std::conditional_t<gradsync::is_low_precision(gradsync::dtype_of<T>), float, T>;
-                equal = std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(static_cast<A>(x)) && std::isnan(static_cast<A>(y)));
-            }
-    });
-    return equal;
-}
 
 /// `elements` at a time by a thread, of which there are fewer than pieces.
 template <class A, int elements>

@@ -14,49 +14,23 @@
 #include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/elementwise.hpp>
 
-#include "conformance/backend/oracle.hpp"
+#include "elements.hpp"
 #include "support/device_memory.hpp"
 #include "support/gpu_ranks.hpp"
 
 using gradsync::DType;
 using gradsync::MemorySpace;
 using gradsync_test::Bytes;
+using gradsync_test::elements_of;
+using gradsync_test::floating;
+using gradsync_test::same;
 using gradsync_test::DeviceMemory;
 
 int prepare_tests() { return gradsync_test::skip_without_device(); }
 
 namespace {
 
-constexpr DType floating[] = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
 constexpr std::size_t counts[] = {0, 1, 3, 7, 8, 255, 1000, 4097, 100'003, 3'000'001};
-
-/// Random elements with some that are special.
-Bytes elements_of(DType dtype, std::size_t count, std::uint64_t seed) {
-    Bytes bytes = gradsync_test::random_elements(dtype, count, seed);
-    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
-        if constexpr (!std::is_integral_v<T>) {
-            T* const elements = reinterpret_cast<T*>(bytes.data());
-            const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-30f, 65504.0f, 3e38f, 6e-8f};
-            for (std::size_t i = 0; i < std::size(special) && 11 * i < count; ++i) elements[11 * i] = T(special[i]);
-        }
-    });
-    return bytes;
-}
-
-/// Equal bits; a NaN is as good as another.
-bool same(DType dtype, const Bytes& a, const Bytes& b) {
-    if (a == b) return true;
-    bool equal = a.size() == b.size();
-    gradsync_test::with_element_type(dtype, [&]<class T>(T) {
-        if constexpr (!std::is_integral_v<T>)
-            for (std::size_t i = 0; equal && i < a.size() / sizeof(T); ++i) {
-                const T x = reinterpret_cast<const T*>(a.data())[i], y = reinterpret_cast<const T*>(b.data())[i];
-                using A = std::conditional_t<gradsync::is_low_precision(gradsync::dtype_of<T>), float, T>;
-                equal = std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(static_cast<A>(x)) && std::isnan(static_cast<A>(y)));
-            }
-    });
-    return equal;
-}
 
 /// A buffer whose elements begin `offset` elements behind an aligned address.
 struct Buffer {

@@ -63,15 +63,6 @@ std::vector<From> hard_cases() {
     }
 }
 
-#if GRADSYNC_X86_DISPATCH
-/// Flush-to-zero and denormals-are-zero, as -ffast-math programs and some math libraries set them.
-struct FlushToZero {
-    unsigned saved = __builtin_ia32_stmxcsr();
-    FlushToZero() { __builtin_ia32_ldmxcsr(saved | 0x8040u); }
-    ~FlushToZero() { __builtin_ia32_ldmxcsr(saved); }
-};
-#endif
-
 }  // namespace
 
 TEST_CASE_TEMPLATE("convert: all halves and all hard cases, on every instruction set", From, gs::BFloat16, gs::Float16, float, double) {
@@ -104,7 +95,7 @@ TEST_CASE_TEMPLATE("convert: denormals survive flush-to-zero", Half, gs::BFloat1
                                                                  : HalfOracle::bfloat16());
     std::vector<Half> rounded(floats.size());
     {
-        const FlushToZero guard;
+        const gradsync_test::FlushToZero guard;
         gs::kernel::convert(halves.data(), widened.data(), halves.size());
         gs::kernel::convert(widened.data(), back.data(), halves.size());
         gs::kernel::convert(floats.data(), rounded.data(), floats.size());

@@ -52,14 +52,6 @@ std::vector<From> hard_cases() {
     return cases;
 }
 
-#if GRADSYNC_X86_DISPATCH
-struct FlushToZero {
-    unsigned saved = __builtin_ia32_stmxcsr();
-    FlushToZero() { __builtin_ia32_ldmxcsr(saved | 0x8040u); }
-    ~FlushToZero() { __builtin_ia32_ldmxcsr(saved); }
-};
-#endif
-
 template <class F, class From>
 int wrong_conversions(const std::vector<From>& from, bool flush) {
     std::vector<F> to(from.size());
@@ -67,8 +59,8 @@ int wrong_conversions(const std::vector<From>& from, bool flush) {
     for (const From x : from) expected.push_back(Float8Oracle::of<F>().expected(x));
     {
 #if GRADSYNC_X86_DISPATCH
-        std::unique_ptr<FlushToZero> guard;
-        if (flush) guard = std::make_unique<FlushToZero>();
+        std::unique_ptr<gradsync_test::FlushToZero> guard;
+        if (flush) guard = std::make_unique<gradsync_test::FlushToZero>();
 #else
         (void)flush;
 #endif

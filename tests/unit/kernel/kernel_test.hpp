@@ -50,6 +50,15 @@ bool agrees(T a, T b) {
     return bits_of(a) == bits_of(b) || (is_nan(a) && is_nan(b));
 }
 
+#if GRADSYNC_X86_DISPATCH
+/// Flush-to-zero and denormals-are-zero, as -ffast-math programs and some math libraries set them.
+struct FlushToZero {
+    unsigned saved = __builtin_ia32_stmxcsr();
+    FlushToZero() { __builtin_ia32_ldmxcsr(saved | 0x8040u); }
+    ~FlushToZero() { __builtin_ia32_ldmxcsr(saved); }
+};
+#endif
+
 inline constexpr gradsync::kernel::Isa all_isas[] = {gradsync::kernel::Isa::baseline, gradsync::kernel::Isa::avx2,
                                                      gradsync::kernel::Isa::avx512};
 
