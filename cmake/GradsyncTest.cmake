@@ -1,48 +1,103 @@
-# gradsync_add_test(NAME SOURCES FILE... [RANKS N...] [MPI] [TIMEOUT SECONDS] [LABELS LABEL...] [LIBRARIES TARGET...]
-#                   [PROCESSORS N] [SERIAL] [COMPILE_OPTIONS OPTION...])
+# gradsync_add_tests(PREFIX FILES FILE... DEFAULTS [the options below])
 #
-# Builds a doctest program (with tests/main.cpp) and registers it with ctest as NAME. With RANKS it is registered once
-# for each count, as NAME.ranksN, and finds N in the environment variable GRADSYNC_TEST_RANKS.
+# doctest programs (with tests/main.cpp) of files below tests/PREFIX, and a ctest test for each file: unit/core/bfloat16_test.cpp
+# is unit.core.bfloat16. The files of a folder that are built in the same way make one program, which compiles as one unit: they
+# include nearly the same and would instantiate the same templates (GRADSYNC_UNITY_TESTS). So names at namespace scope are to be
+# told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 #
-#   MPI         links MPI, and runs as so many processes under mpiexec
-#   TIMEOUT     60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
-#               test case that it is in, and exits
-#   PROCESSORS  how many cores ctest -j reckons with; 1 by default, with RANKS that count
-#   SERIAL      no other test runs at the same time (for what measures time)
-#
-# gradsync_add_test_file(PREFIX FILE [the same options, as defaults])
-#
-# One test program from one file below tests/: unit/core/bfloat16_test.cpp becomes the test unit.core.bfloat16. The
-# file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
+#   LIBRARIES TARGET..., COMPILE_OPTIONS OPTION...
+#   MPI             links MPI, and runs as so many processes under mpiexec
+#   ALONE           a program of its own
+#   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS
+#   TIMEOUT SECONDS 60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
+#                   test case that it is in, and exits
+#   PROCESSORS N    how many cores ctest -j reckons with; 1 by default, with RANKS that count
+#   SERIAL          no other test runs at the same time (for what measures time)
+#   LABELS LABEL...
 
 # What Open MPI asks for to run as root in a container, with more ranks than cores.
 set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
                                   OMPI_MCA_hwloc_base_binding_policy=none)
 
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
+option(GRADSYNC_UNITY_TESTS "Compile a folder of tests as one unit: a sixth of the time for all, more for one that has changed" ON)
 
-function(gradsync_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;MPI" "TIMEOUT;PROCESSORS" "SOURCES;RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS")
-  if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
-    message(FATAL_ERROR "gradsync_add_test(${name}): give SOURCES; not understood: '${arg_UNPARSED_ARGUMENTS}'")
+function(gradsync_add_tests prefix)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES;DEFAULTS")
+  set(programs)
+  foreach(file IN LISTS arg_FILES)
+    gradsync_parse_test(${file} ${arg_DEFAULTS})
+    cmake_path(GET file PARENT_PATH folder)
+    set(program ${folder} ${test_LIBRARIES} ${test_COMPILE_OPTIONS} ${test_MPI})
+    if(test_ALONE)
+      set(program ${file})
+    endif()
+    string(SHA1 program "${program}")
+    list(APPEND programs ${program})
+    list(APPEND files_${program} ${file})
+  endforeach()
+  list(REMOVE_DUPLICATES programs)
+  foreach(program IN LISTS programs)
+    gradsync_add_test_program(${prefix} FILES ${files_${program}} DEFAULTS ${arg_DEFAULTS})
+  endforeach()
+endfunction()
+
+# Sets test_* in the caller to what `file` and the defaults say.
+macro(gradsync_parse_test file)
+  file(STRINGS ${file} options REGEX "^// ctest: ")
+  string(REGEX REPLACE "// ctest: " "" options "${options}")
+  separate_arguments(options)
+  # The file's options come last; where a keyword stands twice, the last one counts.
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;PROCESSORS" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
+  if(test_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 60)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+endmacro()
+
+# One program of files that are built in the same way, and their tests.
+function(gradsync_add_test_program prefix)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES;DEFAULTS")
+  list(GET arg_FILES 0 first)
+  gradsync_parse_test(${first} ${arg_DEFAULTS})
+  list(LENGTH arg_FILES count)
+  if(count EQUAL 1)
+    gradsync_name_of_test(name ${prefix} ${first})
+  else()
+    cmake_path(GET first PARENT_PATH folder)
+    file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR}/tests ${folder})
+    set(libraries ${test_LIBRARIES})
+    if(test_MPI)
+      list(APPEND libraries mpi)
+    endif()
+    string(JOIN "_with_" name ${name} ${libraries})
   endif()
-  math(EXPR limit "${arg_TIMEOUT} * ${GRADSYNC_TEST_TIMEOUT_FACTOR}")
-  math(EXPR hard_limit "${limit} + 5")
+  string(MAKE_C_IDENTIFIER ${name} target)
+  string(APPEND target _test)
 
-  string(REPLACE "." "_" target ${name})
-  set(target ${target}_test)
-  add_executable(${target} ${arg_SOURCES})
-  target_link_libraries(${target} PRIVATE gradsync_test_main gradsync_test_support gradsync_warnings ${arg_LIBRARIES})
-  target_compile_options(${target} PRIVATE ${arg_COMPILE_OPTIONS})
-  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin)
-
-  if(arg_MPI)
+  add_executable(${target} ${arg_FILES})
+  target_link_libraries(${target} PRIVATE gradsync_test_main gradsync_test_support gradsync_warnings ${test_LIBRARIES})
+  if(test_MPI)
     target_link_libraries(${target} PRIVATE gradsync::mpi)
   endif()
-  set(counts ${arg_RANKS})
+  target_compile_options(${target} PRIVATE ${test_COMPILE_OPTIONS})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin
+                                             UNITY_BUILD ${GRADSYNC_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 10)
+  foreach(file IN LISTS arg_FILES)
+    gradsync_register_test(${target} ${prefix} ${file} ${arg_DEFAULTS})
+  endforeach()
+endfunction()
+
+function(gradsync_register_test target prefix file)
+  gradsync_parse_test(${file} ${ARGN})
+  gradsync_name_of_test(name ${prefix} ${file})
+  file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/tests ${file})
+  if(NOT test_TIMEOUT)
+    set(test_TIMEOUT 60)
+  endif()
+  math(EXPR limit "${test_TIMEOUT} * ${GRADSYNC_TEST_TIMEOUT_FACTOR}")
+  math(EXPR hard_limit "${limit} + 5")
+  set(counts ${test_RANKS})
   if(NOT counts)
     set(counts none)
   endif()
@@ -55,32 +110,24 @@ function(gradsync_add_test name)
       set(test ${name}.ranks${count})
       list(APPEND environment GRADSYNC_TEST_RANKS=${count})
       set(processors ${count})
-      if(arg_MPI)
+      if(test_MPI)
         set(launcher ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${count})
         list(APPEND environment ${gradsync_mpi_test_environment})
       endif()
     endif()
-    if(arg_PROCESSORS)
-      set(processors ${arg_PROCESSORS})
+    if(test_PROCESSORS)
+      set(processors ${test_PROCESSORS})
     endif()
-    add_test(NAME ${test} COMMAND ${launcher} $<TARGET_FILE:${target}>)
+    add_test(NAME ${test} COMMAND ${launcher} $<TARGET_FILE:${target}> --source-file=*${source})
     set_tests_properties(
-      ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${arg_LABELS}"
-                         PROCESSORS ${processors} RUN_SERIAL ${arg_SERIAL} SKIP_RETURN_CODE 77)
+      ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${test_LABELS}"
+                         PROCESSORS ${processors} RUN_SERIAL ${test_SERIAL} SKIP_RETURN_CODE 77)
   endforeach()
 endfunction()
 
-function(gradsync_add_test_file prefix file)
+function(gradsync_name_of_test variable prefix file)
   file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR}/tests/${prefix} ${file})
   string(REGEX REPLACE "_test\\.cpp$" "" name ${name})
   string(REPLACE "/" "." name ${prefix}/${name})
-
-  file(STRINGS ${file} options REGEX "^// ctest: ")
-  if(options)
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
-    string(REGEX REPLACE "// ctest: " "" options "${options}")
-    separate_arguments(options)
-  endif()
-  # The file's options come last; where a keyword stands twice, the last one counts.
-  gradsync_add_test(${name} SOURCES ${file} ${ARGN} ${options})
+  set(${variable} ${name} PARENT_SCOPE)
 endfunction()

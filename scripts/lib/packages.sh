@@ -46,10 +46,10 @@ retry() {
     return 1
 }
 
-# What every preset needs; what the trainer needs, and over MPI; what the tests need: theirs, a second compiler, and the
-# interpreter of those that run the trainer, and what draws and compares the benchmarks.
+# What every preset needs; what the trainer needs, and over MPI; what the tests need: theirs, a second compiler with its
+# sanitizers, and the interpreter of those that run the trainer, and what draws and compares the benchmarks.
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
 mpi_packages=(libopenmpi-dev openmpi-bin)
-test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang libc++-dev python3=python3 gnuplot=gnuplot-nox
+test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev python3=python3 gnuplot=gnuplot-nox
     python3-matplotlib python3-scipy "${mpi_packages[@]}")

@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gradsync/message_passing/transport.hpp>
@@ -22,7 +22,7 @@ public:
     using Transport = gradsync::message_passing::Transport;
     using Ticket = Transport::Ticket;
 
-    explicit LoopbackNetwork(int ranks) : size(ranks), done_(static_cast<std::size_t>(ranks)) {}
+    explicit LoopbackNetwork(int ranks) : size(ranks), boxes_(static_cast<std::size_t>(ranks)) {}
 
     const int size;
     std::size_t quick_bytes = std::size_t{1} << 30;
@@ -30,35 +30,43 @@ public:
     std::atomic<int> sent{0};         ///< messages, but those of the control stream, whose number varies
 
     Ticket send(int from, int to, int stream, const void* data, std::size_t bytes) {
-        std::lock_guard lock(mutex_);
         refuse_if_broken();
         sent += stream != Transport::control_stream;
-        sends_[{from, to, stream}].push_back({static_cast<const std::byte*>(data), bytes, next_});
-        return next_++;
+        Box& box = box_of(to);
+        std::lock_guard lock(box.mutex);
+        const Ticket ticket = next_++;
+        box.sends[{from, stream}].push_back({static_cast<const std::byte*>(data), bytes, ticket});
+        box.has_news = true;
+        return ticket;
     }
     Ticket receive(int from, int to, int stream, void* data, std::size_t bytes) {
-        std::lock_guard lock(mutex_);
         refuse_if_broken();
-        receives_[{from, to, stream}].push_back({static_cast<std::byte*>(data), bytes, next_});
-        return next_++;
+        Box& box = box_of(to);
+        std::lock_guard lock(box.mutex);
+        const Ticket ticket = next_++;
+        box.receives[{from, stream}].push_back({static_cast<std::byte*>(data), bytes, ticket});
+        box.has_news = true;
+        return ticket;
     }
 
-    /// Moves what rank `rank` is to get.
-    bool poll(int rank) {
-        std::lock_guard lock(mutex_);
-        bool moved = false;
+    /// Moves what rank `to` is to get.
+    bool poll(int to) {
         refuse_if_broken();
-        for (auto& [route, waiting] : receives_) {
-            const auto [from, to, stream] = route;
-            if (to != rank) continue;
-            for (int source = 0; source < size; ++source) {
+        Box& box = box_of(to);
+        if (!box.has_news) return false;
+        std::lock_guard lock(box.mutex);
+        box.has_news = false;
+        bool moved = false;
+        for (auto& [route, waiting] : box.receives) {
+            const auto [from, stream] = route;
+            for (int source = 0; source < size && !waiting.empty(); ++source) {
                 if (from != Transport::any_rank && from != source) continue;
-                auto& coming = sends_[{source, to, stream}];
+                auto& coming = box.sends[{source, stream}];
                 while (!waiting.empty() && !coming.empty()) {
                     if (coming.front().bytes > waiting.front().bytes) throw std::runtime_error("a message is larger than the buffer of its receive");
                     if (coming.front().bytes != 0) std::memcpy(waiting.front().data, coming.front().data, coming.front().bytes);
-                    done_[static_cast<std::size_t>(to)].push_back(waiting.front().ticket);
-                    done_[static_cast<std::size_t>(source)].push_back(coming.front().ticket);
+                    box.done.add(waiting.front().ticket);
+                    box_of(source).done.add(coming.front().ticket);
                     waiting.pop_front();
                     coming.pop_front();
                     moved = true;
@@ -68,16 +76,15 @@ public:
         return moved;
     }
 
-    bool finish(int rank, Ticket ticket) {
-        std::lock_guard lock(mutex_);
-        return std::erase(done_[static_cast<std::size_t>(rank)], ticket) != 0;
-    }
+    bool finish(int rank, Ticket ticket) { return box_of(rank).done.take(ticket); }
 
     void give_up(int rank, Ticket ticket) {
-        std::lock_guard lock(mutex_);
-        std::erase(done_[static_cast<std::size_t>(rank)], ticket);
-        for (auto& [route, waiting] : receives_) std::erase_if(waiting, [&](const auto& message) { return message.ticket == ticket; });
-        for (auto& [route, coming] : sends_) std::erase_if(coming, [&](const auto& message) { return message.ticket == ticket; });
+        box_of(rank).done.take(ticket);
+        for (Box& box : boxes_) {
+            std::lock_guard lock(box.mutex);
+            for (auto& [route, waiting] : box.receives) std::erase_if(waiting, [&](const auto& message) { return message.ticket == ticket; });
+            for (auto& [route, coming] : box.sends) std::erase_if(coming, [&](const auto& message) { return message.ticket == ticket; });
+        }
     }
 
 private:
@@ -87,17 +94,45 @@ private:
         std::size_t bytes;
         Ticket ticket;
     };
-    using Route = std::tuple<int, int, int>;  // from, to, stream
+    using Route = std::pair<int, int>;  // from, stream
+
+    class Done {
+    public:
+        void add(Ticket ticket) {
+            std::lock_guard lock(mutex_);
+            tickets_.push_back(ticket);
+            count_ = tickets_.size();
+        }
+        bool take(Ticket ticket) {
+            if (count_ == 0) return false;
+            std::lock_guard lock(mutex_);
+            const bool found = std::erase(tickets_, ticket) != 0;
+            count_ = tickets_.size();
+            return found;
+        }
+
+    private:
+        std::atomic<std::size_t> count_{0};
+        std::mutex mutex_;
+        std::vector<Ticket> tickets_;
+    };
+
+    /// What is on its way to one rank, and which of the rank's own messages are over. Ranks poll all the time: they take no lock for nothing.
+    struct Box {
+        std::atomic<bool> has_news{false};  ///< since the last poll
+        std::mutex mutex;
+        std::map<Route, std::deque<Message<const std::byte>>> sends;
+        std::map<Route, std::deque<Message<std::byte>>> receives;
+        Done done;
+    };
+    Box& box_of(int rank) { return boxes_[static_cast<std::size_t>(rank)]; }
 
     void refuse_if_broken() const {
         if (broken) throw std::runtime_error("the cable is cut");
     }
 
-    std::mutex mutex_;
-    Ticket next_ = 0;
-    std::map<Route, std::deque<Message<const std::byte>>> sends_;
-    std::map<Route, std::deque<Message<std::byte>>> receives_;
-    std::vector<std::vector<Ticket>> done_;
+    std::atomic<Ticket> next_{0};
+    std::vector<Box> boxes_;
 };
 
 /// One rank's access to it.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <gradsync/bucket/units.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/shard/flat_optimizer.hpp>
 
@@ -22,6 +23,7 @@ namespace gradsync_test {
 
 /// Sizes that leave some shards empty, some parameters smaller than the world and some cut several times.
 inline const std::vector<std::size_t> awkward_sizes = {700, 1, 3000, 0, 5, 1025, 2, 64};
+inline const gradsync::Units awkward_units({0, 0, 1, 2, 2, 3, 3, 3});
 
 inline std::vector<Tensor> initial_tensors(const std::vector<std::size_t>& counts, gradsync::DType dtype) {
     auto result = tensors(counts, dtype);

@@ -12,6 +12,8 @@
 #include <gradsync/core/buffer_view.hpp>
 #include <gradsync/core/parameter.hpp>
 
+#include "random.hpp"
+
 namespace gradsync_test {
 
 using Bytes = std::vector<std::byte>;
@@ -99,21 +101,6 @@ inline bool holds(gradsync::ConstBufferView view, const Bytes& bytes) {
 Bytes constant_bytes(gradsync::DType dtype, std::size_t count, double x);
 
 std::vector<double> numbers(gradsync::ConstBufferView view);
-
-/// SplitMix64: quick to seed.
-class Random {
-public:
-    explicit Random(std::uint64_t seed) noexcept : state_(seed) {}
-    std::uint64_t operator()() noexcept {
-        std::uint64_t x = state_ += 0x9e3779b97f4a7c15u;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-        return x ^ (x >> 31);
-    }
-
-private:
-    std::uint64_t state_;
-};
 
 /// The gradient of parameter `i` that `rank` computes from micro-batch `batch`: of both signs, over several orders of
 /// magnitude, so that the order of a sum shows in its bits.

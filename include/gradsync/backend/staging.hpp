@@ -36,7 +36,7 @@ namespace detail {
 /// Pieces start on the host in one order, that of the collectives, so all ranks have the same. A thread moves things on, and so
 /// do `test`, `wait` and `progress`. For use from several threads.
 template <Backend Host>
-class StagingEngine : collective::Chore {
+class StagingEngine final : collective::Chore {
     using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
     using Operation = collective::Operation;

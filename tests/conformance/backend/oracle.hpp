@@ -10,6 +10,8 @@
 #include <gradsync/core/buffer_view.hpp>
 #include <gradsync/core/reduce_op.hpp>
 
+#include "support/random.hpp"
+
 namespace gradsync_test {
 
 using Bytes = std::vector<std::byte>;
@@ -34,18 +36,6 @@ decltype(auto) with_element_type(gradsync::DType dtype, F&& use) {
         default: return use(float{});
     }
 }
-
-/// A small fast generator: the suite makes hundreds of megabytes.
-struct Random {
-    std::uint64_t state;
-    std::uint64_t operator()() noexcept {
-        std::uint64_t z = (state += 0x9e3779b97f4a7c15u);
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        return z ^ (z >> 31);
-    }
-    std::size_t below(std::size_t n) noexcept { return static_cast<std::size_t>((*this)() % n); }
-};
 
 /// `count` random elements, the same for the same seed: integers of all sizes, which wrap around; floats over seven
 /// binades, so that sums round, and depend on their order.

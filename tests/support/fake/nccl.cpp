@@ -454,7 +454,7 @@ ncclResult_t ncclGroupEnd() {
     ncclResult_t code = ncclSuccess;
     for (auto& [key, batch] : batches) {
         ++launch_count;
-        gradsync_fake::enqueue(key.second, [batch] {
+        gradsync_fake::enqueue(key.second, [batch = batch] {
             const auto is_collective = [](const Queued& call) { return call.is_collective; };
             const auto group = static_cast<std::size_t>(std::count_if(batch.begin(), batch.end(), is_collective));
             std::size_t place = 0;

@@ -7,10 +7,12 @@
 #include <string>
 #include <thread>
 
+#include "support/says.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace std::chrono_literals;
 using gradsync::FileRendezvous;
+using gradsync_test::says;
 
 namespace {
 
@@ -22,11 +24,6 @@ std::string error_of(F&& f) {
     } catch (const gradsync::Error& error) {
         return error.what();
     }
-}
-
-bool says(const std::string& text, const std::string& words) {
-    INFO(text);
-    return text.find(words) != std::string::npos;
 }
 
 }  // namespace

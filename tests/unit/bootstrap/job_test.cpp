@@ -5,7 +5,10 @@
 #include <map>
 #include <string>
 
+#include "support/says.hpp"
+
 using gradsync::Job;
+using gradsync_test::says;
 
 namespace {
 
@@ -23,11 +26,6 @@ std::string refusal_of(const std::map<std::string, std::string>& variables) {
     } catch (const gradsync::Error& error) {
         return error.errc() == gradsync::Errc::invalid_argument ? error.what() : "another code";
     }
-}
-
-bool says(const std::string& text, const std::string& words) {
-    INFO(text);
-    return text.find(words) != std::string::npos;
 }
 
 }  // namespace

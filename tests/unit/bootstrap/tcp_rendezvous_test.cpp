@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/ports.hpp"
+#include "support/says.hpp"
 
 using namespace std::chrono_literals;
 using gradsync::Errc;
@@ -36,10 +37,7 @@ Attempt attempt(gradsync::Job job, std::chrono::nanoseconds limit = 20s, const s
     }
 }
 
-bool says(const Attempt& a, const std::string& words) {
-    INFO(a.text);
-    return a.text.find(words) != std::string::npos;
-}
+bool says(const Attempt& a, const std::string& words) { return gradsync_test::says(a.text, words); }
 bool is(const Attempt& a, Errc code) { return a.code == static_cast<int>(code); }
 
 /// Somebody who has reached the port.

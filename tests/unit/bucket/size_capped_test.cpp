@@ -13,7 +13,7 @@ using gradsync::SizeCappedBuckets;
 
 namespace {
 
-Buckets plan(const SizeCappedBuckets& policy, const std::vector<ParameterInfo>& parameters) {
+Buckets plan_in_order(const SizeCappedBuckets& policy, const std::vector<ParameterInfo>& parameters) {
     return buckets(policy.plan(parameters, in_order(parameters.size())));
 }
 
@@ -30,28 +30,28 @@ void check_refused(auto make, const std::string& word) {
 }  // namespace
 
 TEST_CASE("PyTorch parity: bucket assignment, single limit, single dtype") {
-    CHECK(plan(SizeCappedBuckets(400, 400), floats({100, 200, 100, 50})) == Buckets{{0}, {1}, {2}, {3}});
+    CHECK(plan_in_order(SizeCappedBuckets(400, 400), floats({100, 200, 100, 50})) == Buckets{{0}, {1}, {2}, {3}});
 }
 
 TEST_CASE("PyTorch parity: bucket assignment, single limit, two dtypes interleaved") {
     const ParameterInfo f32{.count = 50, .dtype = DType::f32}, f64{.count = 25, .dtype = DType::f64};
-    CHECK(plan(SizeCappedBuckets(400, 400), {f32, f64, f32, f64, f32, f64}) == Buckets{{0, 2}, {1, 3}, {4}, {5}});
+    CHECK(plan_in_order(SizeCappedBuckets(400, 400), {f32, f64, f32, f64, f32, f64}) == Buckets{{0, 2}, {1, 3}, {4}, {5}});
 }
 
 TEST_CASE("PyTorch parity: bucket assignment, several limits, single dtype") {
-    CHECK(plan(SizeCappedBuckets::with_caps({40, 80}), floats({10, 10, 10, 10})) == Buckets{{0}, {1, 2}, {3}});
+    CHECK(plan_in_order(SizeCappedBuckets::with_caps({40, 80}), floats({10, 10, 10, 10})) == Buckets{{0}, {1, 2}, {3}});
 }
 
 TEST_CASE("PyTorch parity: bucket assignment, several limits, counted per dtype") {
     const ParameterInfo f32{.count = 50, .dtype = DType::f32}, f64{.count = 25, .dtype = DType::f64};
-    CHECK(plan(SizeCappedBuckets::with_caps({200, 400}), {f32, f64, f32, f64, f32, f64}) ==
+    CHECK(plan_in_order(SizeCappedBuckets::with_caps({200, 400}), {f32, f64, f32, f64, f32, f64}) ==
           Buckets{{0}, {1}, {2, 4}, {3, 5}});
 }
 
 TEST_CASE("PyTorch parity: a bucket holds one dtype, whatever the caps") {
     std::vector<ParameterInfo> parameters;
     for (std::size_t i = 0; i < 30; ++i) parameters.push_back({.count = 1, .dtype = i % 3 ? DType::f32 : DType::bf16});
-    for (const auto& bucket : plan(SizeCappedBuckets{}, parameters))
+    for (const auto& bucket : plan_in_order(SizeCappedBuckets{}, parameters))
         for (const std::size_t i : bucket) CHECK(parameters[i].dtype == parameters[bucket[0]].dtype);
 }
 
@@ -63,23 +63,23 @@ TEST_CASE("PyTorch parity: the first bucket to be reduced is the small one") {
 
 TEST_CASE("SizeCappedBuckets differs from PyTorch: the cap is honoured, not overshot") {
     // PyTorch closes a bucket once it has reached the limit: [[0, 1], [2]], the first of 240 bytes.
-    CHECK(plan(SizeCappedBuckets(200), floats({30, 30, 30})) == Buckets{{0}, {1}, {2}});
-    CHECK(plan(SizeCappedBuckets(240), floats({30, 30, 30})) == Buckets{{0, 1}, {2}});
+    CHECK(plan_in_order(SizeCappedBuckets(200), floats({30, 30, 30})) == Buckets{{0}, {1}, {2}});
+    CHECK(plan_in_order(SizeCappedBuckets(240), floats({30, 30, 30})) == Buckets{{0, 1}, {2}});
 }
 
 TEST_CASE("SizeCappedBuckets: a parameter larger than the cap travels alone") {
-    CHECK(plan(SizeCappedBuckets(100), floats({5, 1000, 5, 5})) == Buckets{{0}, {1}, {2, 3}});
+    CHECK(plan_in_order(SizeCappedBuckets(100), floats({5, 1000, 5, 5})) == Buckets{{0}, {1}, {2, 3}});
 }
 
 TEST_CASE("SizeCappedBuckets: empty parameters take part and count nothing") {
-    CHECK(plan(SizeCappedBuckets(40), floats({0, 10, 0, 0, 10, 0})) == Buckets{{0, 1, 2, 3}, {4, 5}});
-    CHECK(plan(SizeCappedBuckets(40), floats({0, 0})) == Buckets{{0, 1}});
-    CHECK(plan(SizeCappedBuckets(40), {}).empty());
+    CHECK(plan_in_order(SizeCappedBuckets(40), floats({0, 10, 0, 0, 10, 0})) == Buckets{{0, 1, 2, 3}, {4, 5}});
+    CHECK(plan_in_order(SizeCappedBuckets(40), floats({0, 0})) == Buckets{{0, 1}});
+    CHECK(plan_in_order(SizeCappedBuckets(40), {}).empty());
 }
 
 TEST_CASE("SizeCappedBuckets: buckets are launched in the order in which they become complete") {
     const ParameterInfo f32{.count = 10, .dtype = DType::f32}, f64{.count = 1, .dtype = DType::f64};
-    CHECK(plan(SizeCappedBuckets(40), {f64, f32, f32, f64}) == Buckets{{1}, {2}, {0, 3}});
+    CHECK(plan_in_order(SizeCappedBuckets(40), {f64, f32, f32, f64}) == Buckets{{1}, {2}, {0, 3}});
 }
 
 TEST_CASE("SizeCappedBuckets: only the parameters in the order take part") {

@@ -67,7 +67,7 @@ struct gradsync::parameter_traits<Least> {
 
 template <>
 struct gradsync::parameter_traits<Handle> {
-    static constexpr MemorySpace space = MemorySpace::host;
+    [[maybe_unused]] static constexpr MemorySpace space = MemorySpace::host;
     static std::span<float> gradient(const Handle& t) { return {t.data, t.count}; }
 };
 

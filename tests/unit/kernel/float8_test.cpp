@@ -32,7 +32,7 @@ std::vector<F> all_codes() {
 
 /// Numbers around every value and midpoint of both formats, and a sample of all bit patterns.
 template <class From>
-std::vector<From> hard_cases() {
+std::vector<From> hard_numbers() {
     using U = std::conditional_t<sizeof(From) == 4, std::uint32_t, std::uint64_t>;
     std::vector<From> cases;
     const auto add = [&](U bits) {
@@ -76,8 +76,8 @@ int wrong_conversions(const std::vector<From>& from, bool flush) {
 TEST_CASE_TEMPLATE("8-bit floats: from float and double, rounded once, at every hard case, flushing to zero or not", F, gs::Float8E4M3, gs::Float8E5M2) {
     for (const bool flush : {false, true}) {
         CAPTURE(flush);
-        CHECK(wrong_conversions<F>(hard_cases<float>(), flush) == 0);
-        CHECK(wrong_conversions<F>(hard_cases<double>(), flush) == 0);
+        CHECK(wrong_conversions<F>(hard_numbers<float>(), flush) == 0);
+        CHECK(wrong_conversions<F>(hard_numbers<double>(), flush) == 0);
     }
 }
 
@@ -135,7 +135,7 @@ TEST_CASE_TEMPLATE("8-bit floats: every length and misalignment, and nothing wri
         std::vector<From> from(numbers.size());
         gs::kernel::convert(numbers.data(), from.data(), from.size());
         int wrong = 0;
-        for (const std::size_t length : {0, 1, 2, 63, 64, 65, 200, 1023, 1024, 1025, 2048, 3001})
+        for (const std::size_t length : {0u, 1u, 2u, 63u, 64u, 65u, 200u, 1023u, 1024u, 1025u, 2048u, 3001u})
             for (std::size_t offset = 0; offset < 17; offset += 3) {
                 std::vector<To> to(length + offset + 70);
                 std::memset(static_cast<void*>(to.data()), 0x5a, to.size() * sizeof(To));

@@ -12,19 +12,19 @@ using namespace gradsync;
 
 namespace {
 
-Observer::Time at(int milliseconds) { return Observer::Time(std::chrono::milliseconds(milliseconds)); }
+Observer::Time at_ms(int milliseconds) { return Observer::Time(std::chrono::milliseconds(milliseconds)); }
 
 void last(Timeline& timeline, Activity activity, std::size_t index, int begin, int end) {
-    timeline.begin(activity, index, at(begin));
-    timeline.end(activity, index, at(end));
+    timeline.begin(activity, index, at_ms(begin));
+    timeline.end(activity, index, at_ms(end));
 }
 
 /// From `t` on: bucket 0 travels under the backward, bucket 1 half of its time.
 void step(Timeline& timeline, int t) {
-    timeline.ready(1, at(t + 10));
+    timeline.ready(1, at_ms(t + 10));
     last(timeline, Activity::launch, 0, t + 10, t + 11);
     last(timeline, Activity::collective, 0, t + 11, t + 20);
-    timeline.ready(0, at(t + 18));
+    timeline.ready(0, at_ms(t + 18));
     last(timeline, Activity::launch, 1, t + 18, t + 18);
     last(timeline, Activity::collective, 1, t + 18, t + 30);
     last(timeline, Activity::finish, Observer::no_index, t + 24, t + 32);

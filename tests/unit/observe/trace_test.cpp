@@ -16,7 +16,7 @@ using namespace gradsync_test;
 
 namespace {
 
-Observer::Time at(int microseconds) { return Observer::Time(std::chrono::microseconds(microseconds)); }
+Observer::Time at_time(int microseconds) { return Observer::Time(std::chrono::microseconds(microseconds)); }
 
 std::size_t count(const std::string& text, const std::string& part) {
     std::size_t n = 0;
@@ -32,9 +32,9 @@ TEST_CASE("a trace has the events of all ranks, counted from the first of them")
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
             Timeline timeline;
             const int r = comm.rank();
-            timeline.begin(Activity::collective, 0, at(1000 + 10 * r));
-            for (int k = 0; k < r; ++k) timeline.ready(static_cast<std::size_t>(k), at(1000 + 20 * r));  // not as long on all ranks
-            timeline.end(Activity::collective, 0, at(1000 + 30 * r + 5));
+            timeline.begin(Activity::collective, 0, at_time(1000 + 10 * r));
+            for (int k = 0; k < r; ++k) timeline.ready(static_cast<std::size_t>(k), at_time(1000 + 20 * r));  // not as long on all ranks
+            timeline.end(Activity::collective, 0, at_time(1000 + 30 * r + 5));
             const std::string text = collect_trace(comm, timeline, ranks - 1);
             if (r != ranks - 1) return finding.check(text.empty(), "one that is not the root has a trace");
             for (int rank = 0; rank < ranks; ++rank) {
@@ -52,23 +52,23 @@ TEST_CASE("a trace has the events of all ranks, counted from the first of them")
 TEST_CASE("names are quoted, and spans of several threads lie in lanes of their own") {
     Timeline timeline;
     timeline.plan({}, {}, std::vector<std::string_view>{"a\"b\\c\n"});
-    timeline.begin(Activity::copy, 0, at(0));
-    timeline.begin(Activity::copy, 1, at(1));
-    timeline.end(Activity::copy, 0, at(2));
-    timeline.end(Activity::copy, 1, at(3));
-    const std::string text = detail::trace_events(timeline, 0, at(0));
+    timeline.begin(Activity::copy, 0, at_time(0));
+    timeline.begin(Activity::copy, 1, at_time(1));
+    timeline.end(Activity::copy, 0, at_time(2));
+    timeline.end(Activity::copy, 1, at_time(3));
+    const std::string text = detail::trace_events(timeline, 0, at_time(0));
     CHECK(text.find(R"("copy a\"b\\c\u000a","pid":0,"tid":1,)") != std::string::npos);
     CHECK(text.find(R"("copy gradient 1","pid":0,"tid":5,)") != std::string::npos);
 }
 
 TEST_CASE("what nests shares a lane, and what was under way is shown") {
     Timeline timeline;
-    timeline.add_scope("inner", at(12), at(14));
-    timeline.add_scope("outer", at(10), at(20));
-    timeline.add_scope("other thread", at(15), at(25));
-    timeline.begin(Activity::collective, 3, at(16));
-    timeline.begin(Activity::finish, Observer::no_index, at(17));
-    const std::string text = detail::trace_events(timeline, 0, at(0));
+    timeline.add_scope("inner", at_time(12), at_time(14));
+    timeline.add_scope("outer", at_time(10), at_time(20));
+    timeline.add_scope("other thread", at_time(15), at_time(25));
+    timeline.begin(Activity::collective, 3, at_time(16));
+    timeline.begin(Activity::finish, Observer::no_index, at_time(17));
+    const std::string text = detail::trace_events(timeline, 0, at_time(0));
     CHECK(text.find(R"("name":"outer","pid":0,"tid":0,)") != std::string::npos);
     CHECK(text.find(R"("name":"inner","pid":0,"tid":0,)") != std::string::npos);
     CHECK(text.find(R"("name":"other thread","pid":0,"tid":4,)") != std::string::npos);
@@ -80,8 +80,8 @@ TEST_CASE("what nests shares a lane, and what was under way is shown") {
 TEST_CASE("names that are no UTF-8 are written as such") {
     Timeline timeline;
     timeline.plan({}, {}, std::vector<std::string_view>{"\xc3\xa9\xff\xc3"});
-    timeline.ready(0, at(0));
-    CHECK(detail::trace_events(timeline, 0, at(0)).find("\"\xc3\xa9??\"") != std::string::npos);
+    timeline.ready(0, at_time(0));
+    CHECK(detail::trace_events(timeline, 0, at_time(0)).find("\"\xc3\xa9??\"") != std::string::npos);
 }
 
 TEST_CASE("a trace that cannot be written is an error that says where") {

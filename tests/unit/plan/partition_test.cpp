@@ -16,15 +16,15 @@ namespace {
 
 using Ends = std::vector<std::size_t>;
 
-struct Case {
+struct Problem {
     std::vector<ReadyGradient> gradients;
     CallCost cost;
 };
 
 /// Gradients of all scales, evenly spaced, in bursts or all at once; calls that cost nothing, or more than the bytes.
-Case random_case(std::mt19937_64& random, std::size_t most) {
+Problem random_problem(std::mt19937_64& random, std::size_t most) {
     const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-    Case c;
+    Problem c;
     c.cost = {below(4) == 0 ? 0.0 : static_cast<double>(below(50)), below(6) == 0 ? 0.0 : static_cast<double>(1 + below(8)) / 4};
     double ready = static_cast<double>(below(3));
     const std::size_t gap = std::size_t{1} << below(7), size = std::size_t{1} << below(8);
@@ -36,7 +36,7 @@ Case random_case(std::mt19937_64& random, std::size_t most) {
 }
 
 /// All 2^(n-1) ways to cut.
-double least_of_all(const Case& c) {
+double least_of_all(const Problem& c) {
     const std::size_t n = c.gradients.size();
     double least = std::numeric_limits<double>::infinity();
     for (std::uint32_t cuts = 0; cuts < (1u << (n - 1)); ++cuts) {
@@ -49,7 +49,7 @@ double least_of_all(const Case& c) {
     return least;
 }
 
-Ends capped(const Case& c, double cap) {
+Ends capped(const Problem& c, double cap) {
     Ends ends;
     double bytes = 0;
     for (std::size_t i = 0; i < c.gradients.size(); ++i) {
@@ -74,7 +74,7 @@ TEST_CASE("both forms of the optimum are the least of all ways to cut") {
     std::mt19937_64 random(11);
     double worst_merged = 1;
     for (int repeat = 0; repeat < 6000; ++repeat) {
-        const Case c = random_case(random, 11);
+        const Problem c = random_problem(random, 11);
         const double least = least_of_all(c);
         const auto finish = [&](const Ends& ends) {
             REQUIRE(is_partition(ends, c.gradients.size()));
@@ -94,7 +94,7 @@ TEST_CASE("both forms of the optimum are the least of all ways to cut") {
 TEST_CASE("long cases: both forms agree, and no rule is better") {
     std::mt19937_64 random(12);
     for (int repeat = 0; repeat < 300; ++repeat) {
-        const Case c = random_case(random, 400);
+        const Problem c = random_problem(random, 400);
         const double least = finish_time(c.gradients, optimal_ends(c.gradients, c.cost), c.cost);
         REQUIRE(least == doctest::Approx(finish_time(c.gradients, optimal_ends_quadratic(c.gradients, c.cost), c.cost)).epsilon(1e-12));
         double total = 0;

@@ -63,9 +63,10 @@ std::vector<float> staged(int size, Train&& train) {
 }  // namespace
 
 TEST_CASE("Reducer on devices: it trains as it does on the host") {
-    for (const auto& [name, options] : gradsync_test::trainings())
+    for (const auto& training : gradsync_test::trainings())
         for (const int size : {1, 3}) {
-            CAPTURE(name);
+            const TrainingOptions& options = training.second;
+            CAPTURE(training.first);
             CAPTURE(size);
             const auto train = [&](auto comm) { return gradsync_test::train<Caps, OverlapBackward>(comm, options, Caps(60'000, 2'000)); };
             const std::vector<float> expected = on_host(size, train);
@@ -158,16 +159,20 @@ TEST_CASE("Reducer on devices: small buckets that follow one another leave as on
         const auto [expected, apart] = steps<PerParameter, OverlapBackward>(size, 0, PerParameter());
         CHECK(apart == size * 10 * 2);  // a mean is two: the weights, the elements
         // Bytes of the buckets in the order of launch: 40 36 32 28 24 20 16 12 8 4.
-        for (const auto& [bytes, groups] : {std::pair<std::size_t, int>(76, 4), {60, 5}, {220, 1}, {4, 10}, {1 << 20, 1}}) {
-            CAPTURE(bytes);
-            const auto [result, together] = steps<PerParameter, OverlapBackward>(size, bytes, PerParameter());
+        struct Case {
+            std::size_t bytes;
+            int groups;
+        };
+        for (const Case c : {Case{76, 4}, {60, 5}, {220, 1}, {4, 10}, {1 << 20, 1}}) {
+            CAPTURE(c.bytes);
+            const auto [result, together] = steps<PerParameter, OverlapBackward>(size, c.bytes, PerParameter());
             CHECK(result == expected);
-            CHECK(together == size * groups * 2);
-            CHECK(steps<PerParameter, NoOverlap>(size, bytes, PerParameter()) == std::pair(result, together));
+            CHECK(together == size * c.groups * 2);
+            CHECK(steps<PerParameter, NoOverlap>(size, c.bytes, PerParameter()) == std::pair(result, together));
         }
         // Gathers, each a launch without weights, leave in the same groups.
-        for (const auto& [bytes, groups] : {std::pair<std::size_t, int>(0, 10), {76, 4}, {1 << 20, 1}})
-            CHECK(steps<PerParameter, OverlapForward>(size, bytes, PerParameter()) == std::pair(expected, size * groups * 3));
+        for (const Case c : {Case{0, 10}, {76, 4}, {1 << 20, 1}})
+            CHECK(steps<PerParameter, OverlapForward>(size, c.bytes, PerParameter()) == std::pair(expected, size * c.groups * 3));
         CHECK(steps<Caps, OverlapBackward>(size, 100, Caps(60, 40)).first == expected);
     }
     CHECK(steps<PerParameter, OverlapBackward>(2, 1 << 20, PerParameter(), 100).second == 2 * 4 * 2);  // 32, 32, 32 and 4

@@ -22,7 +22,7 @@ using namespace gradsync_test;
 
 namespace {
 
-const std::vector<std::size_t> sizes{1000, 20, 3000, 5};
+const std::vector<std::size_t> model_sizes{1000, 20, 3000, 5};
 
 /// Trains for ever, unless something throws. `at_step(sync, model, rank)` comes before step 2.
 template <class Buckets, class Overlap, class AtStep>
@@ -30,7 +30,7 @@ std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step)
     return outcomes(ranks, [&](ThreadBackend comm) {
         const int rank = comm.rank();
         // On the heap, gone as soon as the rank unwinds: a late reader is caught by the address sanitizer.
-        const auto model = std::make_unique<std::vector<Tensor>>(tensors(sizes));
+        const auto model = std::make_unique<std::vector<Tensor>>(tensors(model_sizes));
         Reducer<ThreadBackend, Buckets, Overlap> sync(comm, *model, {.gradients = storage});
         for (int step = 0; step < 50; ++step) {
             if (step == 2) at_step(sync, *model, rank);
@@ -144,7 +144,7 @@ TEST_CASE("a rank that never calls finish: the others reach the time limit, whic
         for (const bool marks : {true, false}) {
             std::atomic<int> launched{0}, waiting{ranks - 1};
             const auto result = outcomes(ranks, [&](ThreadBackend comm) {
-                auto model = tensors(sizes);
+                auto model = tensors(model_sizes);
                 const int rank = comm.rank();
                 Reducer<ThreadBackend, Flat> sync(comm, model);
                 backward(sync, model, rank, 0);
@@ -181,7 +181,7 @@ TEST_CASE("a rank that never calls finish: the others reach the time limit, whic
 TEST_CASE("a rank that leaves without finish") {
     for (const int ranks : {2, 3, 4}) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
-            auto model = tensors(sizes);
+            auto model = tensors(model_sizes);
             const int rank = comm.rank();
             Reducer<ThreadBackend, Flat> sync(comm, model);
             if (rank == 0) return;
@@ -201,7 +201,7 @@ TEST_CASE("a Reducer that goes with buckets in flight") {
     for (const int ranks : {2, 3, 4}) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             const int rank = comm.rank();
-            auto model = std::make_unique<std::vector<Tensor>>(tensors(sizes));
+            auto model = std::make_unique<std::vector<Tensor>>(tensors(model_sizes));
             {
                 Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, *model);
                 sync.mark_ready(3);

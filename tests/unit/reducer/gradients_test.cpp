@@ -17,7 +17,7 @@ using namespace gradsync_test;
 
 namespace {
 
-const std::vector<std::size_t> sizes{1, 7, 0, 64, 33, 300, 3, 17, 1500, 16, 2};
+const std::vector<std::size_t> odd_sizes{1, 7, 0, 64, 33, 300, 3, 17, 1500, 16, 2};
 
 struct Case {
     DType dtype;
@@ -44,7 +44,7 @@ void check_layout(const Buckets& buckets) {
         const bool sums = !is_floating(c.dtype);
         INFO(buckets.describe(), ", ", Overlap{}.describe(), ", ", name_of_case(c));
         REQUIRE(findings(c.ranks, [&](ThreadBackend comm, Finding& finding) {
-            auto model = tensors(sizes, c.dtype);
+            auto model = tensors(odd_sizes, c.dtype);
             const int rank = comm.rank();
             const ReducerOptions options{.gradients = c.storage, .averaging = sums ? Averaging::sum : Averaging::mean};
             Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);

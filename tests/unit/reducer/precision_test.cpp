@@ -25,13 +25,13 @@ Bytes converted(const Bytes& from, DType from_type, DType to_type) {
     return to;
 }
 
-const std::vector<DType> floating{DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
+const std::vector<DType> wire_types{DType::f16, DType::bf16, DType::f32, DType::f64, DType::f8e4m3, DType::f8e5m2};
 
 }  // namespace
 
 TEST_CASE("reduce_dtype: gradients are added up and travel in another type") {
-    for (const DType own : floating)
-        for (const DType wire : floating)
+    for (const DType own : wire_types)
+        for (const DType wire : wire_types)
             for (const int ranks : {1, 2, 3}) {
                 CAPTURE(name_of(own));
                 CAPTURE(name_of(wire));

@@ -19,7 +19,7 @@ using namespace gradsync_test;
 
 namespace {
 
-const std::vector<std::size_t> sizes{10, 20, 30, 5, 0, 50, 7};
+const std::vector<std::size_t> small_sizes{10, 20, 30, 5, 0, 50, 7};
 
 /// Marks in the order given, but on rank 0 only; the others have orders of their own.
 template <class R>
@@ -41,7 +41,7 @@ TEST_CASE("PyTorch parity: rebuild_buckets follows rank 0's order of arrival, on
             for (const Accumulation accumulation : {Accumulation::in_gradients, Accumulation::in_buckets}) {
                 if (storage == GradientStorage::in_buckets && accumulation == Accumulation::in_buckets) continue;
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                    auto model = tensors(sizes);
+                    auto model = tensors(small_sizes);
                     const int rank = comm.rank();
                     const SizeCappedBuckets policy(150);
                     Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward> sync(comm, model, {.gradients = storage, .accumulation = accumulation}, policy);
@@ -51,7 +51,7 @@ TEST_CASE("PyTorch parity: rebuild_buckets follows rank 0's order of arrival, on
                     finding.check(sync.rebuild_buckets(), "the plan did not change");
                     finding.check(buckets(sync.plan()) != before, "the plan did not change, but was said to");
                     if (ranks > 1 || storage == GradientStorage::in_buckets)
-                        finding.check(sync.plan() == policy.plan(floats(sizes), arrival), "not the plan of the order of arrival");
+                        finding.check(sync.plan() == policy.plan(floats(small_sizes), arrival), "not the plan of the order of arrival");
                     finding.check(wrong_mean(sync, model, ranks, 0).empty(), "after rebuild_buckets: " + wrong_mean(sync, model, ranks, 0));
                     finding.check(sync.statistics().buckets.size() == sync.plan().size(), "statistics of another plan");
                     for (int step = 1; step < 4; ++step) {
@@ -66,16 +66,16 @@ TEST_CASE("PyTorch parity: rebuild_buckets follows rank 0's order of arrival, on
 
 TEST_CASE("record_order: a later step decides") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors(sizes);
+        auto model = tensors(small_sizes);
         const int rank = comm.rank();
         Reducer<ThreadBackend, PerParameter> sync(comm, model);
-        ordered_backward(sync, model, rank, 0, reversed(sizes.size()));
+        ordered_backward(sync, model, rank, 0, reversed(small_sizes.size()));
         sync.finish();
         finding.check(!sync.rebuild_buckets(), "the same order, another plan");
         sync.record_order();
         ordered_backward(sync, model, rank, 1, arrival);
         sync.finish();
-        ordered_backward(sync, model, rank, 2, in_order(sizes.size()));  // not recorded
+        ordered_backward(sync, model, rank, 2, in_order(small_sizes.size()));  // not recorded
         sync.finish();
         finding.check(sync.rebuild_buckets(), "another order, the same plan");
         finding.check(sync.plan() == PerParameter{}.plan({}, arrival), "not the recorded order");
@@ -117,7 +117,7 @@ TEST_CASE("rebuild_buckets keeps what the reducer accumulated") {
     for (const int ranks : {1, 2, 3})
         for (const DType dtype : {DType::f32, DType::bf16}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors(sizes, dtype);
+                auto model = tensors(small_sizes, dtype);
                 const int rank = comm.rank();
                 Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets}, SizeCappedBuckets(150));
                 ordered_backward(sync, model, rank, 0, arrival);

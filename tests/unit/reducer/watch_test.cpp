@@ -15,9 +15,9 @@ struct Clock {
     double now() const { return seconds; }
 };
 
-Observer::Time at(int seconds) { return Observer::Time(std::chrono::seconds(seconds)); }
+Observer::Time at_second(int seconds) { return Observer::Time(std::chrono::seconds(seconds)); }
 
-constexpr Activity collective = Activity::collective, gather = Activity::gather;
+constexpr Activity reduces = Activity::collective, gathers = Activity::gather;
 
 struct Watched {
     Clock clock;
@@ -37,34 +37,34 @@ struct Watched {
 
 TEST_CASE("Watch: time counts while something is on its way, once") {
     Watched w;
-    w.watch.depart(collective, 0, at(10));
-    w.watch.depart(collective, 1, at(12));
-    w.arrive_at(15, collective, 0);
-    w.watch.depart(collective, 2, at(16));
-    w.arrive_at(17, collective, 1);
-    w.arrive_at(20, collective, 2);
-    w.watch.depart(collective, 3, at(30));  // between 20 and 30 there was nothing
-    w.arrive_at(31, collective, 3);
+    w.watch.depart(reduces, 0, at_second(10));
+    w.watch.depart(reduces, 1, at_second(12));
+    w.arrive_at(15, reduces, 0);
+    w.watch.depart(reduces, 2, at_second(16));
+    w.arrive_at(17, reduces, 1);
+    w.arrive_at(20, reduces, 2);
+    w.watch.depart(reduces, 3, at_second(30));  // between 20 and 30 there was nothing
+    w.arrive_at(31, reduces, 3);
     CHECK(w.covered_at(40) == 11);
     CHECK(w.covered_at(50) == 0);
 }
 
 TEST_CASE("Watch: what is on its way when it is asked counts up to then, and from then on") {
     Watched w;
-    w.watch.depart(gather, 0, at(10));
+    w.watch.depart(gathers, 0, at_second(10));
     CHECK(w.covered_at(13) == 3);
     CHECK(w.covered_at(14) == 1);
-    w.arrive_at(20, gather, 0);
+    w.arrive_at(20, gathers, 0);
     CHECK(w.covered_at(30) == 6);
 }
 
 TEST_CASE("Watch: a start that is noted after another thread has seen the last arrival") {
     Watched w;
-    w.watch.depart(collective, 0, at(10));
+    w.watch.depart(reduces, 0, at_second(10));
     // A thread starts bucket 1 at 12, and is held up before it notes that.
-    w.arrive_at(15, collective, 0);
-    w.watch.depart(collective, 1, at(12));
-    w.arrive_at(18, collective, 1);
+    w.arrive_at(15, reduces, 0);
+    w.watch.depart(reduces, 1, at_second(12));
+    w.arrive_at(18, reduces, 1);
     CHECK(w.covered_at(20) == 8);
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("Watch: a step is held up by spans, until their end or the end of thei
     {
         const auto held = w.watch.hold(Activity::wait);
         w.clock.seconds = 16;
-        const auto told = w.watch.tell(Activity::launch, 0, at(15));
+        const auto told = w.watch.tell(Activity::launch, 0, at_second(15));
     }
     CHECK(w.watch.take_exposed_seconds() == 3);
     CHECK(w.watch.take_exposed_seconds() == 0);

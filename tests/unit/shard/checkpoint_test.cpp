@@ -25,13 +25,12 @@ std::size_t files_in(const TemporaryDirectory& directory) {
     return n;
 }
 
-const Units units({0, 0, 1, 2, 2, 3, 3, 3});
 
 using One = ShardedOptimizer<ThreadBackend, AdamW, Zero1>;
 using Three = ShardedParameters<ThreadBackend, AdamW>;
 
 One make_one(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return One(comm, model, AdamW{.steps = steps}, {}, SizeCappedBuckets(4000)); }
-Three make_three(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return Three(comm, model, AdamW{.steps = steps}, units); }
+Three make_three(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return Three(comm, model, AdamW{.steps = steps}, awkward_units); }
 
 /// Steps with the same data on every rank, so that the number of ranks does not matter (where it is a power of two).
 void train(One& sharded, int first, int last) {

@@ -500,7 +500,7 @@ TEST_CASE("misuse is told") {
               ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
           }) == "ShardedOptimizer on rank 0: parameter 'w' has no value; give one in its ParameterView or parameter_traits");
     for (const auto& [count, storage] : {std::pair{5u, ParameterStorage::borrowed}, std::pair{4u, ParameterStorage::in_buckets}})
-        CHECK(says([&](ThreadBackend comm) {
+        CHECK(says([&, count = count, storage = storage](ThreadBackend comm) {
                   std::vector<float> gradient(5);
                   std::vector<ParameterView> views = {{.name = "w", .value = {nullptr, count, DType::f32}, .gradient = buffer(gradient)}};
                   ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{}, {.parameters = storage});

@@ -17,7 +17,6 @@ using namespace gradsync_test;
 
 namespace {
 
-const Units units({0, 0, 1, 2, 2, 3, 3, 3});  // of awkward_sizes
 
 /// A forward over all units, first to last, and a backward; the backward reports whether weights are what they were before.
 template <class Sharded>
@@ -58,7 +57,7 @@ std::string difference_from_whole(int size, const Training& t, ShardedParameters
         auto given = initial_tensors(t.counts, t.dtype);
         if (rank != 0)
             for (Tensor& p : given) p.value = constant_bytes(p.dtype, p.count(), 9);
-        ShardedParameters<ThreadBackend, AdamW, Overlap> sharded(comm, given, AdamW{{0.01, 0.02}}, units, options);
+        ShardedParameters<ThreadBackend, AdamW, Overlap> sharded(comm, given, AdamW{{0.01, 0.02}}, awkward_units, options);
         sharded.broadcast_parameters();
         given.clear();  // not needed any more
         for (int s = 0; s < t.steps; ++s) {
@@ -119,7 +118,7 @@ TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
     const auto expected = weights_of_whole(3, t, Sgd{});
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               auto given = initial_tensors(t.counts, t.dtype);
-              ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units);
+              ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, awkward_units);
               for (int s = 0; s < t.steps; ++s) {
                   for (int m = 0; m < t.micro_batches; ++m) {
                       forward_backward(sharded, comm.rank(), t.batch(s, m), finding);
@@ -141,7 +140,7 @@ TEST_CASE("micro-batches that are added up without communication: the bits of a 
         const auto expected = weights_of_whole(size, t);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto given = initial_tensors(t.counts, t.dtype);
-                  ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, units, {.shard_gradients = false});
+                  ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, awkward_units, {.shard_gradients = false});
                   for (int s = 0; s < t.steps; ++s) {
                       for (int m = 0; m < t.micro_batches; ++m) {
                           std::optional<decltype(sharded.no_sync())> guard;
@@ -189,7 +188,7 @@ TEST_CASE("what a rank keeps shrinks with the number of ranks, and weights exist
 TEST_CASE("a rank that leaves in the middle of a gather is named, and nobody hangs") {
     const auto seen = outcomes(3, [](ThreadBackend comm) {
         auto given = initial_tensors(awkward_sizes, DType::f32);
-        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units);
+        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, awkward_units);
         const auto first = sharded.gather(0);
         if (comm.rank() == 2) throw std::runtime_error("out of memory, say");
         const auto second = sharded.gather(1);
@@ -235,7 +234,7 @@ TEST_CASE("small parameters that stay whole cost no more than their size") {
 TEST_CASE("ranks whose options differ are told, all the same") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto given = initial_tensors(awkward_sizes, DType::f32);
-        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, units, {.prefetch = comm.rank() == 0 ? 1u : 2u});
+        ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, awkward_units, {.prefetch = comm.rank() == 0 ? 1u : 2u});
     });
     for (const Outcome& outcome : seen) {
         CHECK(outcome.is(Errc::parameter_mismatch));
@@ -253,9 +252,9 @@ TEST_CASE("misuse is told") {
             .text;
     };
     using Sharded = ShardedParameters<ThreadBackend, Sgd>;
-    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, units).parameter_value(4); }) ==
+    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).parameter_value(4); }) ==
           "parameter_value on rank 0: the weights of 'p4' are not here; call gather(2) first");
-    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, units).acquire(4); }) == "gather on rank 0: there is no unit 4 among 4");
+    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).acquire(4); }) == "gather on rank 0: there is no unit 4 among 4");
     CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, Units({0, 1})); }) ==
           "ShardedParameters on rank 0: there are 8 parameters, but units for 2");
     CHECK(says([](auto comm, auto& given) {
@@ -264,7 +263,7 @@ TEST_CASE("misuse is told") {
               Sharded(comm, views, Sgd{}, Units({0}));
           }) == "Reducer on rank 0: parameter 'p0' has a shape of 700 elements, but a gradient of 350");
     CHECK(says([](auto comm, auto& given) {
-              Sharded sharded(comm, given, Sgd{}, units);
+              Sharded sharded(comm, given, Sgd{}, awkward_units);
               sharded.step();
           }) == "step on rank 0: there are no averaged gradients; call finish() first");
 }
