@@ -70,11 +70,11 @@ private:
     int count_ = 0;
 };
 
-/// Thread sanitizer makes the suite some thirty times slower: it runs fewer of the long cases then.
-#if defined(__SANITIZE_THREAD__)
+/// Sanitizers make the suite up to thirty times slower: it runs fewer of the long cases then.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool slow_build = true;
 #elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
 inline constexpr bool slow_build = true;
 #else
 inline constexpr bool slow_build = false;
