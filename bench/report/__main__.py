@@ -3,6 +3,7 @@ import argparse
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -164,6 +165,7 @@ def main():
                 if not given and (made := results.run.get("rounds", 0)) < options.rounds:
                     print(f"bench: the figures in README.md and docs/ are of {made} of {options.rounds} rounds; measure again with more --minutes", file=sys.stderr)
                 for path in docs.write(ROOT, results, drawn): print(f"wrote {os.path.relpath(path)}", file=sys.stderr)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads the comparison may have seen enough
         good = compare(old, new or results, sys.stdout) if old else True
         return 0 if good and (new or given or not results.errors) else 1
     except BadInput as e: return fail(e)

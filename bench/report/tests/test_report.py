@@ -614,9 +614,9 @@ class ChartsTest(Folder):
 
 
 class CommandLineTest(Folder):
-    def call(self, *arguments, **environment):
-        return subprocess.run([sys.executable, "-m", "report", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=100,
-                              env={**os.environ, "PYTHONPATH": str(BENCH), **environment})
+    def call(self, *arguments, stdout=subprocess.PIPE, **environment):
+        return subprocess.run([sys.executable, "-m", "report", *map(str, arguments)], cwd=self.folder, stdout=stdout, stderr=subprocess.PIPE,
+                              text=True, timeout=100, env={**os.environ, "PYTHONPATH": str(BENCH), **environment})
 
     def refused(self, expected, *arguments):
         done = self.call(*arguments)
@@ -655,6 +655,10 @@ class CommandLineTest(Folder):
         done = self.call("--compare", old, slow)
         self.assertEqual(done.returncode, 1)
         self.assertIn(LATENCY, done.stdout)
+        reader, writer = os.pipe()
+        os.close(reader)  # as of `| head`, which has gone
+        self.assertEqual(self.call("--compare", old, slow, stdout=writer).stderr, "")
+        os.close(writer)
 
     def test_a_page_holds_the_figures(self):
         results = synthetic.results(3)
