@@ -1,9 +1,9 @@
 # gradsync_add_tests(PREFIX FILES FILE... DEFAULTS [the options below])
 #
 # doctest programs (with tests/main.cpp) of files below tests/PREFIX, and a ctest test for each file: unit/core/bfloat16_test.cpp
-# is unit.core.bfloat16. The files of a folder that are built in the same way make one program, which compiles as one unit: they
-# include nearly the same and would instantiate the same templates (GRADSYNC_UNITY_TESTS). So names at namespace scope are to be
-# told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
+# is unit.core.bfloat16. The files of a folder that are built in the same way make one program, and up to ten of them compile as one
+# unit: they include nearly the same and would instantiate the same templates (GRADSYNC_UNITY_TESTS). So names at namespace scope
+# are to be told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 #
 #   LIBRARIES TARGET..., COMPILE_OPTIONS OPTION...
 #   MPI             links MPI, and runs as so many processes under mpiexec
@@ -20,7 +20,7 @@ set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROO
                                   OMPI_MCA_hwloc_base_binding_policy=none)
 
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
-option(GRADSYNC_UNITY_TESTS "Compile a folder of tests as one unit: a sixth of the time for all, more for one that has changed" ON)
+option(GRADSYNC_UNITY_TESTS "Compile the tests of a folder together: a quarter of the time for all, more for one that has changed" ON)
 
 function(gradsync_add_tests prefix)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES;DEFAULTS")
@@ -47,12 +47,11 @@ macro(gradsync_parse_test file)
   file(STRINGS ${file} options REGEX "^// ctest: ")
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
-  # The file's options come last; where a keyword stands twice, the last one counts.
+  # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
   cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;PROCESSORS" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
 endmacro()
 
 # One program of files that are built in the same way, and their tests.
@@ -90,6 +89,9 @@ endfunction()
 
 function(gradsync_register_test target prefix file)
   gradsync_parse_test(${file} ${ARGN})
+  if(options)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  endif()
   gradsync_name_of_test(name ${prefix} ${file})
   file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/tests ${file})
   if(NOT test_TIMEOUT)

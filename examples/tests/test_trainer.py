@@ -629,18 +629,19 @@ class Mpi(TrainerTest):
         """Kills some of four processes after some steps; returns what the others had to say."""
         # The launcher itself returns 0 from a job that it let go on, or (Open MPI 4.1) does not return at all.
         # Nor does it always pass on what its processes say once one has died: they write to the file themselves.
-        file = self.folder / "errors"
+        file, launcher = self.folder / "errors", self.folder / "launcher"
         file.write_text("")
         telling = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "exit code $?" >&2', file]
-        job = subprocess.Popen([MPIEXEC, "--enable-recovery", "-n", "4", *telling, *self.program(*arguments)],
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self.environment)
+        with open(launcher, "w") as stderr:
+            job = subprocess.Popen([MPIEXEC, "--enable-recovery", "-n", "4", *telling, *self.program(*arguments)],
+                                   stdout=subprocess.PIPE, stderr=stderr, text=True, env=self.environment)
         try:
-            self.assertTrue(wait_for(lambda: all(map(self.process_of, victims))))
+            self.assertTrue(wait_for(lambda: all(map(self.process_of, victims))), launcher.read_text())
             processes = [self.process_of(victim) for victim in victims]
             job.stdout.readline()  # a line every twentieth of the run
             for process in processes:
                 os.kill(process, signal.SIGKILL)
-            self.assertTrue(wait_for(lambda: file.read_text().count("exit code ") == 4), file.read_text())
+            self.assertTrue(wait_for(lambda: file.read_text().count("exit code ") == 4), file.read_text() + launcher.read_text())
         finally:
             job.terminate()
             job.communicate(timeout=60)

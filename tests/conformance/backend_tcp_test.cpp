@@ -14,7 +14,7 @@ namespace {
 struct TcpThreads {
     using Backend = gradsync::TcpBackend;
     using Memory = gradsync_test::HostMemory;
-    static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
+    static constexpr int largest = 4;
     static constexpr bool rank_order = true;
 
     static bool here(int) { return true; }

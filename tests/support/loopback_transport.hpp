@@ -63,7 +63,10 @@ public:
                 if (from != Transport::any_rank && from != source) continue;
                 auto& coming = box.sends[{source, stream}];
                 while (!waiting.empty() && !coming.empty()) {
-                    if (coming.front().bytes > waiting.front().bytes) throw std::runtime_error("a message is larger than the buffer of its receive");
+                    if (coming.front().bytes > waiting.front().bytes) {
+                        box.has_news = true;  // whoever polls next hears of it, too
+                        throw std::runtime_error("a message is larger than the buffer of its receive");
+                    }
                     if (coming.front().bytes != 0) std::memcpy(waiting.front().data, coming.front().data, coming.front().bytes);
                     box.done.add(waiting.front().ticket);
                     box_of(source).done.add(coming.front().ticket);
@@ -79,12 +82,12 @@ public:
     bool finish(int rank, Ticket ticket) { return box_of(rank).done.take(ticket); }
 
     void give_up(int rank, Ticket ticket) {
-        box_of(rank).done.take(ticket);
         for (Box& box : boxes_) {
             std::lock_guard lock(box.mutex);
             for (auto& [route, waiting] : box.receives) std::erase_if(waiting, [&](const auto& message) { return message.ticket == ticket; });
             for (auto& [route, coming] : box.sends) std::erase_if(coming, [&](const auto& message) { return message.ticket == ticket; });
         }
+        box_of(rank).done.take(ticket);
     }
 
 private:

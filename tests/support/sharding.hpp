@@ -35,6 +35,21 @@ inline std::vector<Tensor> initial_tensors(const std::vector<std::size_t>& count
 /// 1/64 plus a tenth of the weight. Adds it, or overwrites.
 void write_gradient(gradsync::BufferView gradient, gradsync::ConstBufferView value, int rank, int batch, std::size_t i, bool add = false);
 
+/// Of all parameters, gathered where they are sharded.
+template <class Sharded>
+std::vector<Bytes> weights(Sharded& sharded) {
+    std::vector<Bytes> result;
+    for (std::size_t i = 0; i < sharded.size(); ++i) {
+        if constexpr (requires { sharded.gather(sharded.unit_of(i)); }) {
+            const auto use = sharded.gather(sharded.unit_of(i));
+            result.push_back(bytes_of(sharded.parameter_value(i)));
+        } else {
+            result.push_back(bytes_of(sharded.parameter_value(i)));
+        }
+    }
+    return result;
+}
+
 /// An optimizer that holds the state of whole parameters, in the type of their master weights: what a shard's is compared with.
 template <class O>
 class WholeOptimizer {

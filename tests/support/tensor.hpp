@@ -91,7 +91,7 @@ inline Bytes bytes_of(gradsync::ConstBufferView view) {
 inline void write(gradsync::BufferView view, const Bytes& bytes) {
     if (!bytes.empty()) std::memcpy(view.data, bytes.data(), bytes.size());
 }
-/// Does it begin where an element of its type may lie? The tests of buckets and shards are built without the sanitizer's check.
+/// Does it begin where an element of its type may lie?
 inline bool is_aligned(gradsync::ConstBufferView view) { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 inline bool holds(gradsync::ConstBufferView view, const Bytes& bytes) {
     return view.bytes() == bytes.size() && (bytes.empty() || std::memcmp(view.data, bytes.data(), bytes.size()) == 0);

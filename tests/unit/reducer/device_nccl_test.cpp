@@ -1,4 +1,4 @@
-// ctest: LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 TIMEOUT 150 SERIAL LABELS gpu
+// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 TIMEOUT 150 SERIAL LABELS gpu
 // On a device: the Reducer trains there as on the host, with the same bits for every policy. The ranks are processes that share the
 // device (see support/gpu_ranks.hpp).
 #include <gradsync/backend/nccl.hpp>

@@ -6,11 +6,11 @@
 #include <vector>
 
 using gradsync::detail::Exposure;
-using Clock = Exposure::Clock;
+using Ticks = Exposure::Clock;
 
 namespace {
 
-Clock::time_point at(int tick) { return Clock::time_point(Clock::duration(tick)); }
+Ticks::time_point at(int tick) { return Ticks::time_point(Ticks::duration(tick)); }
 
 }  // namespace
 
@@ -19,10 +19,10 @@ TEST_CASE("Exposure: spans one after the other add up") {
     exposure.add(at(10), at(15));
     exposure.add(at(15), at(16));
     exposure.add(at(20), at(30));
-    CHECK(exposure.take() == Clock::duration(16));
-    CHECK(exposure.take() == Clock::duration(0));
+    CHECK(exposure.take() == Ticks::duration(16));
+    CHECK(exposure.take() == Ticks::duration(0));
     exposure.add(at(40), at(41));
-    CHECK(exposure.take() == Clock::duration(1));
+    CHECK(exposure.take() == Ticks::duration(1));
 }
 
 TEST_CASE("Exposure: what several threads do at once counts once") {
@@ -30,7 +30,7 @@ TEST_CASE("Exposure: what several threads do at once counts once") {
     exposure.add(at(10), at(20));
     exposure.add(at(12), at(18));
     exposure.add(at(15), at(25));
-    CHECK(exposure.take() == Clock::duration(15));
+    CHECK(exposure.take() == Ticks::duration(15));
 }
 
 TEST_CASE("Exposure: never more than went by, from any number of threads") {
@@ -43,6 +43,6 @@ TEST_CASE("Exposure: never more than went by, from any number of threads") {
         });
     for (std::thread& thread : running) thread.join();
     const auto sum = exposure.take();
-    CHECK(sum > Clock::duration(0));
-    CHECK(sum <= Clock::duration(spans * (5 + threads - 1)));
+    CHECK(sum > Ticks::duration(0));
+    CHECK(sum <= Ticks::duration(spans * (5 + threads - 1)));
 }

@@ -25,7 +25,6 @@ std::size_t files_in(const TemporaryDirectory& directory) {
     return n;
 }
 
-
 using One = ShardedOptimizer<ThreadBackend, AdamW, Zero1>;
 using Three = ShardedParameters<ThreadBackend, AdamW>;
 
@@ -53,19 +52,6 @@ void train(Three& sharded, int first, int last) {
         sharded.finish();
         sharded.step();
     }
-}
-std::vector<Bytes> weights(One& sharded) {
-    std::vector<Bytes> result;
-    for (std::size_t i = 0; i < sharded.size(); ++i) result.push_back(bytes_of(sharded.parameter_value(i)));
-    return result;
-}
-std::vector<Bytes> weights(Three& sharded) {
-    std::vector<Bytes> result;
-    for (std::size_t i = 0; i < sharded.size(); ++i) {
-        const auto use = sharded.gather(sharded.unit_of(i));
-        result.push_back(bytes_of(sharded.parameter_value(i)));
-    }
-    return result;
 }
 
 }  // namespace

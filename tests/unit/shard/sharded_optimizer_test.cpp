@@ -47,13 +47,6 @@ void train(Sharded& sharded, std::vector<Tensor>& model, const Training& t, int 
     sharded.flush();
 }
 
-template <class Sharded>
-std::vector<Bytes> weights(const Sharded& sharded) {
-    std::vector<Bytes> result;
-    for (std::size_t i = 0; i < sharded.size(); ++i) result.push_back(bytes_of(sharded.parameter_value(i)));
-    return result;
-}
-
 template <class Stage, class Buckets, class Overlap>
 std::string difference_from_whole(int size, const Training& t, ParameterStorage parameters, Buckets buckets = {}) {
     std::vector<double> expected_norms, norms;

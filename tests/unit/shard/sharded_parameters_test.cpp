@@ -17,7 +17,6 @@ using namespace gradsync_test;
 
 namespace {
 
-
 /// A forward over all units, first to last, and a backward; the backward reports whether weights are what they were before.
 template <class Sharded>
 void forward_backward(Sharded& sharded, int rank, int batch, Finding& finding) {
@@ -36,16 +35,6 @@ void forward_backward(Sharded& sharded, int rank, int batch, Finding& finding) {
             sharded.mark_ready(i);
         }
     }
-}
-
-template <class Sharded>
-std::vector<Bytes> weights(Sharded& sharded) {
-    std::vector<Bytes> result;
-    for (std::size_t i = 0; i < sharded.size(); ++i) {
-        const auto use = sharded.gather(sharded.unit_of(i));
-        result.push_back(bytes_of(sharded.parameter_value(i)));
-    }
-    return result;
 }
 
 template <class Overlap>
