@@ -6,6 +6,7 @@
 // STRATEGY is one of
 //
 //     independent             copies that are not synchronised: the limit
+//     meeting                 copies that wait for one another after the backward, and exchange nothing
 //     naive                   one collective a parameter, after the backward
 //     flat                    one collective, after the backward
 //     overlap_per_parameter   one collective a parameter, each as soon as its gradient is final
@@ -111,7 +112,7 @@ Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
         const Strategy& each = strategy(name);
         const std::vector<gradsync::ThreadBackend> together = gradsync::ThreadBackend::make(c.ranks);
         on_each_rank(c.ranks, [&](std::size_t r) {
-            learn(*trainees[r], c.model, each, each.synchronises() ? together[r] : gradsync::ThreadBackend::make(1)[0]);
+            learn(*trainees[r], c.model, each, together[r], gradsync::ThreadBackend::make(1)[0]);
         });
     }
 

@@ -36,8 +36,8 @@ void run(const std::vector<std::string>& arguments) {
     trainees.push_back(make_trainee(model, ranks.rank));
     for (const std::string& name : names) {
         const Strategy& each = strategy(name);
-        const MPI_Comm together = each.synchronises() ? MPI_COMM_WORLD : MPI_COMM_SELF;
-        learn(*trainees[0], model, each, gradsync::MpiBackend(together, {.shared_memory = shares}));
+        const gradsync::MpiOptions backend{.shared_memory = shares};
+        learn(*trainees[0], model, each, gradsync::MpiBackend(MPI_COMM_WORLD, backend), gradsync::MpiBackend(MPI_COMM_SELF, backend));
     }
 
     auto steps = train_steps(names.size(), trainees, [](int) { MPI_Barrier(MPI_COMM_WORLD); });

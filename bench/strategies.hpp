@@ -19,8 +19,9 @@ struct Strategy {
     std::string overlap = "backward";
     std::string shard = "none";
     bool watched = false;  ///< a Timeline keeps what happens
+    bool meets = false;    ///< independent, but for a barrier after the backward
 
-    bool synchronises() const { return name != independent; }
+    bool synchronises() const { return name != independent && !meets; }
     /// Weights are still gathered when a step has ended: in a contest, while others take theirs.
     bool gathers_between_steps() const { return overlap == "forward" || shard == "parameters"; }
     /// What its steps are compared with, pair by pair.
@@ -33,6 +34,7 @@ struct Strategy {
 inline const std::vector<Strategy>& strategies() {
     static const std::vector<Strategy> all{
         {.name = std::string(Strategy::independent)},
+        {.name = "meeting", .meets = true},
         {.name = "naive", .buckets = "per-parameter", .overlap = "none"},
         {.name = "flat", .buckets = "flat", .overlap = "none"},
         {.name = "overlap_per_parameter", .buckets = "per-parameter"},

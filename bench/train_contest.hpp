@@ -34,15 +34,18 @@ private:
     std::function<void(int rank)> meet_;
 };
 
-/// Has a trainee take up a strategy. `comm`: its place among the ranks, alone if they do not synchronise. Collective.
+/// Has a trainee take up a strategy. `together`: its place among the ranks; `alone`: if they do not synchronise. Collective.
 template <class Backend>
-void learn(Trainee& trainee, const std::string& model, const Strategy& strategy, const Backend& comm) {
+void learn(Trainee& trainee, const std::string& model, const Strategy& strategy, const Backend& together, const Backend& alone) {
     const trainer::Options options = options_for(model, strategy);
+    const Backend& comm = strategy.synchronises() ? together : alone;
     auto watch = strategy.watched ? std::make_unique<WatchMeter>() : nullptr;
     const trainer::MakeSynchroniser make = [&, observer = watch.get()](trainer::Parameters& parameters, const trainer::Units& units) {
         return trainer::make_synchroniser(comm, options, parameters, units, observer);
     };
-    trainee.learn(options, make, std::move(watch));
+    std::function<void()> meet;
+    if (strategy.meets) meet = [ranks = Backend(together)]() mutable { ranks.barrier().wait(); };
+    trainee.learn(options, make, std::move(watch), std::move(meet));
 }
 
 /// One for each of the strategies that the trainees have learnt.

@@ -36,11 +36,12 @@ public:
           batch_{.sequences = options.micro_batch} {}
 
     void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make,
-               std::unique_ptr<WatchMeter> watch) override {
+               std::unique_ptr<WatchMeter> watch, std::function<void()> meet) override {
         // In the first steps memory is touched for the first time; optimal buckets are planned before the fifth.
         const int first_steps = options.buckets == "optimal" ? 5 : 2;
         auto& course = courses_.emplace_back();
         course.watch = std::move(watch);
+        course.meet = std::move(meet);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) model_.parameters().bind(i, nullptr);
         course.sync = make(model_.parameters(), model_.units());
         course.writer = std::make_unique<Writer>(model_.parameters(), *course.sync);
@@ -92,6 +93,7 @@ private:
 
     struct Course {
         std::unique_ptr<WatchMeter> watch;  // before who writes into it
+        std::function<void()> meet;
         std::unique_ptr<trainer::Synchroniser> sync;
         std::unique_ptr<Writer> writer;
         std::vector<const float*> weights;  // by parameter, where they are between steps
@@ -120,6 +122,7 @@ private:
             course.writer->begin(course.sync->begin_backward(0));
             model_.backward(batch_, *course.writer);
             course.sync->end_backward();
+            if (course.meet) course.meet();
         }
         {
             const Scope scope{timeline, "optimizer step"};

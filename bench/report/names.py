@@ -39,6 +39,7 @@ BACKENDS = {"threads": Look("gradsync, threads", WHO["threads"].colour, "o"),
 MODELS = ("transformer", "mlp")
 STRATEGIES = {
     "independent": "no synchronisation",
+    "meeting": "a barrier alone, after",
     "naive": "naive: each parameter, after",
     "flat": "flat: one collective, after",
     "overlap_per_parameter": "overlap, each parameter",
