@@ -23,7 +23,8 @@ namespace gradsync::inline v0::detail {
 ///
 /// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks
 /// add up on the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16
-/// and 8 bits in a pass of ours, in f32, as NCCL would round the factor to their bits. For one thread at a time.
+/// and 8 bits in a pass of ours, in f32, as NCCL would round the factor to their bits. So is all that a single rank has:
+/// there NCCL (2.28.9) leaves out up to a pack of 16 bytes at the end. For one thread at a time.
 class NcclChannel {
     using Call = collective::Call;
     using Operation = collective::Operation;
@@ -184,7 +185,7 @@ private:
     Operand scaled(const Pending& mean, std::byte* scratch, Settle&& settle) {
         const Call& call = *mean.call;
         void* const to = may_write(call) ? call.out : scratch;
-        if (is_low_precision(call.dtype)) {
+        if (multiplied_here(call.dtype)) {
             if (mean.bytes() != 0)
                 cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
                                {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
@@ -206,9 +207,10 @@ private:
     bool may_write(const Call& call) const noexcept {
         return call.operation == Operation::all_reduce || (call.operation == Operation::reduce && rank_ == call.root);
     }
+    bool multiplied_here(DType dtype) const noexcept { return is_low_precision(dtype) || size_ == 1; }
     /// What the operand takes, aligned as memory of devices is.
     std::size_t scratch_bytes(const Pending& mean) const noexcept {
-        const bool needed = is_low_precision(mean.call->dtype) || mean.call->contribution.scale == 0;
+        const bool needed = multiplied_here(mean.call->dtype) || mean.call->contribution.scale == 0;
         return needed && !may_write(*mean.call) ? (mean.bytes() + 255) / 256 * 256 : 0;
     }
     /// Memory for one launch after another, as they come on the stream. Freeing would wait for the device, so what has become too

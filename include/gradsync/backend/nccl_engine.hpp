@@ -51,6 +51,7 @@ public:
         std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
     };
     static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
+    static constexpr std::chrono::milliseconds grace{500};  ///< for the rank that a failure of NCCL's is the echo of to be named
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
                Settings settings)
@@ -455,8 +456,13 @@ private:
         return collective::timed_out(name_of(n), control_->missing(at(n).met), world_rank(rank()), timeout());
     }
 
+    /// NCCL may notice that a peer is gone before that one's connections to this rank have closed, and cannot say who it was: they
+    /// can, so they get a moment.
     void fail_device(const std::string& what, const std::string& why) noexcept {
         const int self = world_rank(rank());
+        for (const auto until = Clock::now() + grace; size() > 1 && !world().failed() && Clock::now() < until;
+             std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+            look_after_ranks();
         world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
         abort();
     }

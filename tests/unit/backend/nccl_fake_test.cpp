@@ -116,6 +116,27 @@ TEST_CASE("NcclBackend: an asynchronous failure of NCCL's ends it on all ranks, 
     });
 }
 
+TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is named, not the one that noticed") {
+    const Nothing left;
+    Findings findings;
+    on_nccl_ranks(3, [&](NcclBackend comm) {
+        DeviceMemory data(floats(10, 1));
+        comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
+        const auto error = error_of([&] {
+            comm.host().barrier().wait();  // all ranks have the first sum
+            if (comm.rank() == 1) {
+                std::this_thread::sleep_for(100ms);  // in which the others do not know why
+                comm.fail("the disk is full");
+            } else {
+                gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
+            }
+            comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
+        });
+        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1, error ? error->what() : "nothing was thrown");
+        findings.check(error && mentions(*error, "the disk is full"), error ? error->what() : "");
+    });
+}
+
 TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
     const Nothing left;
     Findings findings;

@@ -1,4 +1,4 @@
-// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 TIMEOUT 150 SERIAL LABELS gpu
+// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 4 TIMEOUT 150 SERIAL LABELS gpu
 // On a device: the Reducer trains there as on the host, with the same bits for every policy. The ranks are processes that share the
 // device (see support/gpu_ranks.hpp).
 #include <gradsync/backend/nccl.hpp>
@@ -13,8 +13,11 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/device_training.hpp"
@@ -41,7 +44,69 @@ std::vector<float> on_host(Train&& train) {
     return run_threads(gradsync_test::gpu_ranks().size, [&](ThreadBackend comm) { return train(comm); }).front();
 }
 
+/// Nothing that is put on the stream afterwards starts before the gate is opened, or has waited for that for ten seconds.
+class Gate {
+public:
+    explicit Gate(cudaStream_t stream) {
+        const auto wait = [](void* self) {
+            auto& gate = *static_cast<Gate*>(self);
+            for (int i = 0; i < 10'000 && !gate.open_; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            gate.passed_ = true;
+        };
+        cuda::check(cudaLaunchHostFunc(stream, wait, this), "cudaLaunchHostFunc");
+    }
+    /// False: somebody waited for what is behind it.
+    bool open() {
+        const bool shut = !passed_;
+        open_ = true;
+        return shut;
+    }
+
+private:
+    std::atomic<bool> open_{false}, passed_{false};
+};
+
+template <class Buckets, class Overlap>
+void check_that_no_host_waits(NcclBackend& whole, cudaStream_t stream, ReducerOptions options) {
+    NcclBackend comm = whole.duplicate();
+    std::vector<gradsync_test::Numbers<NcclBackend>> weights, gradients;
+    for (std::size_t i = 0; i < 20; ++i) {
+        weights.emplace_back(5'000 * i + 1, 0.5f);
+        gradients.emplace_back(weights.back().size(), static_cast<float>(comm.rank()));
+    }
+    std::vector<ParameterView> views;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        BufferView gradient = gradients[i].view();
+        if (options.gradients == GradientStorage::in_buckets) gradient.data = nullptr;
+        views.push_back({.name = "p" + std::to_string(i), .value = weights[i].view(), .gradient = gradient});
+    }
+    Reducer<NcclBackend, Buckets, Overlap> sync(comm, views, options);
+    sync.broadcast_parameters();
+    const auto step = [&] {
+        for (std::size_t i = views.size(); i-- > 0;) sync.mark_ready(i);
+        sync.finish();
+        sync.flush();  // what OverlapForward leaves to the next step
+    };
+    step();  // connects the ranks, and takes memory
+    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    Gate gate(stream);
+    step();
+    step();
+    CHECK(gate.open());
+    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
 }  // namespace
+
+TEST_CASE("Reducer over NCCL: in a step the host waits for nothing that the device does") {
+    NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
+    const cuda::Stream stream = cuda::make_stream();
+    comm.set_stream(stream.get());
+    check_that_no_host_waits<Caps, OverlapBackward>(comm, stream.get(), {.gradients = GradientStorage::in_buckets});
+    check_that_no_host_waits<Caps, OverlapBackward>(comm, stream.get(), {.reduce_dtype = DType::bf16});
+    check_that_no_host_waits<Flat, NoOverlap>(comm, stream.get(), {});
+    check_that_no_host_waits<PerParameter, OverlapForward>(comm, stream.get(), {.gradients = GradientStorage::in_buckets});
+}
 
 TEST_CASE("Reducer over NCCL: it trains as it does on the host") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
