@@ -54,9 +54,9 @@ public:
         const std::size_t d = shape_.width, t = shape_.tokens;
         for (std::size_t i = layers(); i-- > 0;) {
             multiply_(CUDA_R_16BF, {t, d, d}, {output_gradient_.data(), d}, {weights_.data(), d, true},
-                      static_cast<float*>(input_gradient_.data()), d, 0, stream_);
-            multiply_(CUDA_R_16BF, {d, d, t}, {activations_.data(), d, true}, {output_gradient_.data(), d}, gradient_of(i), d, 0,
-                      stream_);
+                      {.data = input_gradient_.data(), .type = CUDA_R_32F, .leading = d}, stream_);
+            multiply_(CUDA_R_16BF, {d, d, t}, {activations_.data(), d, true}, {output_gradient_.data(), d},
+                      {.data = gradient_of(i), .type = CUDA_R_32F, .leading = d}, stream_);
             ready(i);
         }
     }

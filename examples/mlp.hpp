@@ -63,11 +63,12 @@ public:
                 parameters_.add(layer + ".weight", {out, in}, std::sqrt(gain / static_cast<double>(in))));
             biases_.push_back(parameters_.add_constant(layer + ".bias", {out}, 0.0f));
         }
-        for (std::size_t width : widths_) {
-            before_.push_back(workspace_.floats(config.sequences * width));
-            after_.push_back(workspace_.floats(config.sequences * width));
-            gradient_.push_back(workspace_.floats(config.sequences * width));
+        for (std::size_t i = 0; i + 1 < widths_.size(); ++i) {
+            before_.push_back(workspace_.factors(i == 0 ? 0 : config.sequences * widths_[i]));
+            after_.push_back(workspace_.factors(config.sequences * widths_[i]));
+            gradient_.push_back(workspace_.factors(config.sequences * widths_[i]));
         }
+        scores_ = workspace_.floats(config.sequences * classes);
     }
 
     const Config& config() const { return config_; }
@@ -99,44 +100,45 @@ public:
         }
         for (std::size_t i = 0; i < weights_.size(); ++i) {
             const UnitUse use{access_, 1 + i};
-            float* y = before_[i + 1].data();
-            ops_.linear(sequences, widths_[i], widths_[i + 1], after_[i].data(), parameters_.value(weights_[i]), y);
-            if (i + 1 < weights_.size()) {
-                ops_.bias_gelu(sequences, widths_[i + 1], parameters_.value(biases_[i]), y, after_[i + 1].data());
+            const std::size_t in = widths_[i], out = widths_[i + 1];
+            const float *weight = parameters_.value(weights_[i]), *bias = parameters_.value(biases_[i]);
+            if (i + 1 == weights_.size()) {
+                ops_.linear(sequences, in, out, after_[i].data(), weight, bias, nullptr, scores_.data());
             } else {
-                ops_.add_bias(sequences, widths_[i + 1], parameters_.value(biases_[i]), y);
+                ops_.linear(sequences, in, out, after_[i].data(), weight, nullptr, nullptr, before_[i + 1].data());
+                ops_.bias_gelu(sequences, out, bias, before_[i + 1].data(), after_[i + 1].data());
             }
         }
-        return before_.back().data();
+        return scores_.data();
     }
 
     void backward(const Batch& batch, GradientWriter<Ops>& gradients) {
         const std::size_t n = batch.sequences;
-        float* dy = before_.back().data();  // cross_entropy left the gradient of the scores here
         for (std::size_t i = weights_.size(); i-- > 0;) {
             const UnitUse use{access_, 1 + i};
             const std::size_t in = widths_[i], out = widths_[i + 1];
-            if (i + 1 == weights_.size()) {
-                ops_.column_sum(n, out, dy, gradients.target(biases_[i]));
+            const typename Ops::Factor* dy = nullptr;
+            if (i + 1 == weights_.size()) {  // cross_entropy left the gradient of the scores in their place
+                ops_.column_sum(n, out, scores_.data(), gradients.target(biases_[i]));
+                dy = ops_.as_factors(n * out, scores_.data());
             } else {
-                ops_.bias_gelu_backward(n, out, before_[i + 1].data(), dy, gradients.target(biases_[i]));
+                dy = gradient_[i + 1].data();
+                ops_.bias_gelu_backward(n, out, parameters_.value(biases_[i]), before_[i + 1].data(),
+                                        gradient_[i + 1].data(), gradients.target(biases_[i]));
             }
             gradients.done(biases_[i]);
             ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.target(weights_[i]));
             gradients.done(weights_[i]);
             ops_.linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
-            dy = gradient_[i].data();
         }
         // The embedding's gradient does not depend on its weights.
         ops_.fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
-        ops_.embed_backward_add(n * config_.context, config_.embedding, ops_.loaded(batch.inputs, inputs_), dy,
-                                gradients.target(embedding_));
+        ops_.embed_backward_add(n * config_.context, config_.embedding, ops_.loaded(batch.inputs, inputs_),
+                                gradient_[0].data(), gradients.target(embedding_));
         gradients.done(embedding_);
     }
 
 private:
-    using Floats = typename Ops::Floats;
-
     Ops ops_;
     Config config_;
     Parameters parameters_;
@@ -146,7 +148,9 @@ private:
     std::vector<std::size_t> widths_;  // of the layers' inputs, and of the scores
     std::size_t embedding_;
     std::vector<std::size_t> weights_, biases_;
-    std::vector<Floats> before_, after_, gradient_;  // by width: before and after GELU, and the gradient of the latter
+    // By width: before and after GELU, and the gradient of the latter.
+    std::vector<typename Ops::Factors> before_, after_, gradient_;
+    typename Ops::Floats scores_;
 };
 
 }  // namespace gradsync_train

@@ -6,10 +6,13 @@
 //
 // Where arrays are, is theirs:
 //   Floats, floats(n)           numbers, zeros at first; everything else takes and gives plain pointers to them
+//   Factors, factors(n)         numbers that matrix products take, in the type in which they take them; `Factor*`
+//   as_factors(n, x)            numbers as factors: where they are, or rounded; until it is called again
+//   factor_bytes()              of one of them
 //   Bytes, bytes(n)             room for the bytes of a batch
 //   load(batch, room)           where functions find these bytes; loaded(batch, room): the same, once more
 //   read(n, from, own)          numbers for the host: where they are, or copied to `own`. Waits for what computes them
-//   write(n, to, fill)          fill(span) writes them on the host
+//   write(n, to, fill)          fill(span) writes them on the host; numbers or factors, as with `read`
 //   Loss, value(loss)           a loss, which may still be under way, and the number, which is waited for
 //   finish()                    on a device: waits for all that is under way
 

@@ -33,6 +33,8 @@ struct AlignedAllocator {
 
 struct CpuOps {
     using Floats = std::vector<float, AlignedAllocator<float>>;
+    using Factor = float;
+    using Factors = Floats;
     using Byte = std::uint8_t;
     using Size = std::size_t;
     struct Bytes {};  // a batch can be read where it is
@@ -45,6 +47,9 @@ struct CpuOps {
     // ---- memory
 
     static Floats floats(Size n) { return Floats(n); }
+    static Factors factors(Size n) { return Factors(n); }
+    static const Factor* as_factors(Size, const float* x) { return x; }
+    static constexpr Size factor_bytes() { return sizeof(Factor); }
     static Bytes bytes(Size) { return {}; }
     static const Byte* load(std::span<const Byte> batch, Bytes&) { return batch.data(); }
     static const Byte* loaded(std::span<const Byte> batch, const Bytes&) { return batch.data(); }
@@ -81,18 +86,22 @@ struct CpuOps {
 
     // ---- linear layers: weight[out, in]
 
-    /// y[n, out] = x[n, in] weight^T; the bias is left to the next operation, which passes over y anyway.
-    static void linear(Size n, Size in, Size out, const float* x, const float* weight, float* y) {
+    /// y[n, out] = x[n, in] weight^T (+ bias[out] (+ residual[n, out])): `residual`, or both, may be null.
+    static void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias,
+                       const float* residual, float* y) {
         matmul(CblasNoTrans, CblasTrans, n, out, in, x, in, weight, in, y, out);
+        if (residual != nullptr) return add_bias_residual(n, out, bias, residual, y);
+        if (bias == nullptr) return;
+        for (Size row = 0; row < n; ++row) add(out, bias, y + row * out);
     }
 
     /// dx[n, in] = dy[n, out] weight
-    static void linear_input_gradient(Size n, Size in, Size out, const float* dy, const float* weight, float* dx) {
+    static void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) {
         matmul(CblasNoTrans, CblasNoTrans, n, in, out, dy, out, weight, in, dx, in);
     }
 
     /// dweight[out, in] = dy^T x
-    static void linear_weight_gradient(Size n, Size in, Size out, const float* dy, const float* x, float* dweight) {
+    static void linear_weight_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* x, float* dweight) {
         matmul(CblasTrans, CblasNoTrans, out, in, n, dy, out, x, in, dweight, in);
     }
 
@@ -110,39 +119,23 @@ struct CpuOps {
         for (; row < rows; ++row) add(columns, x + row * columns, sums);
     }
 
-    static void add_bias(Size rows, Size columns, const float* bias, float* x) {
-        for (Size row = 0; row < rows; ++row) add(columns, bias, x + row * columns);
-    }
-
-    /// y += bias + residual
-    static void add_bias_residual(Size rows, Size columns, const float* __restrict bias,
-                                  const float* __restrict residual, float* __restrict y) {
-        for (Size row = 0; row < rows; ++row, residual += columns, y += columns) {
-#pragma omp simd
-            for (Size j = 0; j < columns; ++j) y[j] += bias[j] + residual[j];
-        }
-    }
-
-    /// x += bias (kept for the backward pass), y = gelu(x)
-    static void bias_gelu(Size rows, Size columns, const float* __restrict bias, float* __restrict x,
-                          float* __restrict y) {
+    /// y = gelu(x + bias)
+    static void bias_gelu(Size rows, Size columns, const float* __restrict bias, const Factor* __restrict x,
+                          Factor* __restrict y) {
         for (Size row = 0; row < rows; ++row, x += columns, y += columns) {
 #pragma omp simd
-            for (Size j = 0; j < columns; ++j) {
-                x[j] += bias[j];
-                y[j] = gelu(x[j]);
-            }
+            for (Size j = 0; j < columns; ++j) y[j] = gelu(x[j] + bias[j]);
         }
     }
 
-    /// dy *= gelu'(x); dbias = the sum of its rows
-    static void bias_gelu_backward(Size rows, Size columns, const float* __restrict x, float* __restrict dy,
-                                   float* __restrict dbias) {
+    /// dy *= gelu'(x + bias); dbias = the sum of its rows
+    static void bias_gelu_backward(Size rows, Size columns, const float* __restrict bias, const Factor* __restrict x,
+                                   Factor* __restrict dy, float* __restrict dbias) {
         std::fill_n(dbias, columns, 0.0f);
         for (Size row = 0; row < rows; ++row, x += columns, dy += columns) {
 #pragma omp simd
             for (Size j = 0; j < columns; ++j) {
-                dy[j] *= gelu_derivative(x[j]);
+                dy[j] *= gelu_derivative(x[j] + bias[j]);
                 dbias[j] += dy[j];
             }
         }
@@ -153,7 +146,7 @@ struct CpuOps {
     /// y = gain * (x - mean) / deviation + bias, row by row; mean[rows] and inverse[rows] (1 / deviation) serve the
     /// backward pass.
     static void layer_norm(Size rows, Size columns, const float* __restrict x, const float* __restrict gain,
-                           const float* __restrict bias, float* __restrict y, float* __restrict mean,
+                           const float* __restrict bias, Factor* __restrict y, float* __restrict mean,
                            float* __restrict inverse) {
         const auto n = static_cast<float>(columns);
         for (Size row = 0; row < rows; ++row, x += columns, y += columns) {
@@ -174,7 +167,7 @@ struct CpuOps {
     /// Adds to dx: the residual stream's gradient flows past the norm as well as through it.
     static void layer_norm_backward_add(Size rows, Size columns, const float* __restrict x,
                                         const float* __restrict gain, const float* __restrict mean,
-                                        const float* __restrict inverse, const float* __restrict dy,
+                                        const float* __restrict inverse, const Factor* __restrict dy,
                                         float* __restrict dx, float* __restrict dgain, float* __restrict dbias) {
         const auto n = static_cast<float>(columns);
         std::fill_n(dgain, columns, 0.0f);
@@ -203,8 +196,11 @@ struct CpuOps {
     // Query i sees the keys 0 .. i, so the weights are a lower triangle. Products go tile by tile and skip those above
     // the diagonal: a tile of queries takes the keys up to its end, a tile of keys the queries from its beginning.
 
-    /// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]; keeps weights[sequence, head, query, key].
-    static void attention(const AttentionShape& s, const float* qkv, float* weights, float* out) {
+    /// What attention keeps for its backward pass, in numbers: weights[sequence, head, query, key].
+    static Size attention_memory(const AttentionShape& s) { return s.sequences * s.heads * s.length * s.length; }
+
+    /// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]
+    static void attention(const AttentionShape& s, const Factor* qkv, float* weights, Factor* out) {
         const Size width = s.width(), length = s.length, row = 3 * width;
         for_each_head(s, [&](Size token, Size head) {
             const float* q = qkv + token * row + head * s.head_size;
@@ -222,9 +218,9 @@ struct CpuOps {
         });
     }
 
-    /// scratch[length, length]
-    static void attention_backward(const AttentionShape& s, const float* qkv, const float* weights, const float* dout,
-                                   float* dqkv, float* scratch) {
+    /// `weights`: what `attention` kept, and `out` what it computed. scratch[length, length]
+    static void attention_backward(const AttentionShape& s, const Factor* qkv, const float* weights, const Factor*,
+                                   const Factor* dout, Factor* dqkv, float* scratch) {
         const Size width = s.width(), length = s.length, row = 3 * width;
         for_each_head(s, [&](Size token, Size head) {
             const Size at = token * row + head * s.head_size;
@@ -293,6 +289,15 @@ struct CpuOps {
     }
 
 private:
+    /// y += bias + residual
+    static void add_bias_residual(Size rows, Size columns, const float* __restrict bias,
+                                  const float* __restrict residual, float* __restrict y) {
+        for (Size row = 0; row < rows; ++row, residual += columns, y += columns) {
+#pragma omp simd
+            for (Size j = 0; j < columns; ++j) y[j] += bias[j] + residual[j];
+        }
+    }
+
     /// c[m, n] = op(a) op(b). Always overwrites: a micro-batch's gradient must not depend on what was there before it.
     static void matmul(CBLAS_TRANSPOSE op_a, CBLAS_TRANSPOSE op_b, Size m, Size n, Size k, const float* a, Size lda,
                        const float* b, Size ldb, float* c, Size ldc) {

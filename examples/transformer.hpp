@@ -73,15 +73,15 @@ public:
         for (std::size_t i = 0; i <= config.blocks; ++i) stream_.push_back(workspace_.floats(tokens * d));
         for (std::size_t i = 0; i < (config.recompute ? 1 : config.blocks); ++i) {
             activations_.emplace_back(workspace_, tokens, d, hidden_,
-                                      config.sequences * config.heads * config.context * config.context);
+                                      ops.attention_memory(shape(config.sequences, config.context)));
         }
-        normalised_ = workspace_.floats(tokens * d);
+        normalised_ = workspace_.factors(tokens * d);
         mean_ = workspace_.floats(tokens);
         inverse_ = workspace_.floats(tokens);
         logits_ = workspace_.floats(tokens * classes);
         dstream_ = workspace_.floats(tokens * d);
-        dbranch_ = workspace_.floats(tokens * d);
-        dwide_ = workspace_.floats(tokens * hidden_);
+        dbranch_ = workspace_.factors(tokens * d);
+        dwide_ = workspace_.factors(tokens * hidden_);
         dscores_ = workspace_.floats(config.context * config.context);
     }
 
@@ -127,7 +127,8 @@ public:
         const UnitUse use{access_, last_unit()};
         ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(),
                         inverse_.data());
-        ops_.linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), logits_.data());
+        ops_.linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), nullptr, nullptr,
+                    logits_.data());
         return logits_.data();
     }
 
@@ -135,10 +136,10 @@ public:
         const std::size_t tokens = batch.sequences * batch.length, d = config_.width;
         {
             const UnitUse use{access_, last_unit()};
-            ops_.linear_weight_gradient(tokens, d, classes, logits_.data(), normalised_.data(),
-                                        gradients.target(output_));
+            const typename Ops::Factor* const dlogits = ops_.as_factors(tokens * classes, logits_.data());
+            ops_.linear_weight_gradient(tokens, d, classes, dlogits, normalised_.data(), gradients.target(output_));
             gradients.done(output_);
-            ops_.linear_input_gradient(tokens, d, classes, logits_.data(), parameters_.value(output_), dbranch_.data());
+            ops_.linear_input_gradient(tokens, d, classes, dlogits, parameters_.value(output_), dbranch_.data());
             ops_.fill(tokens * d, 0.0f, dstream_.data());
             norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
         }
@@ -161,6 +162,8 @@ public:
 
 private:
     using Floats = typename Ops::Floats;
+    using Factor = typename Ops::Factor;
+    using Factors = typename Ops::Factors;
 
     /// Two parameters that belong together: a weight (or gain) and its bias.
     struct Layer {
@@ -175,23 +178,29 @@ private:
     /// What one block's backward pass needs of its forward pass.
     struct Activations {
         Activations(Workspace<Ops>& memory, std::size_t tokens, std::size_t width, std::size_t hidden,
-                    std::size_t attention_weights)
-            : normalised1(memory.floats(tokens * width)),
+                    std::size_t attention_memory)
+            : normalised1(memory.factors(tokens * width)),
               mean1(memory.floats(tokens)),
               inverse1(memory.floats(tokens)),
-              qkv(memory.floats(tokens * 3 * width)),
-              weights(memory.floats(attention_weights)),
-              attended(memory.floats(tokens * width)),
+              qkv(memory.factors(tokens * 3 * width)),
+              attention(memory.floats(attention_memory)),
+              attended(memory.factors(tokens * width)),
               middle(memory.floats(tokens * width)),
-              normalised2(memory.floats(tokens * width)),
+              normalised2(memory.factors(tokens * width)),
               mean2(memory.floats(tokens)),
               inverse2(memory.floats(tokens)),
-              expanded(memory.floats(tokens * hidden)),
-              activated(memory.floats(tokens * hidden)) {}
+              expanded(memory.factors(tokens * hidden)),
+              activated(memory.factors(tokens * hidden)) {}
 
-        Floats normalised1, mean1, inverse1, qkv, weights, attended;
+        Factors normalised1;
+        Floats mean1, inverse1;
+        Factors qkv;
+        Floats attention;
+        Factors attended;
         Floats middle;  // the residual stream between attention and MLP
-        Floats normalised2, mean2, inverse2, expanded, activated;
+        Factors normalised2;
+        Floats mean2, inverse2;
+        Factors expanded, activated;
     };
 
     static std::size_t unit_of_block(std::size_t i) { return 1 + i; }
@@ -225,18 +234,15 @@ private:
 
         ops_.layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(),
                         a.inverse1.data());
-        ops_.linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), a.qkv.data());
-        ops_.add_bias(tokens, 3 * d, bias(b.qkv), a.qkv.data());
-        ops_.attention(shape(sequences, length), a.qkv.data(), a.weights.data(), a.attended.data());
-        ops_.linear(tokens, d, d, a.attended.data(), gain(b.projection), a.middle.data());
-        ops_.add_bias_residual(tokens, d, bias(b.projection), x, a.middle.data());
+        ops_.linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), bias(b.qkv), nullptr, a.qkv.data());
+        ops_.attention(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data());
+        ops_.linear(tokens, d, d, a.attended.data(), gain(b.projection), bias(b.projection), x, a.middle.data());
 
         ops_.layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(),
                         a.inverse2.data());
-        ops_.linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), a.expanded.data());
+        ops_.linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), nullptr, nullptr, a.expanded.data());
         ops_.bias_gelu(tokens, hidden_, bias(b.expand), a.expanded.data(), a.activated.data());
-        ops_.linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), y);
-        ops_.add_bias_residual(tokens, d, bias(b.contract), a.middle.data(), y);
+        ops_.linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), bias(b.contract), a.middle.data(), y);
     }
 
     /// dstream_ holds the gradient of the block's output, and afterwards of its input.
@@ -246,27 +252,30 @@ private:
         const std::size_t tokens = sequences * length, d = config_.width;
 
         linear_backward(b.contract, tokens, hidden_, d, dstream_.data(), a.activated.data(), dwide_.data(), gradients);
-        ops_.bias_gelu_backward(tokens, hidden_, a.expanded.data(), dwide_.data(), gradients.target(b.expand.bias));
+        ops_.bias_gelu_backward(tokens, hidden_, bias(b.expand), a.expanded.data(), dwide_.data(),
+                                gradients.target(b.expand.bias));
         gradients.done(b.expand.bias);
         weight_backward(b.expand, tokens, d, hidden_, dwide_.data(), a.normalised2.data(), dbranch_.data(), gradients);
         norm_backward(b.norm2, tokens, a.middle.data(), a.mean2.data(), a.inverse2.data(), gradients);
 
         linear_backward(b.projection, tokens, d, d, dstream_.data(), a.attended.data(), dbranch_.data(), gradients);
-        ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.weights.data(), dbranch_.data(),
-                                dwide_.data(), dscores_.data());
+        ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data(),
+                                dbranch_.data(), dwide_.data(), dscores_.data());
         linear_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
         norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);
     }
 
-    void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const float* dy, const float* x,
-                         float* dx, GradientWriter<Ops>& gradients) {
+    /// `Gradient`: float or Factor.
+    template <class Gradient>
+    void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Gradient* dy,
+                         const Factor* x, Factor* dx, GradientWriter<Ops>& gradients) {
         ops_.column_sum(n, out, dy, gradients.target(layer.bias));
         gradients.done(layer.bias);
-        weight_backward(layer, n, in, out, dy, x, dx, gradients);
+        weight_backward(layer, n, in, out, ops_.as_factors(n * out, dy), x, dx, gradients);
     }
 
-    void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const float* dy, const float* x,
-                         float* dx, GradientWriter<Ops>& gradients) {
+    void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Factor* dy, const Factor* x,
+                         Factor* dx, GradientWriter<Ops>& gradients) {
         ops_.linear_weight_gradient(n, in, out, dy, x, gradients.target(layer.weight));
         gradients.done(layer.weight);
         ops_.linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
@@ -294,8 +303,10 @@ private:
 
     std::vector<Floats> stream_;            // the residual stream before each block, and after the last
     std::vector<Activations> activations_;  // one a block; a single one when recomputing
-    Floats normalised_, mean_, inverse_, logits_;
-    Floats dstream_, dbranch_, dwide_, dscores_;
+    Factors normalised_;
+    Floats mean_, inverse_, logits_;
+    Floats dstream_, dscores_;
+    Factors dbranch_, dwide_;
 };
 
 }  // namespace gradsync_train

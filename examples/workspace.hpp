@@ -15,6 +15,10 @@ public:
         bytes_ += n * sizeof(float);
         return ops_.floats(n);
     }
+    typename Ops::Factors factors(std::size_t n) {
+        bytes_ += n * ops_.factor_bytes();
+        return ops_.factors(n);
+    }
     std::size_t bytes() const { return bytes_; }
 
 private:

@@ -1,7 +1,7 @@
 // Compares the operations on a device with those on the CPU: one by one, over shapes that fit nothing, and in a training of
 // each model, whose losses have to agree. Exit code 77: there is no device.
 //
-// usage: check_operations_cuda [--small]      fewer and smaller shapes, for a device that is slow
+// usage: check_operations_cuda [--small] [--no-trainings]      --small: fewer and smaller shapes, for a device that is slow
 
 #include <cuda_runtime_api.h>
 
@@ -11,8 +11,9 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <functional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../mlp.hpp"
@@ -33,23 +34,24 @@ class Side {
 public:
     explicit Side(Ops ops_) : ops{ops_} {}
 
+    using Factor = typename Ops::Factor;
+
     /// The same numbers on both sides, as they are asked for in the same order.
-    float* random(Size n, double deviation = 1.0) {
-        return array(n, [&](std::span<float> out) {
-            for (float& x : out) x = static_cast<float>(deviation * random_.normal());
-        });
-    }
+    float* random(Size n, double deviation = 1.0) { return array(arrays_, ops.floats(n), n, drawn(deviation)); }
+    /// The same as factors; what rounds them rounds them.
+    Factor* random_factors(Size n, double deviation = 1.0) { return array(factors_, ops.factors(n), n, drawn(deviation)); }
     /// What is not overwritten shows.
-    float* output(Size n) {
-        return array(n, [](std::span<float> out) { std::fill(out.begin(), out.end(), std::nanf("")); });
-    }
+    float* output(Size n) { return array(arrays_, ops.floats(n), n, unwritten); }
+    Factor* output_factors(Size n) { return array(factors_, ops.factors(n), n, unwritten); }
     /// 0, distance, 2 distance ...
     const std::uint8_t* bytes(Size n, unsigned different, unsigned distance) {
         auto& batch = batches_.emplace_back(n);
         for (auto& byte : batch) byte = static_cast<std::uint8_t>(random_.next() % different * distance);
         return ops.load(batch, rooms_.emplace_back(ops.bytes(n)));
     }
-    void result(const char* name, Size n, const float* data) {
+    /// Of numbers or factors.
+    template <class T>
+    void result(const char* name, Size n, const T* data) {
         std::vector<float> own;
         const std::span values = ops.read(n, data, own);
         results.push_back({name, {values.begin(), values.end()}});
@@ -63,14 +65,22 @@ public:
     std::vector<Result> results;
 
 private:
-    float* array(Size n, const std::function<void(std::span<float>)>& fill) {
-        float* const data = arrays_.emplace_back(ops.floats(n)).data();
+    template <class Arrays, class Array, class Fill>
+    auto* array(Arrays& arrays, Array&& made, Size n, Fill&& fill) {
+        auto* const data = arrays.emplace_back(std::move(made)).data();
         ops.write(n, data, fill);
         return data;
     }
+    auto drawn(double deviation) {
+        return [this, deviation](std::span<float> out) {
+            for (float& x : out) x = static_cast<float>(deviation * random_.normal());
+        };
+    }
+    static void unwritten(std::span<float> out) { std::fill(out.begin(), out.end(), std::nanf("")); }
 
     Random random_{3};
     std::deque<typename Ops::Floats> arrays_;
+    std::deque<typename Ops::Factors> factors_;
     std::deque<std::vector<std::uint8_t>> batches_;
     std::deque<typename Ops::Bytes> rooms_;
 };
@@ -82,9 +92,9 @@ public:
         : device_{precision}, exact_{precision == Precision::f32}, title_{exact_ ? "f32" : "bf16"} {}
 
     /// `operation(side)` on both sides; the largest difference, relative to the largest number, must not be above the limit.
-    /// `product`: matrix products are part of it.
+    /// `factors`: some of the arrays are.
     template <class Operation>
-    void operator()(const std::string& name, bool product, Operation&& operation) {
+    void operator()(const std::string& name, bool factors, Operation&& operation) {
         Side<CpuOps> expected{CpuOps{}};
         Side<CudaOps> found{device_};
         operation(expected);
@@ -98,7 +108,7 @@ public:
                 largest = std::max(largest, std::abs(static_cast<double>(e[k])));
                 error = difference <= error ? error : difference;  // a NaN is an error, too
             }
-            report(name + ", " + expected.results[i].name, error / largest, product && !exact_ ? 2e-2 : 2e-5);
+            report(name + ", " + expected.results[i].name, error / largest, factors && !exact_ ? 2e-2 : 2e-5);
         }
     }
 
@@ -129,49 +139,61 @@ void compare_layers(Comparison& compare, Matrices m) {
     const auto [n, in, out] = m;
     const std::string shape = " " + std::to_string(n) + " x " + std::to_string(in) + " -> " + std::to_string(out);
     compare("linear" + shape, true, [&](auto& s) {
-        float *x = s.random(n * in), *weight = s.random(out * in), *dy = s.random(n * out);
-        float *y = s.output(n * out), *dx = s.output(n * in), *dweight = s.output(out * in);
-        s.ops.linear(n, in, out, x, weight, y);
+        auto *x = s.random_factors(n * in), *dy = s.random_factors(n * out);
+        float *weight = s.random(out * in), *bias = s.random(out + 1) + 1, *residual = s.random(n * out);
+        float *y = s.output(n * out), *biased = s.output(n * out), *sum = s.output(n * out), *dweight = s.output(out * in);
+        auto *y_factors = s.output_factors(n * out), *biased_factors = s.output_factors(n * out), *dx = s.output_factors(n * in);
+        s.ops.linear(n, in, out, x, weight, nullptr, nullptr, y);
+        s.ops.linear(n, in, out, x, weight, bias, nullptr, biased);
+        s.ops.linear(n, in, out, x, weight, bias, residual, sum);
+        s.ops.linear(n, in, out, x, weight, nullptr, nullptr, y_factors);
+        s.ops.linear(n, in, out, x, weight, bias, nullptr, biased_factors);
         s.ops.linear_input_gradient(n, in, out, dy, weight, dx);
         s.ops.linear_weight_gradient(n, in, out, dy, x, dweight);
         s.result("y", n * out, y);
+        s.result("y with a bias", n * out, biased);
+        s.result("y with a bias and a residual", n * out, sum);
+        s.result("y, factors", n * out, y_factors);
+        s.result("y with a bias, factors", n * out, biased_factors);
         s.result("dx", n * in, dx);
         s.result("dweight", out * in, dweight);
     });
-    if (!compare.exact()) return;  // the rest has nothing to do with precision
-    compare("elements" + text(n, out), false, [&](auto& s) {
-        float *x = s.random(n * out), *y = s.random(n * out), *bias = s.random(out), *sums = s.output(out);
-        s.ops.add(n * out, x, y);
-        s.ops.add_bias(n, out, bias, x);
-        s.ops.add_bias_residual(n, out, bias, x, y);
-        s.ops.column_sum(n, out, y, sums);
-        s.result("x", n * out, x);
-        s.result("y", n * out, y);
-        s.result("sums", out, sums);
-        s.ops.fill(n * out, 3.0f, y);
-        s.result("filled", n * out, y);
+    compare("sums" + text(n, out), true, [&](auto& s) {
+        float *sums = s.output(out), *sums_of_factors = s.output(out), *x = s.random(n * out);
+        s.ops.column_sum(n, out, x, sums);
+        s.ops.column_sum(n, out, s.random_factors(n * out), sums_of_factors);
+        s.result("of numbers", out, sums);
+        s.result("of factors", out, sums_of_factors);
+        s.result("numbers as factors", n * out, s.ops.as_factors(n * out, x));
     });
-    compare("gelu" + text(n, out), false, [&](auto& s) {
-        float *x = s.random(n * out, 3), *bias = s.random(out), *y = s.output(n * out), *dy = s.random(n * out);
-        float* dbias = s.output(out);
+    compare("gelu" + text(n, out), true, [&](auto& s) {
+        auto *x = s.random_factors(n * out, 3), *y = s.output_factors(n * out), *dy = s.random_factors(n * out);
+        float *bias = s.random(out + 1) + 1, *dbias = s.output(out);
         s.ops.bias_gelu(n, out, bias, x, y);
-        s.ops.bias_gelu_backward(n, out, x, dy, dbias);
-        s.result("x", n * out, x);
+        s.ops.bias_gelu_backward(n, out, bias, x, dy, dbias);
         s.result("y", n * out, y);
         s.result("dx", n * out, dy);
         s.result("dbias", out, dbias);
     });
-    compare("layer norm" + text(n, out), false, [&](auto& s) {
+    compare("layer norm" + text(n, out), true, [&](auto& s) {
         if (out == 1) return;  // nothing but rounding errors
-        float *x = s.random(n * out, 2), *gain = s.random(out), *bias = s.random(out), *dy = s.random(n * out);
-        float *y = s.output(n * out), *mean = s.output(n), *inverse = s.output(n), *dx = s.random(n * out);
-        float *dgain = s.output(out), *dbias = s.output(out);
+        float *x = s.random(n * out, 2), *gain = s.random(out), *bias = s.random(out), *dx = s.random(n * out);
+        auto *dy = s.random_factors(n * out), *y = s.output_factors(n * out);
+        float *mean = s.output(n), *inverse = s.output(n), *dgain = s.output(out), *dbias = s.output(out);
         s.ops.layer_norm(n, out, x, gain, bias, y, mean, inverse);
         s.ops.layer_norm_backward_add(n, out, x, gain, mean, inverse, dy, dx, dgain, dbias);
         s.result("y", n * out, y);
         s.result("dx", n * out, dx);
         s.result("dgain", out, dgain);
         s.result("dbias", out, dbias);
+    });
+    if (!compare.exact()) return;  // the rest has nothing to do with precision
+    compare("elements" + text(n, out), false, [&](auto& s) {
+        float *x = s.random(n * out), *y = s.random(n * out);
+        s.ops.add(n * out, x, y);
+        s.result("y", n * out, y);
+        s.ops.fill(n * out, 3.0f, y);
+        s.result("filled", n * out, y);
     });
     compare("adamw" + text(n, out), false, [&](auto& s) {
         float *gradient = s.random(n * out), *value = s.random(n * out), *first = s.random(n * out), *second = s.output(n * out);
@@ -195,18 +217,23 @@ void compare_layers(Comparison& compare, Matrices m) {
 
 void compare_ends(Comparison& compare, Size sequences, Size length, Size width) {
     const Size tokens = sequences * length;
-    compare("embedding" + text(tokens, width), false, [&](auto& s) {
+    compare("embedding" + text(tokens, width), true, [&](auto& s) {
         const auto* bytes = s.bytes(tokens, 7, 36);
         float *table = s.random(256 * width), *positions = s.random(length * width), *dout = s.random(tokens * width);
+        auto *factors = s.output_factors(tokens * width), *dfactors = s.random_factors(tokens * width);
         float *out = s.output(tokens * width), *plain = s.output(tokens * width);
-        float *dtable = s.random(256 * width), *dpositions = s.output(length * width);
+        float *dtable = s.random(256 * width), *of_factors = s.random(256 * width), *dpositions = s.output(length * width);
         s.ops.embed(tokens, length, width, bytes, table, positions, out);
         s.ops.embed(tokens, length, width, bytes, table, nullptr, plain);
+        s.ops.embed(tokens, length, width, bytes, table, nullptr, factors);
         s.ops.embed_backward_add(tokens, width, bytes, dout, dtable);
+        s.ops.embed_backward_add(tokens, width, bytes, dfactors, of_factors);
         s.ops.positions_backward(tokens, length, width, dout, dpositions);
         s.result("out", tokens * width, out);
         s.result("without positions", tokens * width, plain);
+        s.result("factors", tokens * width, factors);
         s.result("dtable", 256 * width, dtable);
+        s.result("dtable of factors", 256 * width, of_factors);
         s.result("dpositions", length * width, dpositions);
     });
 }
@@ -216,11 +243,11 @@ void compare_attention(Comparison& compare, AttentionShape shape) {
     const std::string name = "attention " + std::to_string(shape.sequences) + " x " + std::to_string(shape.length) + ", " +
                              std::to_string(shape.heads) + " heads of " + std::to_string(shape.head_size);
     compare(name, true, [&](auto& s) {
-        float *qkv = s.random(tokens * 3 * width), *dout = s.random(tokens * width);
-        float *weights = s.output(shape.sequences * shape.heads * shape.length * shape.length), *out = s.output(tokens * width);
-        float *dqkv = s.output(tokens * 3 * width), *scratch = s.output(shape.length * shape.length);
-        s.ops.attention(shape, qkv, weights, out);
-        s.ops.attention_backward(shape, qkv, weights, dout, dqkv, scratch);
+        auto *qkv = s.random_factors(tokens * 3 * width), *dout = s.random_factors(tokens * width);
+        auto *out = s.output_factors(tokens * width), *dqkv = s.output_factors(tokens * 3 * width);
+        float *kept = s.output(s.ops.attention_memory(shape)), *scratch = s.output(shape.length * shape.length);
+        s.ops.attention(shape, qkv, kept, out);
+        s.ops.attention_backward(shape, qkv, kept, out, dout, dqkv, scratch);
         s.result("out", tokens * width, out);
         s.result("dqkv", tokens * 3 * width, dqkv);
     });
@@ -346,7 +373,7 @@ void compare_training(Comparison& compare, const char* name, const typename Mode
     compare.report(std::string("bits of the same training again, ") + name, again.weights == found.weights ? 0 : 1, 0);
 }
 
-int compare_all(Precision precision, bool small) {
+int compare_all(Precision precision, bool small, bool trainings) {
     Comparison compare{precision};
     const Size factor = small ? 1 : 8;
     for (const Matrices m : {Matrices{1, 1, 1}, Matrices{3, 5, 2}, Matrices{40, 33, 67}, Matrices{70 * factor, 16, 256},
@@ -358,14 +385,16 @@ int compare_all(Precision precision, bool small) {
         compare_layers(compare, {any(50 * factor), any(40 * factor), any(40 * factor)});
         compare_attention(compare, {any(3), any(20 * factor), any(4), any(5 * factor)});
     }
-    compare_attention(compare, {2, 70, 2, 8});
+    for (const Size head : {8, 16, 24, 32, 64, 130}) compare_attention(compare, {2, 70, 2, head});
+    compare_attention(compare, {1, 130, 2, 128});
     compare_attention(compare, {1, 1, 1, 1});
+    compare_ends(compare, 3, 100, 5);
+    compare_ends(compare, 2, 33 * factor, 40 * factor);
+    compare_ends(compare, 1, 1, 1);
     if (compare.exact()) {
-        compare_ends(compare, 3, 100, 5);
-        compare_ends(compare, 2, 33 * factor, 40 * factor);
-        compare_ends(compare, 1, 1, 1);
         compare_clipping(compare, small ? 70'000 : 3'000'000);
     }
+    if (!trainings) return compare.failures();
     const unsigned steps = small ? 4 : 20;
     TransformerConfig transformer{.width = 8 * factor, .blocks = 2, .heads = 2, .context = 12 * factor, .sequences = 2, .seed = 1};
     compare_training<Transformer>(compare, "transformer", transformer, steps);
@@ -384,9 +413,13 @@ int main(int argc, char** argv) {
         return 77;
     }
     CpuOps::initialise();
-    const bool small = argc > 1 && std::strcmp(argv[1], "--small") == 0;
+    const std::span flags(argv + 1, argv + argc);
+    const auto has = [&](const char* flag) {
+        return std::any_of(flags.begin(), flags.end(), [&](const char* given) { return std::strcmp(given, flag) == 0; });
+    };
     int failures = 0;
-    for (const Precision precision : {Precision::f32, Precision::bf16}) failures += compare_all(precision, small);
+    for (const Precision precision : {Precision::f32, Precision::bf16})
+        failures += compare_all(precision, has("--small"), !has("--no-trainings"));
     if (failures > 0) std::printf("%d comparisons failed\n", failures);
     return failures > 0 ? 1 : 0;
 }

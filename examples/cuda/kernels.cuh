@@ -1,9 +1,11 @@
 #pragma once
-// The kernels of CudaOps (ops_cuda.cu says what is launched when). They are plain: f32 in device memory, row-major, one
-// pass each. Sums are added up in one order, so that a step gives the same bits every time.
+// The kernels of CudaOps (ops_cuda.cu says what is launched when). They are plain: arrays in device memory, row-major, one
+// pass each; factors of matrix products are of type T, f32 or bf16, all else and every sum is f32. Sums are added up in one
+// order, so that a step gives the same bits every time.
 //
-// Three shapes of kernels: one thread for an element; one thread for a column, going down its rows (`rows_of`); one warp
-// for a row, whose lanes go along it. Every thread of a block reaches every shuffle and every barrier.
+// Three shapes of kernels: one thread for an element; one thread for a few columns, going down their rows (`rows_of`); one
+// warp for a row, whose lanes go along it. Those of the last two take `n` numbers at a time, 4 where rows are multiples of
+// that, else 1. Every thread of a block reaches every shuffle and every barrier.
 //
 // nvcc compiles them for a device, and g++ for the tests, where threads are fibers (tests/support/fake/kernels.hpp).
 
@@ -54,8 +56,37 @@ __device__ inline double block_sum(double x) {
     return of_threads[0];
 }
 
+__device__ inline float load(const float* from) { return *from; }
+__device__ inline float load(const __nv_bfloat16* from) { return __bfloat162float(*from); }
 __device__ inline void store(float* to, float x) { *to = x; }
 __device__ inline void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+
+/// `n` numbers that are loaded and stored at once: they are aligned as a whole.
+template <class T, int n>
+struct alignas(n * sizeof(T)) Pack {
+    T elements[n];
+};
+#ifdef __CUDACC__
+template <class T>
+__device__ void check_aligned(const void*) {}  // the device does
+#else
+using gradsync_fake::check_aligned;
+#endif
+template <int n, class T>
+__device__ void load_pack(const T* from, float (&to)[n]) {
+    check_aligned<Pack<T, n>>(from);
+    const Pack<T, n> pack = *reinterpret_cast<const Pack<T, n>*>(from);
+#pragma unroll
+    for (int e = 0; e < n; ++e) to[e] = load(&pack.elements[e]);
+}
+template <int n, class T>
+__device__ void store_pack(T* to, const float (&from)[n]) {
+    Pack<T, n> pack;
+#pragma unroll
+    for (int e = 0; e < n; ++e) store(&pack.elements[e], from[e]);
+    check_aligned<Pack<T, n>>(to);
+    *reinterpret_cast<Pack<T, n>*>(to) = pack;
+}
 
 // ---- elements
 
@@ -69,22 +100,20 @@ __global__ void __launch_bounds__(threads) add(Size n, const float* in, float* o
     for (Size i = element_index(); i < n; i += element_stride()) out[i] += in[i];
 }
 
-struct alignas(8) FourBfloat16 {
-    __nv_bfloat16 elements[4];
-};
+/// For few numbers, which may lie anywhere.
+template <class T>
+__global__ void __launch_bounds__(threads) copy(Size n, const float* in, T* out) {
+    for (Size i = element_index(); i < n; i += element_stride()) store(out + i, in[i]);
+}
 
 /// Four at a time; what is left over, one by one. Both arrays are aligned to four elements.
 template <class = void>
 __global__ void __launch_bounds__(threads) to_bfloat16(Size n, const float* in, __nv_bfloat16* out) {
     const Size packs = n / 4;
     for (Size i = element_index(); i < packs; i += element_stride()) {
-        const float4 x = reinterpret_cast<const float4*>(in)[i];
-        FourBfloat16 y;
-        store(&y.elements[0], x.x);
-        store(&y.elements[1], x.y);
-        store(&y.elements[2], x.z);
-        store(&y.elements[3], x.w);
-        reinterpret_cast<FourBfloat16*>(out)[i] = y;
+        float x[4];
+        load_pack(in + 4 * i, x);
+        store_pack(out + 4 * i, x);
     }
     const Size last = 4 * packs + element_index();
     if (last < n) store(out + last, in[last]);
@@ -117,7 +146,7 @@ __global__ void __launch_bounds__(threads) clip_factor(Size n, const double* sum
     else *factor = norm < 1e300 ? static_cast<float>(most / norm) : nanf("");
 }
 
-// ---- columns: a thread for each, and blocks for pieces of their rows
+// ---- columns: a thread for n of them, and blocks for pieces of their rows
 
 /// use(row) for the rows that are this block's.
 template <class Use>
@@ -127,124 +156,172 @@ __device__ void rows_of(Size rows, Use&& use) {
     for (Size row = begin; row < end; ++row) use(row);
 }
 
-/// x += bias
-template <class = void>
-__global__ void __launch_bounds__(threads) add_bias(Size rows, Size columns, const float* bias, float* x) {
-    const Size j = element_index();
-    if (j >= columns) return;
-    const float b = bias[j];
-    rows_of(rows, [&](Size row) { x[row * columns + j] += b; });
-}
-
-/// y += bias + residual
-template <class = void>
-__global__ void __launch_bounds__(threads) add_bias_residual(Size rows, Size columns, const float* bias, const float* residual,
-                                                             float* y) {
-    const Size j = element_index();
-    if (j >= columns) return;
-    const float b = bias[j];
-    rows_of(rows, [&](Size row) { y[row * columns + j] += b + residual[row * columns + j]; });
-}
-
 /// GELU by the error function; the CPU's (vector_math.hpp) agrees to 2e-7.
 __device__ inline float normal_cumulative(float x) { return 0.5f * erfcf(-0.70710678f * x); }
 __device__ inline float gelu_derivative(float x) {
     return normal_cumulative(x) + x * 0.39894228f * expf(-0.5f * x * x);
 }
 
-/// x += bias, y = gelu(x)
-template <class = void>
-__global__ void __launch_bounds__(threads) bias_gelu(Size rows, Size columns, const float* bias, float* x, float* y) {
-    const Size j = element_index();
+/// y = gelu(x + bias)
+template <int n, class T>
+__global__ void __launch_bounds__(threads) bias_gelu(Size rows, Size columns, const float* bias, const T* x, T* y) {
+    const Size j = element_index() * n;
     if (j >= columns) return;
-    const float b = bias[j];
+    float b[n];
+#pragma unroll
+    for (int e = 0; e < n; ++e) b[e] = bias[j + e];
     rows_of(rows, [&](Size row) {
-        const Size i = row * columns + j;
-        const float before = x[i] + b;
-        x[i] = before;
-        y[i] = before * normal_cumulative(before);
+        float values[n];
+        load_pack(x + row * columns + j, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) {
+            const float before = values[e] + b[e];
+            values[e] = before * normal_cumulative(before);
+        }
+        store_pack(y + row * columns + j, values);
     });
 }
 
 /// Sums over rows in two steps: each block leaves those of its rows, [gridDim.y, columns], and `add_pieces` adds them up.
-/// `term(row, i)` is asked once for each element i.
-template <class Term>
+/// `term.get(row, j, i, values)` is asked once for the elements from column j on, which are those from i on in all.
+template <int n, class Term>
 __global__ void __launch_bounds__(threads) column_sum(Size rows, Size columns, Term term, float* sums) {
-    const Size j = element_index();
+    const Size j = element_index() * n;
     if (j >= columns) return;
-    float sum = 0;
-    rows_of(rows, [&](Size row) { sum += term(row, row * columns + j); });
-    sums[blockIdx.y * columns + j] = sum;
+    float sum[n] = {};
+    rows_of(rows, [&](Size row) {
+        float values[n];
+        term.get(row, j, row * columns + j, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) sum[e] += values[e];
+    });
+#pragma unroll
+    for (int e = 0; e < n; ++e) sums[blockIdx.y * columns + j + e] = sum[e];
 }
 
+/// A lane for each column, and a warp for every eighth piece.
 template <class = void>
 __global__ void __launch_bounds__(threads) add_pieces(Size pieces, Size columns, const float* of_pieces, float* sums) {
-    const Size j = element_index();
-    if (j >= columns) return;
+    __shared__ float of_warps[warps][warp];
+    const Size j = Size{blockIdx.x} * warp + lane();
+    const unsigned own = threadIdx.x / warp;
     float sum = 0;
-    for (Size piece = 0; piece < pieces; ++piece) sum += of_pieces[piece * columns + j];
+    if (j < columns)
+        for (Size piece = own; piece < pieces; piece += warps) sum += of_pieces[piece * columns + j];
+    of_warps[own][lane()] = sum;
+    __syncthreads();
+    if (own != 0 || j >= columns) return;
+    for (unsigned w = 1; w < warps; ++w) sum += of_warps[w][lane()];
     sums[j] = sum;
 }
 
+template <class T>
 struct PlainTerm {
-    const float* x;
-    __device__ float operator()(Size, Size i) const { return x[i]; }
+    const T* x;
+    template <int n>
+    __device__ void get(Size, Size, Size i, float (&values)[n]) const {
+        load_pack(x + i, values);
+    }
 };
 
-/// dy *= gelu'(x), on the way.
+/// dy *= gelu'(x + bias), on the way.
+template <class T>
 struct GeluBackwardTerm {
-    const float* x;
-    float* dy;
-    __device__ float operator()(Size, Size i) const { return dy[i] = dy[i] * gelu_derivative(x[i]); }
+    const float* bias;
+    const T* x;
+    T* dy;
+    template <int n>
+    __device__ void get(Size, Size j, Size i, float (&values)[n]) const {
+        float before[n];
+        load_pack(x + i, before);
+        load_pack(dy + i, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) values[e] *= gelu_derivative(before[e] + bias[j + e]);
+        store_pack(dy + i, values);
+    }
 };
 
 /// Of the gain of a layer norm.
+template <class T>
 struct GainTerm {
-    const float *x, *mean, *inverse, *dy;
-    __device__ float operator()(Size row, Size i) const { return dy[i] * ((x[i] - mean[row]) * inverse[row]); }
+    const float *x, *mean, *inverse;
+    const T* dy;
+    template <int n>
+    __device__ void get(Size row, Size, Size i, float (&values)[n]) const {
+        float before[n];
+        load_pack(x + i, before);
+        load_pack(dy + i, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) values[e] *= (before[e] - mean[row]) * inverse[row];
+    }
 };
 
 // ---- rows: a warp for each
 
-template <class = void>
+template <int n, class T>
 __global__ void __launch_bounds__(threads) layer_norm(Size rows, Size columns, const float* x, const float* gain,
-                                                      const float* bias, float* y, float* mean, float* inverse) {
+                                                      const float* bias, T* y, float* mean, float* inverse) {
     const Size row = warp_row();
     if (row >= rows) return;
     x += row * columns;
     y += row * columns;
-    float sum = 0, squares = 0;
-    for (Size j = lane(); j < columns; j += warp) sum += x[j];
+    float sum = 0, squares = 0, values[n];
+    for (Size j = lane() * n; j < columns; j += warp * n) {
+        load_pack(x + j, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) sum += values[e];
+    }
     const float m = warp_sum(sum) / static_cast<float>(columns);
-    for (Size j = lane(); j < columns; j += warp) squares += (x[j] - m) * (x[j] - m);
+    for (Size j = lane() * n; j < columns; j += warp * n) {
+        load_pack(x + j, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) squares += (values[e] - m) * (values[e] - m);
+    }
     const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(columns) + 1e-5f);
     if (lane() == 0) {
         mean[row] = m;
         inverse[row] = r;
     }
-    for (Size j = lane(); j < columns; j += warp) y[j] = (x[j] - m) * r * gain[j] + bias[j];
+    for (Size j = lane() * n; j < columns; j += warp * n) {
+        load_pack(x + j, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) values[e] = (values[e] - m) * r * gain[j + e] + bias[j + e];
+        store_pack(y + j, values);
+    }
 }
 
 /// dx += what flows through the norm; the gain's and the bias's gradients are column sums.
-template <class = void>
+template <int n, class T>
 __global__ void __launch_bounds__(threads) layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain,
-                                                                   const float* mean, const float* inverse,
-                                                                   const float* dy, float* dx) {
+                                                                   const float* mean, const float* inverse, const T* dy,
+                                                                   float* dx) {
     const Size row = warp_row();
     if (row >= rows) return;
     x += row * columns;
     dy += row * columns;
     dx += row * columns;
     const float m = mean[row], r = inverse[row];
-    float sum = 0, projection = 0;
-    for (Size j = lane(); j < columns; j += warp) {
-        const float d = dy[j] * gain[j];
-        sum += d;
-        projection += d * ((x[j] - m) * r);
+    float sum = 0, projection = 0, before[n], gradient[n], result[n];
+    for (Size j = lane() * n; j < columns; j += warp * n) {
+        load_pack(x + j, before);
+        load_pack(dy + j, gradient);
+#pragma unroll
+        for (int e = 0; e < n; ++e) {
+            const float d = gradient[e] * gain[j + e];
+            sum += d;
+            projection += d * ((before[e] - m) * r);
+        }
     }
     sum = warp_sum(sum) / static_cast<float>(columns);
     projection = warp_sum(projection) / static_cast<float>(columns);
-    for (Size j = lane(); j < columns; j += warp) dx[j] += r * (dy[j] * gain[j] - sum - (x[j] - m) * r * projection);
+    for (Size j = lane() * n; j < columns; j += warp * n) {
+        load_pack(x + j, before);
+        load_pack(dy + j, gradient);
+        load_pack(dx + j, result);
+#pragma unroll
+        for (int e = 0; e < n; ++e) result[e] += r * (gradient[e] * gain[j + e] - sum - (before[e] - m) * r * projection);
+        store_pack(dx + j, result);
+    }
 }
 
 /// Scores become weights: row `row` is that of query row % length, which sees the keys up to its own; the others get 0.
@@ -346,41 +423,41 @@ struct HeadPlace {
 };
 
 template <class T>
-__global__ void __launch_bounds__(threads) split_heads(HeadPlace place, Size columns, const float* in, T* out) {
+__global__ void __launch_bounds__(threads) split_heads(HeadPlace place, Size columns, const T* in, T* out) {
+    const Size j = element_index();
+    if (j >= columns) return;
+    const Size column = place.column(j);
+    rows_of(place.s.sequences * place.s.length, [&](Size token) { out[place.row(token) + column] = in[token * columns + j]; });
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads) join_heads(HeadPlace place, Size columns, const float* in, T* out) {
     const Size j = element_index();
     if (j >= columns) return;
     const Size column = place.column(j);
     rows_of(place.s.sequences * place.s.length,
-            [&](Size token) { store(out + place.row(token) + column, in[token * columns + j]); });
-}
-
-template <class = void>
-__global__ void __launch_bounds__(threads) join_heads(HeadPlace place, Size columns, const float* in, float* out) {
-    const Size j = element_index();
-    if (j >= columns) return;
-    const Size column = place.column(j);
-    rows_of(place.s.sequences * place.s.length, [&](Size token) { out[token * columns + j] = in[place.row(token) + column]; });
+            [&](Size token) { store(out + token * columns + j, in[place.row(token) + column]); });
 }
 
 // ---- bytes in
 
 /// `positions` may be null.
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(threads) embed(Size tokens, Size length, Size width, const std::uint8_t* bytes,
-                                                 const float* table, const float* positions, float* out) {
+                                                 const float* table, const float* positions, T* out) {
     const Size j = element_index();
     if (j >= width) return;
     rows_of(tokens, [&](Size t) {
         float x = table[bytes[t] * width + j];
         if (positions != nullptr) x += positions[Size{static_cast<unsigned>(t) % static_cast<unsigned>(length)} * width + j];
-        out[t * width + j] = x;
+        store(out + t * width + j, x);
     });
 }
 
 /// table[byte] += the rows of dout whose byte it is, in order: block y looks for byte y, 256 at a time.
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(threads) embed_backward_add(Size tokens, Size width, const std::uint8_t* bytes,
-                                                              const float* dout, float* dtable) {
+                                                              const T* dout, float* dtable) {
     __shared__ unsigned found[warps];  // a bit for each
     const Size j = element_index();
     const unsigned byte = blockIdx.y;
@@ -393,7 +470,7 @@ __global__ void __launch_bounds__(threads) embed_backward_add(Size tokens, Size 
         for (unsigned w = 0; w < warps; ++w) {
             for (unsigned left = found[w]; left != 0; left &= left - 1) {
                 const Size t = begin + w * warp + static_cast<unsigned>(__ffs(static_cast<int>(left)) - 1);
-                if (j < width) sum += dout[t * width + j];
+                if (j < width) sum += load(dout + t * width + j);
             }
         }
         __syncthreads();

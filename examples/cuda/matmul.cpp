@@ -69,8 +69,8 @@ Matmul::~Matmul() {
 const Matmul::Plan& Matmul::plan_for(const Key& key) {
     std::unique_ptr<Plan>& plan = plans_[key];
     if (plan) return *plan;
-    const auto [type_number, m, n, k, batch, a_leading, a_transposed, a_stride, b_leading, b_transposed, b_stride, c_leading,
-                c_stride] = key;
+    const auto [type_number, m, n, k, batch, a_leading, a_transposed, a_stride, b_leading, b_transposed, b_stride, c_type,
+                c_leading, c_stride, biased] = key;
     const auto type = static_cast<cudaDataType_t>(type_number);
 
     auto made = std::make_unique<Plan>();
@@ -85,11 +85,16 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
     };
     transpose(CUBLASLT_MATMUL_DESC_TRANSA, b_transposed != 0);
     transpose(CUBLASLT_MATMUL_DESC_TRANSB, a_transposed != 0);
+    if (biased != 0) {
+        const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        check(cublasLtMatmulDescSetAttribute(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
+              "cublasLtMatmulDescSetAttribute");
+    }
     made->a = a_transposed != 0 ? make_layout(type, k, m, a_leading, batch, a_stride)
                                 : make_layout(type, m, k, a_leading, batch, a_stride);
     made->b = b_transposed != 0 ? make_layout(type, n, k, b_leading, batch, b_stride)
                                 : make_layout(type, k, n, b_leading, batch, b_stride);
-    made->c = make_layout(CUDA_R_32F, m, n, c_leading, batch, c_stride);
+    made->c = make_layout(static_cast<cudaDataType_t>(c_type), m, n, c_leading, batch, c_stride);
 
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -115,13 +120,17 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
     return *plan;
 }
 
-void Matmul::operator()(cudaDataType_t type, Shape shape, Matrix a, Matrix b, float* c, std::size_t leading,
-                        std::size_t stride, cudaStream_t stream) {
-    const Plan& plan = plan_for({static_cast<std::size_t>(type), shape.m, shape.n, shape.k, shape.batch, a.leading,
-                                 a.transposed, a.stride, b.leading, b.transposed, b.stride, leading, stride});
-    const float one = 1, zero = 0;
-    check(cublasLtMatmul(handle_, plan.descriptor.get(), &one, b.data, plan.b.get(), a.data, plan.a.get(), &zero, c,
-                         plan.c.get(), c, plan.c.get(), &plan.algorithm, workspace_.data(), workspace_bytes, stream),
+void Matmul::operator()(cudaDataType_t type, Shape shape, Matrix a, Matrix b, const Product& c, cudaStream_t stream) {
+    const Plan& plan = plan_for({static_cast<std::size_t>(type), shape.m, shape.n, shape.k, shape.batch, a.leading, a.transposed,
+                                 a.stride, b.leading, b.transposed, b.stride, static_cast<std::size_t>(c.type), c.leading, c.stride,
+                                 c.bias != nullptr});
+    if (c.bias != nullptr)
+        check(cublasLtMatmulDescSetAttribute(plan.descriptor.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &c.bias, sizeof c.bias),
+              "cublasLtMatmulDescSetAttribute");
+    const float one = 1, kept = c.addend != nullptr ? 1 : 0;
+    check(cublasLtMatmul(handle_, plan.descriptor.get(), &one, b.data, plan.b.get(), a.data, plan.a.get(), &kept,
+                         c.addend != nullptr ? c.addend : c.data, plan.c.get(), c.data, plan.c.get(), &plan.algorithm,
+                         workspace_.data(), workspace_bytes, stream),
           "cublasLtMatmul");
 }
 

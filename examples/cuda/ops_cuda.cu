@@ -8,11 +8,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <gradsync/core/error.hpp>
 #include <gradsync/cuda/passes.hpp>
 
+#include "attention.cuh"
 #include "kernels.cuh"
 #include "launch.cuh"
 #include "matmul.hpp"
@@ -31,13 +34,21 @@ unsigned blocks_for(Size elements) {
     return static_cast<unsigned>(std::min<Size>(most_blocks, std::max(1u, count_of(elements, kernels::threads))));
 }
 
-/// Columns by rows; `most`: of pieces that rows are cut into.
-dim3 grid_for(Size rows, Size columns, Size most) {
-    const unsigned across = count_of(columns, kernels::threads);
+/// Columns by rows, for threads that take `pack` columns; `most`: of pieces that rows are cut into.
+dim3 grid_for(Size rows, Size columns, Size most, Size pack = 1) {
+    const unsigned across = count_of(columns, pack * kernels::threads);
     const Size down = std::max<Size>(1, std::min({rows, most, most_blocks / std::min<Size>(across, most_blocks)}));
     return dim3(across, static_cast<unsigned>(down));
 }
 constexpr Size any_number = 65535;
+
+/// Calls `use` with how many numbers of a row a kernel takes at a time, as a constant: all rows begin where packs do, or none but
+/// the first may.
+template <class Use>
+void with_pack(Size columns, Use&& use) {
+    if (columns % 4 == 0) use(std::integral_constant<int, 4>());
+    else use(std::integral_constant<int, 1>());
+}
 
 }  // namespace
 
@@ -65,7 +76,7 @@ struct CudaOps::Context {
     const Precision precision;
     gs::cuda::Stream stream = gs::cuda::make_stream();
     Matmul matmul;
-    Scratch left, right, pieces, heads, scores, rounded_scores, head_gradients;
+    Scratch rounded, weight, bias, pieces, heads, scores, rounded_scores, head_gradients, dots;
     gs::cuda::DeviceMemory loss{sizeof(double)}, factor{sizeof(float)};
     std::vector<Loss> cells;
     Size next_cell = 0;
@@ -85,29 +96,44 @@ struct CudaOps::Context {
     }
 
     /// `n` numbers as factors: where they are, or rounded in `scratch`.
-    const void* factors(Size n, const float* x, Scratch& scratch) {
-        if (precision == Precision::f32) return x;
-        auto* const rounded = scratch.get<__nv_bfloat16>(n, stream.get());
-        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, rounded);
-        return rounded;
+    const Factor* factors(Size n, const float* x, Scratch& scratch) {
+        if (precision == Precision::f32) return reinterpret_cast<const Factor*>(x);
+        auto* const rounded_ = scratch.get<__nv_bfloat16>(n, stream.get());
+        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, rounded_);
+        return reinterpret_cast<const Factor*>(rounded_);
+    }
+
+    /// A bias as a product of `type` adds it, aligned as matrices are.
+    const void* bias_for(cudaDataType_t type, Size n, const float* x) {
+        if (x == nullptr || (type == CUDA_R_32F && reinterpret_cast<std::uintptr_t>(x) % 16 == 0)) return x;
+        const auto copied = [&]<class T>(T* to) {
+            launch(blocks_for(n), kernels::copy<T>, n, x, to);
+            return static_cast<const void*>(to);
+        };
+        return type == CUDA_R_16BF ? copied(bias.get<__nv_bfloat16>(n, stream.get())) : copied(bias.get<float>(n, stream.get()));
     }
 
     /// c[m, n] = op(a) op(b), for matrices without gaps.
-    void product(Size m, Size n, Size k, const float* a, bool a_transposed, const float* b, bool b_transposed, float* c) {
+    template <class C>
+    void product(Size m, Size n, Size k, const Factor* a, bool a_transposed, const Factor* b, bool b_transposed, C* c,
+                 const float* added_bias = nullptr, const float* addend = nullptr) {
         with_factors([&](auto*, cudaDataType_t type) {
-            matmul(type, {m, n, k}, {factors(m * k, a, left), a_transposed ? m : k, a_transposed},
-                   {factors(k * n, b, right), b_transposed ? k : n, b_transposed}, c, n, 0, stream.get());
+            const cudaDataType_t c_type = std::is_same_v<C, float> ? CUDA_R_32F : type;
+            matmul(type, {m, n, k}, {a, a_transposed ? m : k, a_transposed}, {b, b_transposed ? k : n, b_transposed},
+                   {.data = c, .type = c_type, .leading = n, .bias = bias_for(c_type, n, added_bias), .addend = addend}, stream.get());
         });
     }
 
     /// sums[columns] = the sum over the rows of `term`; in pieces, if there are many rows.
     template <class Term>
     void sum_columns(Size rows, Size columns, Term term, float* sums) {
-        const dim3 grid = grid_for(rows, columns, std::min<Size>(256, count_of(rows, 32)));
-        if (grid.y == 1) return launch(grid, kernels::column_sum<Term>, rows, columns, term, sums);
-        float* const of_pieces = pieces.get<float>(grid.y * columns, stream.get());
-        launch(grid, kernels::column_sum<Term>, rows, columns, term, of_pieces);
-        launch(dim3(grid.x), kernels::add_pieces<>, Size{grid.y}, columns, of_pieces, sums);
+        with_pack(columns, [&](auto pack) {
+            const dim3 grid = grid_for(rows, columns, std::min<Size>(256, count_of(rows, 32)), pack);
+            if (grid.y == 1) return launch(grid, kernels::column_sum<pack, Term>, rows, columns, term, sums);
+            float* const of_pieces = pieces.get<float>(grid.y * columns, stream.get());
+            launch(grid, kernels::column_sum<pack, Term>, rows, columns, term, of_pieces);
+            launch(count_of(columns, kernels::warp), kernels::add_pieces<>, Size{grid.y}, columns, of_pieces, sums);
+        });
     }
 
     /// A cell that nobody waits for.
@@ -158,6 +184,30 @@ void CudaOps::copy_to_device(Size n, const float* from, float* to) const {
     gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
+const CudaOps::Factor* CudaOps::as_factors(Size n, const float* x) const { return context_->factors(n, x, context_->rounded); }
+
+CudaOps::Size CudaOps::factor_bytes() const { return context_->precision == Precision::bf16 ? sizeof(__nv_bfloat16) : sizeof(float); }
+
+std::span<const float> CudaOps::read(Size n, const Factor* from, std::vector<float>& own) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        std::vector<T> copied(n);
+        gs::cuda::check(cudaMemcpyAsync(copied.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
+        gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+        own.clear();
+        for (const T& x : copied) own.push_back(static_cast<float>(x));
+    });
+    return own;
+}
+
+void CudaOps::copy_to_device(Size n, const float* from, Factor* to) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        std::vector<T> rounded;
+        for (Size i = 0; i < n; ++i) rounded.push_back(static_cast<T>(from[i]));
+        gs::cuda::check(cudaMemcpyAsync(to, rounded.data(), n * sizeof(T), cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+        gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    });
+}
+
 double CudaOps::value(const Loss& loss) const {
     gs::cuda::check(cudaEventSynchronize(loss->written.get()), "cudaEventSynchronize");
     return *static_cast<const double*>(loss->memory.data());
@@ -201,51 +251,76 @@ const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradie
 
 // ---- linear layers
 
-void CudaOps::linear(Size n, Size in, Size out, const float* x, const float* weight, float* y) const {
-    context_->product(n, out, in, x, false, weight, true, y);
+void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual,
+                     float* y) const {
+    Context& c = *context_;
+    c.product(n, out, in, x, false, c.factors(in * out, weight, c.weight), true, y, bias, residual);
 }
 
-void CudaOps::linear_input_gradient(Size n, Size in, Size out, const float* dy, const float* weight, float* dx) const {
-    context_->product(n, in, out, dy, false, weight, false, dx);
+void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t,
+                     Factor* y) const {
+    Context& c = *context_;
+    c.product(n, out, in, x, false, c.factors(in * out, weight, c.weight), true, y, bias);
 }
 
-void CudaOps::linear_weight_gradient(Size n, Size in, Size out, const float* dy, const float* x, float* dweight) const {
+void CudaOps::linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) const {
+    Context& c = *context_;
+    c.product(n, in, out, dy, false, c.factors(in * out, weight, c.weight), false, dx);
+}
+
+void CudaOps::linear_weight_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* x, float* dweight) const {
     context_->product(out, in, n, dy, true, x, false, dweight);
 }
 
 void CudaOps::column_sum(Size rows, Size columns, const float* x, float* sums) const {
-    context_->sum_columns(rows, columns, kernels::PlainTerm{x}, sums);
+    context_->sum_columns(rows, columns, kernels::PlainTerm<float>{x}, sums);
 }
 
-void CudaOps::add_bias(Size rows, Size columns, const float* bias, float* x) const {
-    context_->launch(grid_for(rows, columns, any_number), kernels::add_bias<>, rows, columns, bias, x);
+void CudaOps::column_sum(Size rows, Size columns, const Factor* x, float* sums) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        context_->sum_columns(rows, columns, kernels::PlainTerm<T>{reinterpret_cast<const T*>(x)}, sums);
+    });
 }
 
-void CudaOps::add_bias_residual(Size rows, Size columns, const float* bias, const float* residual, float* y) const {
-    context_->launch(grid_for(rows, columns, any_number), kernels::add_bias_residual<>, rows, columns, bias, residual, y);
+void CudaOps::bias_gelu(Size rows, Size columns, const float* bias, const Factor* x, Factor* y) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        with_pack(columns, [&](auto pack) {
+            context_->launch(grid_for(rows, columns, any_number, pack), kernels::bias_gelu<pack, T>, rows, columns, bias,
+                             reinterpret_cast<const T*>(x), reinterpret_cast<T*>(y));
+        });
+    });
 }
 
-void CudaOps::bias_gelu(Size rows, Size columns, const float* bias, float* x, float* y) const {
-    context_->launch(grid_for(rows, columns, any_number), kernels::bias_gelu<>, rows, columns, bias, x, y);
-}
-
-void CudaOps::bias_gelu_backward(Size rows, Size columns, const float* x, float* dy, float* dbias) const {
-    context_->sum_columns(rows, columns, kernels::GeluBackwardTerm{x, dy}, dbias);
+void CudaOps::bias_gelu_backward(Size rows, Size columns, const float* bias, const Factor* x, Factor* dy, float* dbias) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        const kernels::GeluBackwardTerm<T> term{bias, reinterpret_cast<const T*>(x), reinterpret_cast<T*>(dy)};
+        context_->sum_columns(rows, columns, term, dbias);
+    });
 }
 
 // ---- layer norm
 
-void CudaOps::layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, float* y, float* mean,
+void CudaOps::layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, Factor* y, float* mean,
                          float* inverse) const {
-    context_->launch(count_of(rows, kernels::warps), kernels::layer_norm<>, rows, columns, x, gain, bias, y, mean, inverse);
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        with_pack(columns, [&](auto pack) {
+            context_->launch(count_of(rows, kernels::warps), kernels::layer_norm<pack, T>, rows, columns, x, gain, bias,
+                             reinterpret_cast<T*>(y), mean, inverse);
+        });
+    });
 }
 
 void CudaOps::layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean,
-                                      const float* inverse, const float* dy, float* dx, float* dgain, float* dbias) const {
-    context_->launch(count_of(rows, kernels::warps), kernels::layer_norm_backward_add<>, rows, columns, x, gain, mean, inverse,
-                     dy, dx);
-    context_->sum_columns(rows, columns, kernels::GainTerm{x, mean, inverse, dy}, dgain);
-    context_->sum_columns(rows, columns, kernels::PlainTerm{dy}, dbias);
+                                      const float* inverse, const Factor* dy, float* dx, float* dgain, float* dbias) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        const T* const own = reinterpret_cast<const T*>(dy);
+        with_pack(columns, [&](auto pack) {
+            context_->launch(count_of(rows, kernels::warps), kernels::layer_norm_backward_add<pack, T>, rows, columns, x, gain,
+                             mean, inverse, own, dx);
+        });
+        context_->sum_columns(rows, columns, kernels::GainTerm<T>{x, mean, inverse, own}, dgain);
+        context_->sum_columns(rows, columns, kernels::PlainTerm<T>{own}, dbias);
+    });
 }
 
 // ---- attention
@@ -269,67 +344,107 @@ struct AttentionSizes {
     float scale;  // of scores
 };
 
+/// Are there kernels for heads of this size that keep weights to themselves?
+bool is_fused(Precision precision, const AttentionShape& s) { return precision == Precision::bf16 && s.head_size <= 128; }
+
+/// Calls `use` with the size that heads of this size are computed in.
+template <class Use>
+void with_head_size(Size head_size, Use&& use) {
+    if (head_size <= 16) use(std::integral_constant<unsigned, 16>());
+    else if (head_size <= 32) use(std::integral_constant<unsigned, 32>());
+    else if (head_size <= 64) use(std::integral_constant<unsigned, 64>());
+    else use(std::integral_constant<unsigned, 128>());
+}
+
+kernels::AttentionPlace place_of(const AttentionShape& s) {
+    return {static_cast<unsigned>(s.heads), static_cast<unsigned>(s.length), static_cast<unsigned>(s.head_size),
+            1.0f / std::sqrt(static_cast<float>(s.head_size))};
+}
+unsigned attention_blocks(const AttentionShape& s) { return static_cast<unsigned>(s.sequences * s.heads) * count_of(s.length, kernels::tile); }
+
 }  // namespace
 
-void CudaOps::attention(const AttentionShape& s, const float* qkv, float* weights, float* out) const {
+CudaOps::Size CudaOps::attention_memory(const AttentionShape& s) const {
+    return s.sequences * s.heads * s.length * (is_fused(context_->precision, s) ? 1 : s.length);
+}
+
+void CudaOps::attention(const AttentionShape& s, const Factor* qkv, float* kept, Factor* out) const {
     Context& c = *context_;
+    if (is_fused(c.precision, s))
+        return with_head_size(s.head_size, [&](auto size) {
+            launch(stream(), attention_blocks(s), kernels::attention_threads, kernels::attention_forward<size>, place_of(s),
+                   reinterpret_cast<const __nv_bfloat16*>(qkv), kept, reinterpret_cast<__nv_bfloat16*>(out));
+        });
     const AttentionSizes z(s);
     c.with_factors([&]<class T>(T*, cudaDataType_t type) {
         T* const q = c.heads.get<T>(3 * z.part, stream());
         T* const k = q + z.part;
         T* const v = k + z.part;
         c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(),
-                 qkv, q);
+                 reinterpret_cast<const T*>(qkv), q);
         const Size rows = z.length * z.head;  // of one head's queries, in numbers
-        c.matmul(type, {z.length, z.length, z.head, z.batch}, {q, z.head, false, rows}, {k, z.head, true, rows}, weights,
-                 z.length, z.square, stream());
+        c.matmul(type, {z.length, z.length, z.head, z.batch}, {q, z.head, false, rows}, {k, z.head, true, rows},
+                 {kept, CUDA_R_32F, z.length, z.square}, stream());
         T* rounded = nullptr;
-        if constexpr (std::is_same_v<T, float>) rounded = weights;
+        if constexpr (std::is_same_v<T, float>) rounded = kept;
         else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());
         c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax<T>, z.batch * z.length, z.length, z.scale,
-                 weights, rounded);
+                 kept, rounded);
         float* const attended = c.head_gradients.get<float>(z.part, stream());
         c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {v, z.head, false, rows},
-                 attended, z.head, rows, stream());
-        c.launch(grid_for(z.tokens, s.width(), any_number), kernels::join_heads<>, kernels::HeadPlace{s, z.part}, s.width(), attended,
-                 out);
+                 {attended, CUDA_R_32F, z.head, rows}, stream());
+        c.launch(grid_for(z.tokens, s.width(), any_number), kernels::join_heads<T>, kernels::HeadPlace{s, z.part}, s.width(), attended,
+                 reinterpret_cast<T*>(out));
     });
 }
 
-void CudaOps::attention_backward(const AttentionShape& s, const float* qkv, const float* weights, const float* dout,
-                                 float* dqkv, float*) const {
+void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out,
+                                 const Factor* dout, Factor* dqkv, float*) const {
     Context& c = *context_;
     const AttentionSizes z(s);
+    if (is_fused(c.precision, s)) {
+        const auto as_bfloat16 = [](const Factor* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
+        const Size rows = z.tokens * s.heads;
+        float* const dots = c.dots.get<float>(rows, stream());
+        c.launch(count_of(rows, kernels::warps), kernels::attention_dots<>, rows, place_of(s), as_bfloat16(out), as_bfloat16(dout),
+                 dots);
+        return with_head_size(s.head_size, [&](auto size) {
+            for (const auto kernel : {kernels::attention_backward_queries<size>, kernels::attention_backward_keys<size>})
+                launch(stream(), attention_blocks(s), kernels::attention_threads, kernel, place_of(s), as_bfloat16(qkv), kept,
+                       static_cast<const float*>(dots), as_bfloat16(dout), reinterpret_cast<__nv_bfloat16*>(dqkv));
+        });
+    }
     c.with_factors([&]<class T>(T*, cudaDataType_t type) {
         T* const q = c.heads.get<T>(4 * z.part, stream());
         T* const k = q + z.part;
         T* const v = k + z.part;
         T* const d = v + z.part;
         c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(),
-                 qkv, q);
-        c.launch(grid_for(z.tokens, s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, s.width(), dout, d);
+                 reinterpret_cast<const T*>(qkv), q);
+        c.launch(grid_for(z.tokens, s.width(), any_number), kernels::split_heads<T>, kernels::HeadPlace{s, z.part}, s.width(),
+                 reinterpret_cast<const T*>(dout), d);
         float* const dq = c.head_gradients.get<float>(3 * z.part, stream());
         float* const dk = dq + z.part;
         float* const dv = dk + z.part;
         const Size rows = z.length * z.head;
 
-        const Matrix w{c.factors(z.batch * z.square, weights, c.rounded_scores), z.length, true, z.square};
-        c.matmul(type, {z.length, z.head, z.length, z.batch}, w, {d, z.head, false, rows}, dv, z.head, rows, stream());
+        const Matrix w{c.factors(z.batch * z.square, kept, c.rounded_scores), z.length, true, z.square};
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, w, {d, z.head, false, rows}, {dv, CUDA_R_32F, z.head, rows}, stream());
 
         float* const dscores = c.scores.get<float>(z.batch * z.square, stream());
-        c.matmul(type, {z.length, z.length, z.head, z.batch}, {d, z.head, false, rows}, {v, z.head, true, rows}, dscores,
-                 z.length, z.square, stream());
+        c.matmul(type, {z.length, z.length, z.head, z.batch}, {d, z.head, false, rows}, {v, z.head, true, rows},
+                 {dscores, CUDA_R_32F, z.length, z.square}, stream());
         T* rounded = nullptr;
         if constexpr (std::is_same_v<T, float>) rounded = dscores;
         else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());  // after the weights, which are done with
         c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax_backward<T>, z.batch * z.length, z.length,
-                 z.scale, weights, dscores, rounded);
-        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {k, z.head, false, rows}, dq,
-                 z.head, rows, stream());
-        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, true, z.square}, {q, z.head, false, rows}, dk,
-                 z.head, rows, stream());
-        c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::join_heads<>, kernels::HeadPlace{s, z.part}, 3 * s.width(), dq,
-                 dqkv);
+                 z.scale, kept, dscores, rounded);
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {k, z.head, false, rows},
+                 {dq, CUDA_R_32F, z.head, rows}, stream());
+        c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, true, z.square}, {q, z.head, false, rows},
+                 {dk, CUDA_R_32F, z.head, rows}, stream());
+        c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::join_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(), dq,
+                 reinterpret_cast<T*>(dqkv));
     });
 }
 
@@ -337,12 +452,25 @@ void CudaOps::attention_backward(const AttentionShape& s, const float* qkv, cons
 
 void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
                     float* out) const {
-    context_->launch(grid_for(tokens, width, any_number), kernels::embed<>, tokens, length, width, bytes, table, positions, out);
+    context_->launch(grid_for(tokens, width, any_number), kernels::embed<float>, tokens, length, width, bytes, table, positions, out);
+}
+void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
+                    Factor* out) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        context_->launch(grid_for(tokens, width, any_number), kernels::embed<T>, tokens, length, width, bytes, table, positions,
+                         reinterpret_cast<T*>(out));
+    });
 }
 
 void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const {
-    context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<>, tokens, width, bytes, dout,
+    context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<float>, tokens, width, bytes, dout,
                      dtable);
+}
+void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) const {
+    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
+        context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<T>, tokens, width, bytes,
+                         reinterpret_cast<const T*>(dout), dtable);
+    });
 }
 
 void CudaOps::positions_backward(Size tokens, Size length, Size width, const float* dout, float* dpositions) const {

@@ -21,7 +21,7 @@
 
 namespace gradsync_train {
 
-/// What the factors of matrix products are rounded to; sums and all else are f32.
+/// What the factors of matrix products are rounded to; sums, weights, gradients and the residual stream are f32.
 enum class Precision { f32, bf16 };
 
 class CudaOps {
@@ -29,6 +29,19 @@ public:
     using Byte = std::uint8_t;
     using Size = std::size_t;
     static constexpr bool on_device = true;
+
+    /// f32 or bf16, by the precision.
+    struct Factor;
+    class Factors {
+    public:
+        Factors() = default;
+        explicit Factors(Size bytes) : memory_(bytes) {}
+        Factor* data() { return static_cast<Factor*>(memory_.data()); }
+        const Factor* data() const { return static_cast<const Factor*>(memory_.data()); }
+
+    private:
+        gradsync::cuda::DeviceMemory memory_;
+    };
 
     /// Numbers in device memory, zeros at first.
     class Floats {
@@ -79,12 +92,17 @@ public:
     // ---- memory
 
     Floats floats(Size n) const { return Floats(n); }
+    Factors factors(Size n) const { return Factors(n * factor_bytes()); }
+    const Factor* as_factors(Size n, const float* x) const;
+    const Factor* as_factors(Size, const Factor* x) const { return x; }
+    Size factor_bytes() const;
     Bytes bytes(Size n) const { return Bytes(n); }
     const Byte* load(std::span<const Byte> batch, Bytes& room) const;
     const Byte* loaded(std::span<const Byte>, const Bytes& room) const { return static_cast<const Byte*>(room.device_.data()); }
     std::span<const float> read(Size n, const float* from, std::vector<float>& own) const;
-    template <class Fill>
-    void write(Size n, float* to, Fill&& fill_host) const {
+    std::span<const float> read(Size n, const Factor* from, std::vector<float>& own) const;
+    template <class T, class Fill>
+    void write(Size n, T* to, Fill&& fill_host) const {
         std::vector<float> own(n);
         fill_host(std::span<float>(own));
         copy_to_device(n, own.data(), to);
@@ -101,33 +119,41 @@ public:
 
     // ---- linear layers
 
-    void linear(Size n, Size in, Size out, const float* x, const float* weight, float* y) const;
-    void linear_input_gradient(Size n, Size in, Size out, const float* dy, const float* weight, float* dx) const;
-    void linear_weight_gradient(Size n, Size in, Size out, const float* dy, const float* x, float* dweight) const;
+    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual,
+                float* y) const;
+    /// There is no residual.
+    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t,
+                Factor* y) const;
+    void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) const;
+    void linear_weight_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* x, float* dweight) const;
     void column_sum(Size rows, Size columns, const float* x, float* sums) const;
-    void add_bias(Size rows, Size columns, const float* bias, float* x) const;
-    void add_bias_residual(Size rows, Size columns, const float* bias, const float* residual, float* y) const;
-    void bias_gelu(Size rows, Size columns, const float* bias, float* x, float* y) const;
-    void bias_gelu_backward(Size rows, Size columns, const float* x, float* dy, float* dbias) const;
+    void column_sum(Size rows, Size columns, const Factor* x, float* sums) const;
+    void bias_gelu(Size rows, Size columns, const float* bias, const Factor* x, Factor* y) const;
+    void bias_gelu_backward(Size rows, Size columns, const float* bias, const Factor* x, Factor* dy, float* dbias) const;
 
     // ---- layer norm
 
-    void layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, float* y, float* mean,
+    void layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, Factor* y, float* mean,
                     float* inverse) const;
     void layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean,
-                                 const float* inverse, const float* dy, float* dx, float* dgain, float* dbias) const;
+                                 const float* inverse, const Factor* dy, float* dx, float* dgain, float* dbias) const;
 
-    // ---- causal attention. All heads at once, and what is above the diagonal too; the scratch is not used.
+    // ---- causal attention, all heads at once; the scratch is not used. In bf16, for heads of up to 128, weights are never in memory:
+    // ---- what is kept is a number for each query and head. Else all weights are, and what is above the diagonal too.
 
-    void attention(const AttentionShape& s, const float* qkv, float* weights, float* out) const;
-    void attention_backward(const AttentionShape& s, const float* qkv, const float* weights, const float* dout, float* dqkv,
-                            float* scratch) const;
+    Size attention_memory(const AttentionShape& s) const;
+    void attention(const AttentionShape& s, const Factor* qkv, float* kept, Factor* out) const;
+    void attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
+                            Factor* dqkv, float* scratch) const;
 
     // ---- the two ends
 
     void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
                float* out) const;
+    void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
+               Factor* out) const;
     void embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const;
+    void embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) const;
     void positions_backward(Size tokens, Size length, Size width, const float* dout, float* dpositions) const;
     Loss cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) const;
 
@@ -135,6 +161,7 @@ private:
     struct Context;
 
     void copy_to_device(Size n, const float* from, float* to) const;
+    void copy_to_device(Size n, const float* from, Factor* to) const;
 
     std::shared_ptr<Context> context_;
 };

@@ -5,8 +5,10 @@
 #include <array>
 #include <csetjmp>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -154,6 +156,53 @@ Place& place() {
 }
 void await_block() { current_block().await_block(); }
 const unsigned long long* exchange(unsigned long long own) { return current_block().exchange(own); }
+
+void refuse_misaligned(const void* address, std::size_t alignment) {
+    if (reinterpret_cast<std::uintptr_t>(address) % alignment == 0) return;
+    std::fprintf(stderr, "a kernel loads or stores %zu bytes at %p, which is not aligned so\n", alignment, address);
+    std::abort();
+}
+
+void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    const auto both = [](std::uint32_t low, std::uint32_t high) { return low | static_cast<unsigned long long>(high) << 32; };
+    std::uint32_t as[32][4], bs[32][2];
+    const auto gather = [&](unsigned long long own, auto& of_lanes, int at) {
+        const unsigned long long* const all = exchange(own);
+        for (unsigned lane = 0; lane < 32; ++lane) {
+            of_lanes[lane][at] = static_cast<std::uint32_t>(all[lane]);
+            of_lanes[lane][at + 1] = static_cast<std::uint32_t>(all[lane] >> 32);
+        }
+    };
+    gather(both(a[0], a[1]), as, 0);
+    gather(both(a[2], a[3]), as, 2);
+    gather(both(b0, b1), bs, 0);
+    const auto number = [](std::uint32_t pair, unsigned half) {
+        const std::uint32_t bits = (half == 0 ? pair << 16 : pair & 0xffff0000u);
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        return value;
+    };
+    const unsigned lane = place().thread.x % 32;
+    for (unsigned e = 0; e < 4; ++e) {
+        const unsigned row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        for (unsigned k = 0; k < 16; ++k)
+            c[e] += number(as[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) * number(bs[column * 4 + k % 8 / 2][k / 8], k % 2);
+    }
+}
+
+void load_matrices(std::uint32_t (&to)[4], const std::uint16_t* row, bool transposed) {
+    const unsigned long long* const rows = exchange(reinterpret_cast<std::uintptr_t>(row));
+    const unsigned lane = place().thread.x % 32;
+    for (unsigned matrix = 0; matrix < 4; ++matrix) {
+        const auto element = [&](unsigned i, unsigned j) {
+            const auto address = static_cast<std::uintptr_t>(rows[matrix * 8 + i]);
+            refuse_misaligned(reinterpret_cast<const void*>(address), 16);
+            return std::uint32_t{reinterpret_cast<const std::uint16_t*>(address)[j]};
+        };
+        const unsigned own = lane / 4, pair = lane % 4 * 2;
+        to[matrix] = transposed ? element(pair, own) | element(pair + 1, own) << 16 : element(own, pair) | element(own, pair + 1) << 16;
+    }
+}
 
 void launch(cudaStream_t stream, dim3 blocks, unsigned threads, std::function<void()> kernel) {
     if (threads == 0 || threads % 32 != 0 || threads > 1024 || blocks.x == 0 || blocks.y == 0 || blocks.y > 65535 || blocks.z != 1) {

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <type_traits>
@@ -40,6 +42,17 @@ T shuffle(T own, unsigned lane) {
     bits = exchange(bits)[lane];
     std::memcpy(&own, &bits, sizeof own);
     return own;
+}
+
+/// mma.m16n8k16 and ldmatrix, by what the PTX ISA says of where their elements are.
+void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+void load_matrices(std::uint32_t (&to)[4], const std::uint16_t* row, bool transposed);
+
+/// As devices do where a T is loaded or stored; the host would let it pass.
+void refuse_misaligned(const void* address, std::size_t alignment);
+template <class T>
+void check_aligned(const void* address) {
+    refuse_misaligned(address, alignof(T));
 }
 
 }  // namespace gradsync_fake

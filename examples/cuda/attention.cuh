@@ -1,0 +1,342 @@
+#pragma once
+// Causal attention in bf16 without score matrices in memory: a block takes 64 queries of a head past its keys, 64 at a time, and
+// keeps scores and weights in registers (Dao, FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2). Forward it leaves the
+// logarithm of each query's normaliser; from that the backward pass computes the weights once more: in one kernel for the
+// queries' gradients, and one for those of keys and values, so that every sum has one owner and one order.
+//
+// A block has four warps, of which each has sixteen of the block's rows.
+
+#include <cuda_bf16.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.cuh"
+#include "tensor_cores.cuh"
+
+namespace gradsync_train::kernels {
+
+inline constexpr unsigned tile = 64;  // queries, or keys
+inline constexpr unsigned attention_threads = tile / 16 * warp;
+
+/// Where the rows of one head are, and which of them are a block's. D: the head's size, or the next one that there are kernels for.
+struct AttentionPlace {
+    unsigned heads, length, head_size;
+    float scale;  // of scores
+
+    __device__ unsigned tiles() const { return (length + tile - 1) / tile; }
+    /// Of all sequences; a block's.
+    __device__ unsigned head() const { return blockIdx.x / tiles(); }
+    __device__ Size width() const { return Size{heads} * head_size; }
+    /// The head's first row in [tokens, parts, heads, head_size].
+    __device__ Size first(unsigned parts) const {
+        return Size{head() / heads} * length * parts * width() + Size{head() % heads} * head_size;
+    }
+    /// exp2(score * this) is exp(score * scale).
+    __device__ float exponent() const { return scale * 1.44269504f; }
+};
+
+/// A tile in shared memory; what lies between the rows puts neighbours into different banks.
+template <unsigned D>
+struct alignas(16) Rows {
+    std::uint16_t at[tile][D + 8];
+};
+
+/// Rows first_row to first_row + 63 of `from`; zeros beyond the last, and beyond the head. By all threads of the block.
+template <unsigned D>
+__device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, const AttentionPlace& p, unsigned first_row) {
+    if (p.head_size == D) {
+        struct alignas(16) Eight {
+            std::uint16_t elements[8];
+        };
+        for (unsigned i = threadIdx.x; i < tile * D / 8; i += attention_threads) {
+            const unsigned row = i / (D / 8), column = i % (D / 8) * 8;
+            Eight values{};
+            if (first_row + row < p.length) {
+                const __nv_bfloat16* const place = from + (Size{first_row} + row) * stride + column;
+                check_aligned<Eight>(place);
+                values = *reinterpret_cast<const Eight*>(place);
+            }
+            *reinterpret_cast<Eight*>(&to.at[row][column]) = values;
+        }
+    } else {
+        for (unsigned i = threadIdx.x; i < tile * D; i += attention_threads) {
+            const unsigned row = i / D, column = i % D;
+            std::uint16_t value = 0;
+            if (first_row + row < p.length && column < p.head_size)
+                memcpy(&value, from + (Size{first_row} + row) * stride + column, sizeof value);
+            to.at[row][column] = value;
+        }
+    }
+}
+
+/// Sixteen rows of a tile, the first factor of a product.
+template <unsigned D>
+struct Sixteen {
+    Pair pairs[D / 16][4];
+
+    __device__ void load(const Rows<D>& rows, unsigned first_row) {
+        const std::uint16_t* const row = &rows.at[first_row + lane() % 16][lane() / 16 * 8];
+#pragma unroll
+        for (unsigned k = 0; k < D / 16; ++k) load_matrices(pairs[k], row + 16 * k);
+    }
+};
+
+/// A product's 16 rows and 16 columns: the two halves of the columns, as `multiply_add` has them.
+using Square = float[2][4];
+__device__ inline unsigned row_of(int element) { return lane() / 4 + (element >= 2 ? 8 : 0); }
+__device__ inline unsigned column_of(int half, int element) {
+    return static_cast<unsigned>(half) * 8 + 2 * (lane() % 4) + static_cast<unsigned>(element % 2);
+}
+
+/// products[i, j] = row i of `a` times row first_row + j of `rows`.
+template <unsigned D>
+__device__ void dot(Square& products, const Sixteen<D>& a, const Rows<D>& rows, unsigned first_row) {
+    const std::uint16_t* const row = &rows.at[first_row + lane() / 16 * 8 + lane() % 8][lane() / 8 % 2 * 8];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) products[half][e] = 0;
+#pragma unroll
+    for (unsigned k = 0; k < D / 16; ++k) {
+        Pair b[4];
+        load_matrices(b, row + 16 * k);
+        multiply_add(products[0], a.pairs[k], b[0], b[1]);
+        multiply_add(products[1], a.pairs[k], b[2], b[3]);
+    }
+}
+
+/// sums[i, :] += the sum over j of weights[i, j], rounded to bf16, times row first_row + j of `rows`.
+template <unsigned D>
+__device__ void accumulate(float (&sums)[D / 8][4], const Square& weights, const Rows<D>& rows, unsigned first_row) {
+    const Pair a[4] = {pair_of(weights[0][0], weights[0][1]), pair_of(weights[0][2], weights[0][3]),
+                       pair_of(weights[1][0], weights[1][1]), pair_of(weights[1][2], weights[1][3])};
+    const std::uint16_t* const row = &rows.at[first_row + lane() % 16][lane() / 16 * 8];
+#pragma unroll
+    for (unsigned k = 0; k < D / 16; ++k) {
+        Pair b[4];
+        load_transposed_matrices(b, row + 16 * k);
+        multiply_add(sums[2 * k], a, b[0], b[1]);
+        multiply_add(sums[2 * k + 1], a, b[2], b[3]);
+    }
+}
+
+/// The warp's sixteen rows, from first_row on, to memory. `factors`: by which each of a lane's two rows is multiplied.
+template <unsigned D>
+__device__ void store_rows(__nv_bfloat16* to, Size stride, const AttentionPlace& p, unsigned first_row,
+                           const float (&sums)[D / 8][4], float factor0, float factor1) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const unsigned row = first_row + row_of(2 * half);
+        if (row >= p.length) continue;
+        const float factor = half == 0 ? factor0 : factor1;
+#pragma unroll
+        for (unsigned n = 0; n < D / 8; ++n) {
+            const unsigned column = n * 8 + 2 * (lane() % 4);
+            __nv_bfloat16* const place = to + Size{row} * stride + column;
+            const Pair both = pair_of(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
+            if (p.head_size == D) *reinterpret_cast<Pair*>(place) = both;
+            else if (column < p.head_size) memcpy(static_cast<void*>(place), &both, column + 1 < p.head_size ? 4 : 2);
+        }
+    }
+}
+
+/// Over the four lanes that share rows; on each of them.
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ inline float quad_maximum(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]; logarithms[heads of all sequences, length], to the base 2.
+template <unsigned D>
+__global__ void __launch_bounds__(attention_threads) attention_forward(AttentionPlace p, const __nv_bfloat16* qkv,
+                                                                       float* logarithms, __nv_bfloat16* out) {
+    __shared__ Rows<D> keys, values;
+    const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();  // those with most to do come first
+    const unsigned first_row = threadIdx.x / warp * 16;           // of the warp's, in its tile
+    const Size stride = 3 * p.width();
+    const __nv_bfloat16* const q = qkv + p.first(3);
+    const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
+    load_rows(keys, q, stride, p, own * tile);
+    __syncthreads();
+    Sixteen<D> queries;
+    queries.load(keys, first_row);
+
+    float sums[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, normaliser[2] = {0, 0};
+    for (unsigned t = 0; t <= own; ++t) {
+        __syncthreads();  // the last tile was read
+        load_rows(keys, k, stride, p, t * tile);
+        load_rows(values, v, stride, p, t * tile);
+        __syncthreads();
+        Square scores[tile / 16];
+#pragma unroll
+        for (unsigned c = 0; c < tile / 16; ++c) {
+            dot(scores[c], queries, keys, c * 16);
+            if (t != own) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (c * 16 + column_of(half, e) > first_row + row_of(e)) scores[c][half][e] = -INFINITY;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {  // of the lane's rows
+            float largest = top[r];
+#pragma unroll
+            for (unsigned c = 0; c < tile / 16; ++c)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    largest = fmaxf(largest, fmaxf(scores[c][half][2 * r], scores[c][half][2 * r + 1]));
+            largest = quad_maximum(largest);  // every query sees the first key
+            const float shrink = exp2f((top[r] - largest) * p.exponent());
+            top[r] = largest;
+            normaliser[r] *= shrink;
+#pragma unroll
+            for (unsigned n = 0; n < D / 8; ++n) {
+                sums[n][2 * r] *= shrink;
+                sums[n][2 * r + 1] *= shrink;
+            }
+            const float offset = largest * p.exponent();
+#pragma unroll
+            for (unsigned c = 0; c < tile / 16; ++c)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+#pragma unroll
+                    for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                        scores[c][half][e] = exp2f(scores[c][half][e] * p.exponent() - offset);
+                        normaliser[r] += scores[c][half][e];
+                    }
+        }
+#pragma unroll
+        for (unsigned c = 0; c < tile / 16; ++c) accumulate<D>(sums, scores[c], values, c * 16);
+    }
+    for (int r = 0; r < 2; ++r) normaliser[r] = quad_sum(normaliser[r]);
+    store_rows<D>(out + p.first(1), p.width(), p, own * tile + first_row, sums, 1 / normaliser[0], 1 / normaliser[1]);
+    if (lane() % 4 != 0) return;
+    for (int r = 0; r < 2; ++r)
+        if (const unsigned row = own * tile + first_row + row_of(2 * r); row < p.length)
+            logarithms[Size{p.head()} * p.length + row] = top[r] * p.exponent() + log2f(normaliser[r]);
+}
+
+/// dots[heads of all sequences, length]: of each query's output and its gradient. A warp for each row of [tokens, heads].
+template <class = void>
+__global__ void __launch_bounds__(threads) attention_dots(Size rows, AttentionPlace p, const __nv_bfloat16* out,
+                                                          const __nv_bfloat16* dout, float* dots) {
+    const Size row = warp_row();
+    if (row >= rows) return;
+    float sum = 0;
+    for (Size j = lane(); j < p.head_size; j += warp) sum += load(out + row * p.head_size + j) * load(dout + row * p.head_size + j);
+    sum = warp_sum(sum);
+    const Size token = row / p.heads, head = row % p.heads;
+    if (lane() == 0) dots[(token / p.length * p.heads + head) * p.length + token % p.length] = sum;
+}
+
+/// The queries' part of dqkv, which is as qkv is.
+template <unsigned D>
+__global__ void __launch_bounds__(attention_threads) attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv,
+                                                                                const float* logarithms, const float* dots,
+                                                                                const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
+    __shared__ Rows<D> keys, values;
+    const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();
+    const unsigned first_row = threadIdx.x / warp * 16;
+    const Size stride = 3 * p.width();
+    const __nv_bfloat16* const q = qkv + p.first(3);
+    const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
+    load_rows(keys, q, stride, p, own * tile);
+    load_rows(values, dout + p.first(1), p.width(), p, own * tile);
+    __syncthreads();
+    Sixteen<D> queries, gradients;
+    queries.load(keys, first_row);
+    gradients.load(values, first_row);
+    float logarithm[2] = {}, own_dot[2] = {};
+    for (int r = 0; r < 2; ++r)
+        if (const unsigned row = own * tile + first_row + row_of(2 * r); row < p.length) {
+            logarithm[r] = logarithms[Size{p.head()} * p.length + row];
+            own_dot[r] = dots[Size{p.head()} * p.length + row];
+        }
+
+    float sums[D / 8][4] = {};
+    for (unsigned t = 0; t <= own; ++t) {
+        __syncthreads();
+        load_rows(keys, k, stride, p, t * tile);
+        load_rows(values, v, stride, p, t * tile);
+        __syncthreads();
+#pragma unroll
+        for (unsigned c = 0; c < tile / 16; ++c) {
+            if (t == own && c * 16 > first_row) continue;  // the whole warp: no query of it sees any of these keys
+            Square scores, dweights;
+            dot(scores, queries, keys, c * 16);
+            dot(dweights, gradients, values, c * 16);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const bool seen = t != own || c * 16 + column_of(half, e) <= first_row + row_of(e);
+                    const float weight = seen ? exp2f(scores[half][e] * p.exponent() - logarithm[e / 2]) : 0.0f;
+                    scores[half][e] = weight * (dweights[half][e] - own_dot[e / 2]);
+                }
+            accumulate<D>(sums, scores, keys, c * 16);
+        }
+    }
+    store_rows<D>(dqkv + p.first(3), stride, p, own * tile + first_row, sums, p.scale, p.scale);
+}
+
+/// The keys' and the values' parts: the same with rows and columns changed over.
+template <unsigned D>
+__global__ void __launch_bounds__(attention_threads) attention_backward_keys(AttentionPlace p, const __nv_bfloat16* qkv,
+                                                                             const float* logarithms, const float* dots,
+                                                                             const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
+    __shared__ Rows<D> queries, gradients;
+    __shared__ float logarithm[tile], own_dot[tile];
+    const unsigned own = blockIdx.x % p.tiles();
+    const unsigned first_row = threadIdx.x / warp * 16;
+    const Size stride = 3 * p.width();
+    const __nv_bfloat16* const q = qkv + p.first(3);
+    load_rows(queries, q + p.width(), stride, p, own * tile);
+    load_rows(gradients, q + 2 * p.width(), stride, p, own * tile);
+    __syncthreads();
+    Sixteen<D> keys, values;
+    keys.load(queries, first_row);
+    values.load(gradients, first_row);
+
+    float dkeys[D / 8][4] = {}, dvalues[D / 8][4] = {};
+    for (unsigned t = own; t < p.tiles(); ++t) {
+        __syncthreads();
+        load_rows(queries, q, stride, p, t * tile);
+        load_rows(gradients, dout + p.first(1), p.width(), p, t * tile);
+        if (threadIdx.x < tile) {
+            const unsigned query = t * tile + threadIdx.x;
+            logarithm[threadIdx.x] = query < p.length ? logarithms[Size{p.head()} * p.length + query] : 0.0f;
+            own_dot[threadIdx.x] = query < p.length ? dots[Size{p.head()} * p.length + query] : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (unsigned c = 0; c < tile / 16; ++c) {
+            if (t == own && c * 16 + 15 < first_row) continue;  // the whole warp: none of these queries sees any key of it
+            Square weights, dscores;
+            dot(weights, keys, queries, c * 16);
+            dot(dscores, values, gradients, c * 16);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const unsigned query = c * 16 + column_of(half, e);
+                    const bool seen = (t != own || query >= first_row + row_of(e)) && t * tile + query < p.length;
+                    weights[half][e] = seen ? exp2f(weights[half][e] * p.exponent() - logarithm[query]) : 0.0f;
+                    dscores[half][e] = weights[half][e] * (dscores[half][e] - own_dot[query]);
+                }
+            accumulate<D>(dvalues, weights, gradients, c * 16);
+            accumulate<D>(dkeys, dscores, queries, c * 16);
+        }
+    }
+    __nv_bfloat16* const dk = dqkv + p.first(3) + p.width();
+    store_rows<D>(dk, stride, p, own * tile + first_row, dkeys, p.scale, p.scale);
+    store_rows<D>(dk + p.width(), stride, p, own * tile + first_row, dvalues, 1, 1);
+}
+
+}  // namespace gradsync_train::kernels
