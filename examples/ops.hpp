@@ -6,7 +6,7 @@
 //
 // Where arrays are, is theirs:
 //   Floats, floats(n)           numbers, zeros at first; everything else takes and gives plain pointers to them
-//   Factors, factors(n)         numbers that matrix products take, in the type in which they take them; `Factor*`
+//   Factors, factors(n)         numbers in the type in which matrix products take them, `Factor*`: activations and their gradients
 //   as_factors(n, x)            numbers as factors: where they are, or rounded; until it is called again
 //   factor_bytes()              of one of them
 //   Bytes, bytes(n)             room for the bytes of a batch
@@ -15,7 +15,11 @@
 //   write(n, to, fill)          fill(span) writes them on the host; numbers or factors, as with `read`
 //   Loss, value(loss)           a loss, which may still be under way, and the number, which is waited for
 //   finish()                    on a device: waits for all that is under way
+//
+// What `linear` and `embed` compute, `column_sum` and `embed_backward_add` take, and `read` and `write` are for, are numbers or
+// factors. A residual is added where there is a bias, to numbers.
 
+#include <cmath>
 #include <cstddef>
 
 namespace gradsync_train {
@@ -28,6 +32,8 @@ struct AttentionShape {
     std::size_t head_size;
 
     std::size_t width() const { return heads * head_size; }
+    /// Of scores.
+    float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_size)); }
 };
 
 /// One AdamW step, everything that is the same for all elements folded into a few factors.

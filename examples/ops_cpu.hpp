@@ -198,6 +198,8 @@ struct CpuOps {
 
     /// What attention keeps for its backward pass, in numbers: weights[sequence, head, query, key].
     static Size attention_memory(const AttentionShape& s) { return s.sequences * s.heads * s.length * s.length; }
+    /// What the backward pass needs besides.
+    static Size attention_scratch(const AttentionShape& s) { return s.length * s.length; }
 
     /// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]
     static void attention(const AttentionShape& s, const Factor* qkv, float* weights, Factor* out) {
@@ -210,7 +212,7 @@ struct CpuOps {
             for_each_tile(length, [&](Size begin, Size end) {
                 matmul(CblasNoTrans, CblasTrans, end - begin, end, s.head_size, q + begin * row, row, k, row,
                        weights + begin * length, length);
-                causal_softmax(begin, end, length, softmax_scale(s), weights);
+                causal_softmax(begin, end, length, s.scale(), weights);
                 matmul(CblasNoTrans, CblasNoTrans, end - begin, s.head_size, end, weights + begin * length, length, v,
                        row, o + begin * width, width);
             });
@@ -218,7 +220,7 @@ struct CpuOps {
         });
     }
 
-    /// `weights`: what `attention` kept, and `out` what it computed. scratch[length, length]
+    /// `weights`: what `attention` kept, and `out` what it computed.
     static void attention_backward(const AttentionShape& s, const Factor* qkv, const float* weights, const Factor*,
                                    const Factor* dout, Factor* dqkv, float* scratch) {
         const Size width = s.width(), length = s.length, row = 3 * width;
@@ -234,7 +236,7 @@ struct CpuOps {
             for_each_tile(length, [&](Size begin, Size end) {
                 matmul(CblasNoTrans, CblasTrans, end - begin, end, s.head_size, o + begin * width, width, v, row,
                        scratch + begin * length, length);
-                causal_softmax_backward(begin, end, length, softmax_scale(s), weights, scratch);
+                causal_softmax_backward(begin, end, length, s.scale(), weights, scratch);
                 matmul(CblasNoTrans, CblasNoTrans, end - begin, s.head_size, end, scratch + begin * length, length, k,
                        row, dq + begin * row, row);
             });
@@ -318,8 +320,6 @@ private:
         constexpr Size tile = 64;
         for (Size begin = 0; begin < length; begin += tile) f(begin, std::min(begin + tile, length));
     }
-
-    static float softmax_scale(const AttentionShape& s) { return 1.0f / std::sqrt(static_cast<float>(s.head_size)); }
 
     static float maximum(Size n, const float* x) {
         float top = x[0];

@@ -82,7 +82,7 @@ public:
         dstream_ = workspace_.floats(tokens * d);
         dbranch_ = workspace_.factors(tokens * d);
         dwide_ = workspace_.factors(tokens * hidden_);
-        dscores_ = workspace_.floats(config.context * config.context);
+        scratch_ = workspace_.floats(ops.attention_scratch(shape(config.sequences, config.context)));
     }
 
     const Config& config() const { return config_; }
@@ -260,7 +260,7 @@ private:
 
         linear_backward(b.projection, tokens, d, d, dstream_.data(), a.attended.data(), dbranch_.data(), gradients);
         ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data(),
-                                dbranch_.data(), dwide_.data(), dscores_.data());
+                                dbranch_.data(), dwide_.data(), scratch_.data());
         linear_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
         norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);
     }
@@ -305,7 +305,7 @@ private:
     std::vector<Activations> activations_;  // one a block; a single one when recomputing
     Factors normalised_;
     Floats mean_, inverse_, logits_;
-    Floats dstream_, dscores_;
+    Floats dstream_, scratch_;
     Factors dbranch_, dwide_;
 };
 

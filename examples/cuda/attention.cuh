@@ -9,7 +9,6 @@
 #include <cuda_bf16.h>
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels.cuh"
@@ -47,9 +46,7 @@ struct alignas(16) Rows {
 template <unsigned D>
 __device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, const AttentionPlace& p, unsigned first_row) {
     if (p.head_size == D) {
-        struct alignas(16) Eight {
-            std::uint16_t elements[8];
-        };
+        using Eight = Pack<std::uint16_t, 8>;
         for (unsigned i = threadIdx.x; i < tile * D / 8; i += attention_threads) {
             const unsigned row = i / (D / 8), column = i % (D / 8) * 8;
             Eight values{};
@@ -135,9 +132,13 @@ __device__ void store_rows(__nv_bfloat16* to, Size stride, const AttentionPlace&
         for (unsigned n = 0; n < D / 8; ++n) {
             const unsigned column = n * 8 + 2 * (lane() % 4);
             __nv_bfloat16* const place = to + Size{row} * stride + column;
-            const Pair both = pair_of(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
-            if (p.head_size == D) *reinterpret_cast<Pair*>(place) = both;
-            else if (column < p.head_size) memcpy(static_cast<void*>(place), &both, column + 1 < p.head_size ? 4 : 2);
+            const float both[2] = {sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor};
+            if (p.head_size == D) {
+                store_pack(place, both);
+            } else {
+                if (column < p.head_size) store(place, both[0]);
+                if (column + 1 < p.head_size) store(place + 1, both[1]);
+            }
         }
     }
 }
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(attention_threads) attention_forward(Attention
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
     const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
-    load_rows(keys, q, stride, p, own * tile);
+    load_rows(keys, q, stride, p, own * tile);  // the queries pass through memory that is free yet
     __syncthreads();
     Sixteen<D> queries;
     queries.load(keys, first_row);
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(attention_threads) attention_backward_queries(
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
     const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
-    load_rows(keys, q, stride, p, own * tile);
+    load_rows(keys, q, stride, p, own * tile);  // through memory that is free yet
     load_rows(values, dout + p.first(1), p.width(), p, own * tile);
     __syncthreads();
     Sixteen<D> queries, gradients;
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(attention_threads) attention_backward_keys(Att
     const unsigned first_row = threadIdx.x / warp * 16;
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
-    load_rows(queries, q + p.width(), stride, p, own * tile);
+    load_rows(queries, q + p.width(), stride, p, own * tile);  // the keys and the values, through memory that is free yet
     load_rows(gradients, q + 2 * p.width(), stride, p, own * tile);
     __syncthreads();
     Sixteen<D> keys, values;

@@ -1,11 +1,11 @@
 #pragma once
-// The kernels of CudaOps (ops_cuda.cu says what is launched when). They are plain: arrays in device memory, row-major, one
-// pass each; factors of matrix products are of type T, f32 or bf16, all else and every sum is f32. Sums are added up in one
+// The kernels of CudaOps but attention's, which are in attention.cuh (ops_cuda.cu says what is launched when). They are plain:
+// arrays in device memory, row-major, one pass each; factors are of type T, f32 or bf16, all else and every sum is f32. Sums are added up in one
 // order, so that a step gives the same bits every time.
 //
 // Three shapes of kernels: one thread for an element; one thread for a few columns, going down their rows (`rows_of`); one
-// warp for a row, whose lanes go along it. Those of the last two take `n` numbers at a time, 4 where rows are multiples of
-// that, else 1. Every thread of a block reaches every shuffle and every barrier.
+// warp for a row, whose lanes go along it. Those with a parameter `n` take so many numbers at a time, 4 where rows are
+// multiples of that, else 1. Every thread of a block reaches every shuffle and every barrier.
 //
 // nvcc compiles them for a device, and g++ for the tests, where threads are fibers (tests/support/fake/kernels.hpp).
 
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(threads) mean(Size n, const float* losses, dou
     if (threadIdx.x == 0) *result = sum / static_cast<double>(n);
 }
 
-// ---- attention's arrays: [tokens, parts, heads, head_size] outside, [parts, sequences, heads, length, head_size] inside,
+// ---- attention's arrays, where whole weights are kept: [tokens, parts, heads, head_size] outside, [parts, sequences, heads, length, head_size] inside,
 // ---- where each head's matrices lie in one piece
 
 /// The place inside of column j of a token's row: `column(j) + row(token)`.

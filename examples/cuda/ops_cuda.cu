@@ -7,7 +7,6 @@
 #include "ops_cuda.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -98,9 +97,9 @@ struct CudaOps::Context {
     /// `n` numbers as factors: where they are, or rounded in `scratch`.
     const Factor* factors(Size n, const float* x, Scratch& scratch) {
         if (precision == Precision::f32) return reinterpret_cast<const Factor*>(x);
-        auto* const rounded_ = scratch.get<__nv_bfloat16>(n, stream.get());
-        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, rounded_);
-        return reinterpret_cast<const Factor*>(rounded_);
+        auto* const room = scratch.get<__nv_bfloat16>(n, stream.get());
+        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, room);
+        return reinterpret_cast<const Factor*>(room);
     }
 
     /// A bias as a product of `type` adds it, aligned as matrices are.
@@ -187,6 +186,8 @@ void CudaOps::copy_to_device(Size n, const float* from, float* to) const {
 const CudaOps::Factor* CudaOps::as_factors(Size n, const float* x) const { return context_->factors(n, x, context_->rounded); }
 
 CudaOps::Size CudaOps::factor_bytes() const { return context_->precision == Precision::bf16 ? sizeof(__nv_bfloat16) : sizeof(float); }
+
+// Factors cross over for tests only: they are rounded on the host.
 
 std::span<const float> CudaOps::read(Size n, const Factor* from, std::vector<float>& own) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
@@ -336,7 +337,7 @@ struct AttentionSizes {
           tokens(s.sequences * s.length),
           part((tokens * s.width() + 7) / 8 * 8),
           square(length * length),
-          scale(1.0f / std::sqrt(static_cast<float>(s.head_size))) {}
+          scale(s.scale()) {}
 
     Size batch, length, head, tokens;
     Size part;    // all queries, all keys or all values, and what keeps the next aligned
@@ -344,7 +345,7 @@ struct AttentionSizes {
     float scale;  // of scores
 };
 
-/// Are there kernels for heads of this size that keep weights to themselves?
+/// Are there kernels for such heads that keep weights to themselves? (All else is for f32, and for larger heads.)
 bool is_fused(Precision precision, const AttentionShape& s) { return precision == Precision::bf16 && s.head_size <= 128; }
 
 /// Calls `use` with the size that heads of this size are computed in.
@@ -357,8 +358,7 @@ void with_head_size(Size head_size, Use&& use) {
 }
 
 kernels::AttentionPlace place_of(const AttentionShape& s) {
-    return {static_cast<unsigned>(s.heads), static_cast<unsigned>(s.length), static_cast<unsigned>(s.head_size),
-            1.0f / std::sqrt(static_cast<float>(s.head_size))};
+    return {static_cast<unsigned>(s.heads), static_cast<unsigned>(s.length), static_cast<unsigned>(s.head_size), s.scale()};
 }
 unsigned attention_blocks(const AttentionShape& s) { return static_cast<unsigned>(s.sequences * s.heads) * count_of(s.length, kernels::tile); }
 
@@ -401,10 +401,9 @@ void CudaOps::attention(const AttentionShape& s, const Factor* qkv, float* kept,
 void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out,
                                  const Factor* dout, Factor* dqkv, float*) const {
     Context& c = *context_;
-    const AttentionSizes z(s);
     if (is_fused(c.precision, s)) {
         const auto as_bfloat16 = [](const Factor* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-        const Size rows = z.tokens * s.heads;
+        const Size rows = s.sequences * s.length * s.heads;
         float* const dots = c.dots.get<float>(rows, stream());
         c.launch(count_of(rows, kernels::warps), kernels::attention_dots<>, rows, place_of(s), as_bfloat16(out), as_bfloat16(dout),
                  dots);
@@ -414,6 +413,7 @@ void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, con
                        static_cast<const float*>(dots), as_bfloat16(dout), reinterpret_cast<__nv_bfloat16*>(dqkv));
         });
     }
+    const AttentionSizes z(s);
     c.with_factors([&]<class T>(T*, cudaDataType_t type) {
         T* const q = c.heads.get<T>(4 * z.part, stream());
         T* const k = q + z.part;

@@ -1,5 +1,5 @@
 #pragma once
-// The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (kernels.cuh) for the rest. What each
+// The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (kernels.cuh, attention.cuh) for the rest. What each
 // computes is said in ops_cpu.hpp. All of it comes in order on one stream; nothing waits for it but `read`, `write`,
 // `value`, and a `load` that is several batches ahead.
 //
@@ -21,7 +21,8 @@
 
 namespace gradsync_train {
 
-/// What the factors of matrix products are rounded to; sums, weights, gradients and the residual stream are f32.
+/// Of what matrix products take, and of activations and their gradients; weights, their gradients, the residual stream and all sums are
+/// f32.
 enum class Precision { f32, bf16 };
 
 class CudaOps {
@@ -37,7 +38,6 @@ public:
         Factors() = default;
         explicit Factors(Size bytes) : memory_(bytes) {}
         Factor* data() { return static_cast<Factor*>(memory_.data()); }
-        const Factor* data() const { return static_cast<const Factor*>(memory_.data()); }
 
     private:
         gradsync::cuda::DeviceMemory memory_;
@@ -138,10 +138,11 @@ public:
     void layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean,
                                  const float* inverse, const Factor* dy, float* dx, float* dgain, float* dbias) const;
 
-    // ---- causal attention, all heads at once; the scratch is not used. In bf16, for heads of up to 128, weights are never in memory:
+    // ---- causal attention, all heads at once. In bf16, for heads of up to 128, weights are never in memory:
     // ---- what is kept is a number for each query and head. Else all weights are, and what is above the diagonal too.
 
     Size attention_memory(const AttentionShape& s) const;
+    static Size attention_scratch(const AttentionShape&) { return 0; }
     void attention(const AttentionShape& s, const Factor* qkv, float* kept, Factor* out) const;
     void attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
                             Factor* dqkv, float* scratch) const;

@@ -24,7 +24,7 @@ namespace gradsync::inline v0::detail {
 /// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks
 /// add up on the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16
 /// and 8 bits in a pass of ours, in f32, as NCCL would round the factor to their bits. So is all that a single rank has:
-/// there NCCL (2.28.9) leaves out up to a pack of 16 bytes at the end. For one thread at a time.
+/// before 2.29.7 NCCL leaves out up to 31 elements at the end there (NVIDIA/nccl#1950). For one thread at a time.
 class NcclChannel {
     using Call = collective::Call;
     using Operation = collective::Operation;

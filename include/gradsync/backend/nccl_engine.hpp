@@ -51,7 +51,7 @@ public:
         std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
     };
     static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
-    static constexpr std::chrono::milliseconds grace{500};  ///< for the rank that a failure of NCCL's is the echo of to be named
+    static constexpr std::chrono::milliseconds grace{500};  ///< in which a rank may be named of whose loss NCCL's failure is the echo
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
                Settings settings)
@@ -396,6 +396,8 @@ private:
             cuda::check(cudaEventRecord(group.end.get(), channel_.stream()), "cudaEventRecord");
         } catch (const std::exception& error) {
             const std::uint64_t culprit = first + channel_.culprit();
+            while (!channel_.communicator().problem().empty() && may_be_an_echo())
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
             fail_device(name_of(culprit <= last ? culprit : first), error.what());
         }
         watch_->wake();
@@ -410,8 +412,10 @@ private:
             for (; first_ < issued_ && channel_.communicator().get() != nullptr; ++first_) {
                 const Started& oldest = at(first_);
                 if (!cuda::is_over(at(oldest.last).end)) break;
-                if (const std::string problem = channel_.communicator().problem(); !problem.empty())
+                if (const std::string problem = channel_.communicator().problem(); !problem.empty()) {
+                    if (may_be_an_echo()) return;
                     return fail_device(name_of(first_), problem);
+                }
                 if (!control_->test(oldest.met)) break;
             }
         } catch (const Error& error) {
@@ -435,8 +439,10 @@ private:
     void look_after_oldest() noexcept {
         look_after_ranks();
         if (world().failed()) return;
-        if (const std::string problem = channel_.communicator().problem(); !problem.empty())
+        if (const std::string problem = channel_.communicator().problem(); !problem.empty()) {
+            if (may_be_an_echo()) return;
             return fail_device(name_of(first_), problem);
+        }
         Started& group = at(at(first_).last);
         if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
         const auto now = Clock::now();
@@ -456,13 +462,17 @@ private:
         return collective::timed_out(name_of(n), control_->missing(at(n).met), world_rank(rank()), timeout());
     }
 
-    /// NCCL may notice that a peer is gone before that one's connections to this rank have closed, and cannot say who it was: they
-    /// can, so they get a moment.
+    /// NCCL has reported a failure, perhaps because another rank is gone, before the connections to that one have closed. NCCL cannot
+    /// say who it was; they can: true while it is worth to look at them once more.
+    bool may_be_an_echo() noexcept {
+        look_after_ranks();
+        const auto now = Clock::now();
+        if (reported_at_ == Clock::time_point{}) reported_at_ = now;
+        return size() > 1 && !world().failed() && now - reported_at_ < grace;
+    }
+
     void fail_device(const std::string& what, const std::string& why) noexcept {
         const int self = world_rank(rank());
-        for (const auto until = Clock::now() + grace; size() > 1 && !world().failed() && Clock::now() < until;
-             std::this_thread::sleep_for(std::chrono::milliseconds(1)))
-            look_after_ranks();
         world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
         abort();
     }
@@ -492,6 +502,7 @@ private:
     std::uint64_t next_ = 0;
     int open_groups_ = 0;
     Clock::time_point next_look_{};
+    Clock::time_point reported_at_{};  ///< when NCCL was seen to have failed
     std::atomic<bool> told_{false};  ///< the others know of the failure
 };
 

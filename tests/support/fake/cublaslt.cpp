@@ -77,7 +77,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cubla
         case CUBLASLT_MATMUL_DESC_TRANSB: return take(d.b);
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(d.bias);
         case CUBLASLT_MATMUL_DESC_EPILOGUE:
-            take(d.epilogue);
+            if (const auto status = take(d.epilogue); status != CUBLAS_STATUS_SUCCESS) return status;
             return d.epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }

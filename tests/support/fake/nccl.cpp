@@ -239,11 +239,13 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
     if (comm->aborted) return;
     world.meetings.erase(number);
     lock.unlock();
+    // As the real one does before 2.29.7 (NVIDIA/nccl#1950): of a single rank's elements the last are not written.
+    if (world.size == 1 && part.scalar != nullptr && !result.empty()) result.resize(result.size() - width(part.type));
     // As in the real one, what is gathered or broadcast in place is not written by its own rank.
     auto* const out = static_cast<std::byte*>(part.out);
     const bool brings = part.kind == Kind::all_gather || (part.kind == Kind::broadcast && comm->rank == part.root);
     for (std::size_t done = 0; done < result.size(); done += bytes)
-        if (!brings || out + done != part.in) std::memcpy(out + done, result.data() + done, bytes);
+        if (!brings || out + done != part.in) std::memcpy(out + done, result.data() + done, std::min(bytes, result.size() - done));
 }
 
 /// An NCCL that does not know the 8-bit floats refuses them everywhere; one that does adds them up on some devices only.

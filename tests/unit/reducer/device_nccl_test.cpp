@@ -44,7 +44,7 @@ std::vector<float> on_host(Train&& train) {
     return run_threads(gradsync_test::gpu_ranks().size, [&](ThreadBackend comm) { return train(comm); }).front();
 }
 
-/// Nothing that is put on the stream afterwards starts before the gate is opened, or has waited for that for ten seconds.
+/// Nothing that is put on the stream afterwards starts before the gate is opened, or has been shut for ten seconds.
 class Gate {
 public:
     explicit Gate(cudaStream_t stream) {
@@ -54,6 +54,11 @@ public:
             gate.passed_ = true;
         };
         cuda::check(cudaLaunchHostFunc(stream, wait, this), "cudaLaunchHostFunc");
+    }
+    Gate(const Gate&) = delete;
+    Gate& operator=(const Gate&) = delete;
+    ~Gate() {
+        for (open_ = true; !passed_;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     /// False: somebody waited for what is behind it.
     bool open() {
