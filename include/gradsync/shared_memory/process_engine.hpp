@@ -13,11 +13,11 @@
 
 #include "../collective/engine.hpp"
 #include "../core/clock.hpp"
-#include "../core/shard_range.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "process_world.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
+#include "staged_pieces.hpp"
 
 namespace gradsync::inline v0::shared_memory {
 
@@ -103,7 +103,7 @@ public:
             {
                 std::lock_guard lock(mutex_);
                 if (complete(n)) return;
-                is_staged = calls_[first_].whole != not_staged;
+                is_staged = calls_[first_].is_staged;
                 number = is_staged ? landed_ : calls_[first_].number;
                 if (is_staged && launched_ == landed_) continue;  // it could not be launched: the world has failed
             }
@@ -202,23 +202,13 @@ private:
         const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
         return std::find(good.begin(), good.end(), 0) == good.end();
     }
-    static constexpr std::size_t not_staged = static_cast<std::size_t>(-1);
 
     struct Started {
         std::uint64_t number = 0;
         Call call;
-        std::size_t whole = not_staged;  ///< elements of the whole buffer, where it is staged
         bool complete = false;
-        int source = 0;         ///< next piece: of this rank's shard, where the shards have one source each,
-        std::size_t first = 0;  ///< from this element of the whole buffer
-        bool all_launched = false;
-    };
-
-    /// A part of a staged collective that fits into the staging area.
-    struct Piece {
-        ElementRange range;  ///< of the whole buffer
-        int source = 0;
-        bool last = false;
+        bool is_staged = false;
+        StagedPieces pieces = {};  ///< where it is: those that are not in flight yet, or were
     };
 
     std::shared_ptr<Board> board(const std::vector<int>& world_ranks, const std::shared_ptr<std::byte>& memory, std::size_t index) const {
@@ -290,7 +280,8 @@ private:
             if (!direct_.done(next.number)) break;
             const std::optional<std::size_t> whole = direct_.elsewhere(next.number);
             next.complete = !whole;
-            if (whole) next.whole = *whole;
+            next.is_staged = whole.has_value();
+            if (whole) next.pieces = StagedPieces(next.call, *whole, rank(), size(), piece_bytes);
         }
         while (first_ < classified_) {
             Started& oldest = calls_[first_];
@@ -308,7 +299,7 @@ private:
     bool advance_staged(Started& started) noexcept {
         for (;;) {
             bool moved = false;
-            if (!started.all_launched && launched_ - landed_ < pieces_in_flight && !world_->failed()) {
+            if (!started.pieces.all_taken() && launched_ - landed_ < pieces_in_flight && !world_->failed()) {
                 const auto begin = Clock::now();
                 moved = launch(started);
                 add_copy_time(begin);
@@ -320,7 +311,7 @@ private:
                 ++landed_;
                 moved = true;
             }
-            if (started.all_launched && landed_ == launched_) return started.complete = true;
+            if (started.pieces.all_taken() && landed_ == launched_) return started.complete = true;
             if (!moved) return false;
         }
     }
@@ -329,86 +320,32 @@ private:
         copy_time_.store(copy_time_.load(std::memory_order_relaxed) + (Clock::now() - begin), std::memory_order_relaxed);
     }
 
-    /// Does a piece come from one source, or go to one?
-    static bool has_shards(Operation operation) noexcept { return collective::in_is_shard(operation) || operation == Operation::scatter; }
+    std::byte* area(std::uint64_t piece) const noexcept { return own_area_ + piece % pieces_in_flight * piece_bytes; }
 
-    Piece next_piece(const Started& started) const noexcept {
-        const Call& call = started.call;
-        const std::size_t most = piece_bytes / size_of(call.dtype);
-        if (!has_shards(call.operation)) {
-            const std::size_t end = std::min(started.first + most, started.whole);
-            return {{started.first, end}, call.root, end == started.whole};
-        }
-        const ElementRange shard = shard_range(started.whole, size(), started.source);
-        const std::size_t first = std::max(started.first, shard.first);
-        const std::size_t end = std::min(first + most, shard.last);
-        return {{first, end}, started.source, end == started.whole};
-    }
-
-    /// The elements of `piece` that this rank brings, and those that it gets, as ranges of the whole buffer; and where
-    /// the rank's buffers begin in it.
-    struct Part {
-        ElementRange in, out;
-        std::size_t in_begins = 0, out_begins = 0;
-    };
-    Part part_of(const Started& started, const Piece& piece) const noexcept {
-        const ElementRange all = piece.range, none{};
-        const ElementRange own = shard_range(started.whole, size(), rank());
-        const ElementRange common{std::min(std::max(all.first, own.first), all.last), std::max(std::min(all.last, own.last), all.first)};
-        const ElementRange shared = common.first < common.last ? common : none;
-        const bool root = rank() == started.call.root;
-        switch (started.call.operation) {
-            case Operation::all_reduce: return {all, all};
-            case Operation::reduce: return {all, root ? all : none};
-            case Operation::reduce_scatter: return {all, shared, 0, own.first};
-            case Operation::broadcast: return {root ? all : none, all};
-            case Operation::all_gather: return {shared, all, own.first, 0};
-            case Operation::gather: return {shared, root ? all : none, own.first, 0};
-            case Operation::scatter: return {root ? all : none, shared, 0, own.first};
-            case Operation::barrier: break;
-        }
-        return {};
-    }
-
-    /// False if the world fails meanwhile.
+    /// False if the world fails meanwhile: who waits is told.
     bool launch(Started& started) noexcept {
-        const Piece piece = next_piece(started);
-        std::byte* const area = own_area_ + launched_ % pieces_in_flight * piece_bytes;
+        StagedPieces left = started.pieces;
+        const StagedPieces::Piece piece = left.take();
+        std::byte* const room = area(launched_);
         const std::size_t width = size_of(started.call.dtype);
-        const Part part = part_of(started, piece);
-        if (part.in.size() != 0)
-            std::memcpy(area + (part.in.first - piece.range.first) * width,
-                        static_cast<const std::byte*>(started.call.in) + (part.in.first - part.in_begins) * width, part.in.size() * width);
-
-        Call call = started.call;
-        call.operation = collective::reduces(started.call.operation) ? Operation::all_reduce : Operation::broadcast;
-        // A gathered piece comes from the rank whose shard it is of, a scattered one from the root.
-        const bool from_owner = collective::in_is_shard(started.call.operation);
-        call.root = collective::reduces(started.call.operation) ? 0 : from_owner ? piece.source : started.call.root;
-        call.in = call.out = area;
-        call.in_count = call.out_count = piece.range.size();
+        if (const auto [range, begins] = left.brings(piece); range.size() != 0)
+            std::memcpy(room + (range.first - piece.range.first) * width,
+                        static_cast<const std::byte*>(started.call.in) + (range.first - begins) * width, range.size() * width);
         try {
-            staged_.start(call);
+            staged_.start(left.call_on(room, piece));
         } catch (...) {
-            return false;  // who waits is told
+            return false;
         }
-        in_flight_[launched_ % pieces_in_flight] = piece;
-        ++launched_;
-
-        started.first = piece.range.last;
-        started.all_launched = piece.last;
-        while (has_shards(started.call.operation) && !started.all_launched && started.first >= shard_range(started.whole, size(), started.source).last)
-            ++started.source;
+        in_flight_[launched_++ % pieces_in_flight] = piece;
+        started.pieces = left;
         return true;
     }
 
-    void land(Started& started, const Piece& piece) noexcept {
-        const std::byte* const area = own_area_ + landed_ % pieces_in_flight * piece_bytes;
+    void land(Started& started, const StagedPieces::Piece& piece) noexcept {
         const std::size_t width = size_of(started.call.dtype);
-        const Part part = part_of(started, piece);
-        if (part.out.size() != 0)
-            std::memcpy(static_cast<std::byte*>(started.call.out) + (part.out.first - part.out_begins) * width,
-                        area + (part.out.first - piece.range.first) * width, part.out.size() * width);
+        if (const auto [range, begins] = started.pieces.fetches(piece); range.size() != 0)
+            std::memcpy(static_cast<std::byte*>(started.call.out) + (range.first - begins) * width,
+                        area(landed_) + (range.first - piece.range.first) * width, range.size() * width);
     }
 
     const std::shared_ptr<ProcessWorld> world_;
@@ -422,7 +359,7 @@ private:
     std::vector<Started> calls_;   ///< from first_ on: not known to be complete, or behind such a one
     std::size_t first_ = 0;
     std::size_t classified_ = 0;   ///< of those below it is known whether they are staged
-    Piece in_flight_[pieces_in_flight];
+    StagedPieces::Piece in_flight_[pieces_in_flight];
     std::uint64_t launched_ = 0;   ///< pieces; their numbers are those of the staged seat's collectives
     std::uint64_t landed_ = 0;
     bool buffers_may_go_ = false;  ///< the trainer has been told of a failure, or has told of one
