@@ -16,8 +16,8 @@
 //   Loss, value(loss)           a loss, which may still be under way, and the number, which is waited for
 //   finish()                    on a device: waits for all that is under way
 //
-// What `linear` and `embed` compute, `column_sum` and `embed_backward_add` take, and `read` and `write` are for, are numbers or
-// factors. A residual is added where there is a bias, to numbers.
+// `linear` and `embed` give, `column_sum` and `embed_backward_add` take, and `read` and `write` move either numbers or factors. A
+// residual is added only to numbers, by what adds a bias.
 
 #include <cmath>
 #include <cstddef>

@@ -149,7 +149,7 @@ Options parse_options(int argc, char** argv, int processes) {
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->group(group);
     const auto* precision = app.add_option("--precision", o.precision,
-                                           "--device cuda: of what matrix products take and of activations; weights, their gradients and sums are f32")
+                                           "--device cuda: the type of what matrix products take, and of activations; weights, their gradients and sums are f32")
                                 ->check(CLI::IsMember({"bf16", "f32"}))
                                 ->group(group);
     auto* accumulate = app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")

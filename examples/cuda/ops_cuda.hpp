@@ -21,7 +21,7 @@
 
 namespace gradsync_train {
 
-/// Of what matrix products take, and of activations and their gradients; weights, their gradients, the residual stream and all sums are
+/// The type of what matrix products take, and of activations and their gradients; weights, their gradients, the residual stream and all sums are
 /// f32.
 enum class Precision { f32, bf16 };
 

@@ -47,11 +47,16 @@ inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
     return ops[static_cast<std::size_t>(op)];
 }
 
+/// That NCCL said so, perhaps because another rank is gone.
+struct NcclError : Error {
+    using Error::Error;
+};
+
 [[noreturn]] inline void throw_nccl_error(ncclResult_t code, const char* call, ncclComm_t comm) {
     std::string what = std::string(call) + ": " + ncclGetErrorString(code);
     const char* const last = ncclGetLastError(comm);
     if (last != nullptr && *last != '\0') (what += ": ") += last;
-    throw Error(Errc::device_failed, what + "; NCCL_DEBUG=INFO tells more", {.operation = call});
+    throw NcclError(Errc::device_failed, what + "; NCCL_DEBUG=INFO tells more", {.operation = call});
 }
 
 /// One rank's side of a communicator of NCCL. Its calls do not block: `settle` after each of them, before the next and before

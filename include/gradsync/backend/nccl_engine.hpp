@@ -51,7 +51,7 @@ public:
         std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
     };
     static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
-    static constexpr std::chrono::milliseconds grace{500};  ///< in which a rank may be named of whose loss NCCL's failure is the echo
+    static constexpr std::chrono::milliseconds grace{500};  ///< for another rank to be named, of whose loss NCCL's failure may be the echo
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
                Settings settings)
@@ -73,8 +73,13 @@ public:
     ~NcclEngine() override {
         control_->world().chores().dismiss(*this);
         const auto deadline = Clock::now() + timeout();
-        while (!world().failed() && cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady && Clock::now() < deadline)
+        while (!world().failed() && cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady && Clock::now() < deadline) {
+            {
+                const std::lock_guard lock(mutex_);
+                if (first_ != issued_) has_failed_in_nccl();
+            }
             std::this_thread::sleep_for(std::chrono::microseconds(50));
+        }
         const std::lock_guard lock(mutex_);
         if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
     }
@@ -327,9 +332,10 @@ public:
             return !world().failed();
         });
     }
-    void fail_on_device(const std::string& what, const std::string& why) noexcept {
+    void fail_on_device(const std::string& what, const std::exception& error) noexcept {
         const std::lock_guard lock(mutex_);
-        if (!world().failed()) fail_device(what, why);
+        hold_back(error);
+        if (!world().failed()) fail_device(what, error.what());
     }
     /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a
     /// while.
@@ -395,10 +401,10 @@ private:
             });
             cuda::check(cudaEventRecord(group.end.get(), channel_.stream()), "cudaEventRecord");
         } catch (const std::exception& error) {
+            const bool had_failed = reported_at_ != Clock::time_point{};
             const std::uint64_t culprit = first + channel_.culprit();
-            while (!channel_.communicator().problem().empty() && may_be_an_echo())
-                std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            fail_device(name_of(culprit <= last ? culprit : first), error.what());
+            hold_back(error);
+            fail_device(name_of(had_failed ? first_ : culprit <= last ? culprit : first), error.what());
         }
         watch_->wake();
     }
@@ -412,10 +418,7 @@ private:
             for (; first_ < issued_ && channel_.communicator().get() != nullptr; ++first_) {
                 const Started& oldest = at(first_);
                 if (!cuda::is_over(at(oldest.last).end)) break;
-                if (const std::string problem = channel_.communicator().problem(); !problem.empty()) {
-                    if (may_be_an_echo()) return;
-                    return fail_device(name_of(first_), problem);
-                }
+                if (has_failed_in_nccl()) return;
                 if (!control_->test(oldest.met)) break;
             }
         } catch (const Error& error) {
@@ -439,10 +442,7 @@ private:
     void look_after_oldest() noexcept {
         look_after_ranks();
         if (world().failed()) return;
-        if (const std::string problem = channel_.communicator().problem(); !problem.empty()) {
-            if (may_be_an_echo()) return;
-            return fail_device(name_of(first_), problem);
-        }
+        if (has_failed_in_nccl()) return;
         Started& group = at(at(first_).last);
         if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
         const auto now = Clock::now();
@@ -463,12 +463,24 @@ private:
     }
 
     /// NCCL has reported a failure, perhaps because another rank is gone, before the connections to that one have closed. NCCL cannot
-    /// say who it was; they can: true while it is worth to look at them once more.
-    bool may_be_an_echo() noexcept {
+    /// say who it was, but they can: looks at them, and returns whether it is worth looking again.
+    bool seek_culprit() noexcept {
         look_after_ranks();
         const auto now = Clock::now();
         if (reported_at_ == Clock::time_point{}) reported_at_ = now;
         return size() > 1 && !world().failed() && now - reported_at_ < grace;
+    }
+
+    void hold_back(const std::exception& error) noexcept {
+        if (dynamic_cast<const NcclError*>(&error) == nullptr) return;
+        while (seek_culprit()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    /// While collectives are under way. The world fails then, but not before others had a moment to be named.
+    bool has_failed_in_nccl() noexcept {
+        const std::string problem = channel_.communicator().problem();
+        if (problem.empty()) return false;
+        if (!seek_culprit()) fail_device(name_of(first_), problem);
+        return true;
     }
 
     void fail_device(const std::string& what, const std::string& why) noexcept {

@@ -81,10 +81,10 @@ public:
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
         const char* const call = "ncclCommWindowRegister";
         const ncclResult_t begun = ncclCommWindowRegister(comm.get(), data_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC);
+        if (begun == ncclInvalidArgument) return false;
         // It returns ncclSuccess while it is still at it: only the communicator's state tells when the window has been written.
-        const ncclResult_t code = comm.outcome(begun == ncclSuccess ? ncclInProgress : begun, call, wanted);
-        if (code != ncclSuccess && code != ncclInvalidArgument) throw_nccl_error(code, call, comm.get());
-        return code == ncclSuccess && window_ != nullptr;
+        comm.settle(begun == ncclSuccess ? ncclInProgress : begun, call, wanted);
+        return window_ != nullptr;
 #else
         return false;
 #endif

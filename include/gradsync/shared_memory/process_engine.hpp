@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,7 +104,7 @@ public:
             {
                 std::lock_guard lock(mutex_);
                 if (complete(n)) return;
-                is_staged = calls_[first_].is_staged;
+                is_staged = calls_[first_].whole.has_value();
                 number = is_staged ? landed_ : calls_[first_].number;
                 if (is_staged && launched_ == landed_) continue;  // it could not be launched: the world has failed
             }
@@ -206,9 +207,8 @@ private:
     struct Started {
         std::uint64_t number = 0;
         Call call;
+        std::optional<std::size_t> whole = {};  ///< elements of the whole buffer, where it is staged
         bool complete = false;
-        bool is_staged = false;
-        StagedPieces pieces = {};  ///< where it is: those that are not in flight yet, or were
     };
 
     std::shared_ptr<Board> board(const std::vector<int>& world_ranks, const std::shared_ptr<std::byte>& memory, std::size_t index) const {
@@ -278,10 +278,8 @@ private:
         for (; classified_ < calls_.size(); ++classified_) {
             Started& next = calls_[classified_];
             if (!direct_.done(next.number)) break;
-            const std::optional<std::size_t> whole = direct_.elsewhere(next.number);
-            next.complete = !whole;
-            next.is_staged = whole.has_value();
-            if (whole) next.pieces = StagedPieces(next.call, *whole, rank(), size(), piece_bytes);
+            next.whole = direct_.elsewhere(next.number);
+            next.complete = !next.whole;
         }
         while (first_ < classified_) {
             Started& oldest = calls_[first_];
@@ -297,9 +295,10 @@ private:
 
     /// Under the mutex, as all below.
     bool advance_staged(Started& started) noexcept {
+        if (!pieces_) pieces_.emplace(started.call, *started.whole, rank(), size(), piece_bytes);
         for (;;) {
             bool moved = false;
-            if (!started.pieces.all_taken() && launched_ - landed_ < pieces_in_flight && !world_->failed()) {
+            if (!pieces_->all_taken() && launched_ - landed_ < pieces_in_flight && !world_->failed()) {
                 const auto begin = Clock::now();
                 moved = launch(started);
                 add_copy_time(begin);
@@ -311,7 +310,10 @@ private:
                 ++landed_;
                 moved = true;
             }
-            if (started.pieces.all_taken() && landed_ == launched_) return started.complete = true;
+            if (pieces_->all_taken() && landed_ == launched_) {
+                pieces_.reset();
+                return started.complete = true;
+            }
             if (!moved) return false;
         }
     }
@@ -323,8 +325,8 @@ private:
     std::byte* area(std::uint64_t piece) const noexcept { return own_area_ + piece % pieces_in_flight * piece_bytes; }
 
     /// False if the world fails meanwhile: who waits is told.
-    bool launch(Started& started) noexcept {
-        StagedPieces left = started.pieces;
+    bool launch(const Started& started) noexcept {
+        StagedPieces left = *pieces_;
         const StagedPieces::Piece piece = left.take();
         std::byte* const room = area(launched_);
         const std::size_t width = size_of(started.call.dtype);
@@ -337,13 +339,13 @@ private:
             return false;
         }
         in_flight_[launched_++ % pieces_in_flight] = piece;
-        started.pieces = left;
+        pieces_ = left;
         return true;
     }
 
-    void land(Started& started, const StagedPieces::Piece& piece) noexcept {
+    void land(const Started& started, const StagedPieces::Piece& piece) noexcept {
         const std::size_t width = size_of(started.call.dtype);
-        if (const auto [range, begins] = started.pieces.fetches(piece); range.size() != 0)
+        if (const auto [range, begins] = pieces_->fetches(piece); range.size() != 0)
             std::memcpy(static_cast<std::byte*>(started.call.out) + (range.first - begins) * width,
                         area(landed_) + (range.first - piece.range.first) * width, range.size() * width);
     }
@@ -359,6 +361,7 @@ private:
     std::vector<Started> calls_;   ///< from first_ on: not known to be complete, or behind such a one
     std::size_t first_ = 0;
     std::size_t classified_ = 0;   ///< of those below it is known whether they are staged
+    std::optional<StagedPieces> pieces_;  ///< of the oldest, if it is staged: those that have not been launched
     StagedPieces::Piece in_flight_[pieces_in_flight];
     std::uint64_t launched_ = 0;   ///< pieces; their numbers are those of the staged seat's collectives
     std::uint64_t landed_ = 0;

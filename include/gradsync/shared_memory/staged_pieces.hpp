@@ -21,7 +21,7 @@ public:
     /// One that fits into the area.
     struct Piece {
         ElementRange range;  ///< of the whole buffer, of which the area holds nothing else
-        int source = 0;      ///< the rank whose shard it is of, where shards have an owner each; the root otherwise
+        int owner = 0;       ///< whose shard it is of, where shards have one
     };
     /// What a rank brings of a piece, or fetches, as a range of the whole buffer, and which of that its own buffer begins with.
     struct Share {
@@ -34,21 +34,21 @@ public:
     StagedPieces(const Call& call, std::size_t whole, int rank, int size, std::size_t most) noexcept
         : call_(call), whole_(whole), rank_(rank), size_(size), most_(most / size_of(call.dtype)) {}
 
-    /// Was there a next one, and none is left? Even of nothing there is one, which is empty.
+    /// Has `take` given the last one? A buffer of no elements has one, too, which is empty.
     bool all_taken() const noexcept { return all_taken_; }
 
     Piece take() noexcept {
         Piece piece;
-        if (!have_owners()) {
-            piece = {{first_, std::min(first_ + most_, whole_)}, call_.root};
+        if (!has_owners()) {
+            piece.range = {first_, std::min(first_ + most_, whole_)};
         } else {
-            const ElementRange shard = shard_range(whole_, size_, source_);
+            const ElementRange shard = shard_range(whole_, size_, owner_);
             const std::size_t first = std::max(first_, shard.first);
-            piece = {{first, std::min(first + most_, shard.last)}, source_};
+            piece = {{first, std::min(first + most_, shard.last)}, owner_};
         }
         first_ = piece.range.last;
         all_taken_ = first_ == whole_;
-        while (have_owners() && !all_taken_ && first_ >= shard_range(whole_, size_, source_).last) ++source_;
+        while (has_owners() && !all_taken_ && first_ >= shard_range(whole_, size_, owner_).last) ++owner_;
         return piece;
     }
 
@@ -78,14 +78,14 @@ public:
         Call call = call_;
         const bool reduces = collective::reduces(call_.operation);
         call.operation = reduces ? Operation::all_reduce : Operation::broadcast;
-        call.root = reduces ? 0 : collective::in_is_shard(call_.operation) ? piece.source : call_.root;
+        call.root = reduces ? 0 : collective::in_is_shard(call_.operation) ? piece.owner : call_.root;
         call.in = call.out = area;
         call.in_count = call.out_count = piece.range.size();
         return call;
     }
 
 private:
-    bool have_owners() const noexcept { return collective::in_is_shard(call_.operation) || call_.operation == Operation::scatter; }
+    bool has_owners() const noexcept { return collective::in_is_shard(call_.operation) || call_.operation == Operation::scatter; }
 
     /// What of the piece is in this rank's shard, which is all that its buffer holds.
     Share own_part(const Piece& piece) const noexcept {
@@ -98,8 +98,8 @@ private:
     std::size_t whole_ = 0;
     int rank_ = 0, size_ = 1;
     std::size_t most_ = 0;   ///< elements of a piece
-    int source_ = 0;         ///< of the next piece: whose shard,
-    std::size_t first_ = 0;  ///< and from which element of the whole buffer
+    int owner_ = 0;          ///< of the next piece,
+    std::size_t first_ = 0;  ///< which begins with this element of the whole buffer
     bool all_taken_ = false;
 };
 

@@ -81,6 +81,7 @@ struct ncclComm {
     std::vector<std::pair<const void*, bool>> scalars;  // and whether on the device
     std::size_t window_calls = 0;
     ncclWindow_t* window = nullptr;  ///< to be written when all ranks have called
+    int open_windows = 0;
 };
 
 namespace {
@@ -363,6 +364,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* code) {
                 if (has_windows) {
                     *comm->window = reinterpret_cast<ncclWindow_t>(comm->window);
                     ++window_count;
+                    ++comm->open_windows;
                 }
                 comm->window = nullptr;
             }
@@ -398,6 +400,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     }
     const std::lock_guard lock(comm->world->mutex);
     comm->aborted = true;
+    window_count -= comm->open_windows;  // they go with it
     comm->world->changed.notify_all();
     close(*comm->world);
     --census().communicators;
@@ -504,6 +507,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     --window_count;
+    --comm->open_windows;
     return begun(comm);
 }
 

@@ -137,6 +137,26 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
     });
 }
 
+TEST_CASE("NcclBackend: so it is where NCCL fails while it registers memory") {
+    const Nothing left;
+    Findings findings;
+    on_nccl_ranks(
+        3,
+        [&](NcclBackend comm) {
+            std::thread other;
+            if (comm.rank() == 1)
+                other = std::thread([comm]() mutable {
+                    std::this_thread::sleep_for(100ms);
+                    comm.fail("the disk is full");
+                });
+            else gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
+            const auto error = error_of([&] { comm.allocate(1000); });
+            if (other.joinable()) other.join();
+            findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1, error ? error->what() : "nothing was thrown");
+        },
+        {.timeout = 60s, .memory = gradsync::NcclMemory::windows});
+}
+
 TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
     const Nothing left;
     Findings findings;

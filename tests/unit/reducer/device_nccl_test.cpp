@@ -47,7 +47,7 @@ std::vector<float> on_host(Train&& train) {
 /// Nothing that is put on the stream afterwards starts before the gate is opened, or has been shut for ten seconds.
 class Gate {
 public:
-    explicit Gate(cudaStream_t stream) {
+    explicit Gate(cudaStream_t stream) : stream_(stream) {
         const auto wait = [](void* self) {
             auto& gate = *static_cast<Gate*>(self);
             for (int i = 0; i < 10'000 && !gate.open_; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -58,7 +58,8 @@ public:
     Gate(const Gate&) = delete;
     Gate& operator=(const Gate&) = delete;
     ~Gate() {
-        for (open_ = true; !passed_;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        open_ = true;
+        cudaStreamSynchronize(stream_);  // nobody looks at it any more, even if the device has failed
     }
     /// False: somebody waited for what is behind it.
     bool open() {
@@ -68,6 +69,7 @@ public:
     }
 
 private:
+    cudaStream_t stream_;
     std::atomic<bool> open_{false}, passed_{false};
 };
 

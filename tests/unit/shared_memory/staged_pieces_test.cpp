@@ -87,7 +87,7 @@ TEST_CASE("StagedPieces: pieces that are brought, combined in the areas and fetc
                     }
                     std::size_t taken = 0;
                     while (!pieces[0].all_taken()) {
-                        REQUIRE(++taken <= whole + static_cast<std::size_t>(size));
+                        REQUIRE(++taken <= whole / most + static_cast<std::size_t>(size));
                         std::vector<StagedPieces::Piece> now;
                         for (StagedPieces& of_rank : pieces) now.push_back(of_rank.take());
                         std::vector<Numbers> areas(static_cast<std::size_t>(size), Numbers(now[0].range.size(), untouched));
@@ -98,19 +98,24 @@ TEST_CASE("StagedPieces: pieces that are brought, combined in the areas and fetc
                             const auto [range, begins] = pieces[r].brings(now[r]);
                             for (std::size_t i = range.first; i < range.last; ++i) areas[r][i - now[r].range.first] = ranks[r].in.at(i - begins);
                         }
-                        const Call inner = pieces[0].call_on(nullptr, now[0]);
+                        std::byte area{};
+                        const Call inner = pieces[0].call_on(&area, now[0]);
+                        CHECK(inner.operation == (gradsync::collective::reduces(operation) ? Operation::all_reduce : Operation::broadcast));
+                        CHECK((inner.in == &area && inner.out == &area));
+                        CHECK((inner.in_count == now[0].range.size() && inner.out_count == inner.in_count));
                         Numbers result(now[0].range.size());
                         for (std::size_t i = 0; i < result.size(); ++i) {
                             if (inner.operation == Operation::broadcast) result[i] = areas[static_cast<std::size_t>(inner.root)][i];
                             else
-                                for (const Numbers& area : areas) result[i] += area[i];
+                                for (const Numbers& brought : areas) result[i] += brought[i];
                         }
                         for (std::size_t r = 0; r < areas.size(); ++r) {
-                            CHECK(pieces[r].call_on(nullptr, now[r]).root == inner.root);
+                            CHECK(pieces[r].call_on(&area, now[r]).root == inner.root);
                             const auto [range, begins] = pieces[r].fetches(now[r]);
                             for (std::size_t i = range.first; i < range.last; ++i) ranks[r].out.at(i - begins) = result[i - now[r].range.first];
                         }
                     }
+                    CHECK(taken >= 1);
                     for (const StagedPieces& of_rank : pieces) CHECK(of_rank.all_taken());
                     for (const Buffers& rank : ranks) CHECK(rank.out == rank.expected);
                 }
