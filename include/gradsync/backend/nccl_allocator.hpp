@@ -26,7 +26,7 @@ namespace gradsync::inline v0::detail {
 /// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)`, and nobody else asks NCCL for anything
 ///   meanwhile; `wanted()`, for NCCL's calls, is false after a failure, and at the deadline, when it fails the world
 ///   and says that it was in `what`
-/// - `fail_on_device(what, error)`: the world fails, if it has not yet
+/// - `fail_on_device(what, why)`, where an exception is handled: the world fails, if it has not yet
 /// - `become_quiet()`, `is_idle()`: after a failure, waits until nothing touches memory any more; is all that was put
 ///   on the streams over?
 /// - `Engine::patience`: how long, after a failure, it waits for the streams
@@ -74,7 +74,7 @@ private:
             sizes = engine.control()->exchange(std::uint64_t{bytes});
             if (first_unlike(sizes) == 0) register_everywhere(engine, *memory, what);
         } catch (const std::exception& error) {
-            engine.fail_on_device(what, error);
+            engine.fail_on_device(what, error.what());
             const collective::Failure failure = engine.world().failure();
             engine.control()->fail(failure);  // the others hear of it
             engine.become_quiet();            // NCCL may still be at it
@@ -138,7 +138,7 @@ private:
                 if (!engine.world().failed()) memory->forget(comm, wanted);
             });
         } catch (const std::exception& error) {
-            engine.fail_on_device(return_name, error);
+            engine.fail_on_device(return_name, error.what());
         }
     }
 

@@ -332,10 +332,10 @@ public:
             return !world().failed();
         });
     }
-    void fail_on_device(const std::string& what, const std::exception& error) noexcept {
+    void fail_on_device(const std::string& what, const std::string& why) noexcept {
         const std::lock_guard lock(mutex_);
-        hold_back(error);
-        if (!world().failed()) fail_device(what, error.what());
+        hold_back();
+        if (!world().failed()) fail_device(what, why);
     }
     /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a
     /// while.
@@ -403,7 +403,7 @@ private:
         } catch (const std::exception& error) {
             const bool had_failed = reported_at_ != Clock::time_point{};
             const std::uint64_t culprit = first + channel_.culprit();
-            hold_back(error);
+            hold_back();
             fail_device(name_of(had_failed ? first_ : culprit <= last ? culprit : first), error.what());
         }
         watch_->wake();
@@ -471,9 +471,14 @@ private:
         return size() > 1 && !world().failed() && now - reported_at_ < grace;
     }
 
-    void hold_back(const std::exception& error) noexcept {
-        if (dynamic_cast<const NcclError*>(&error) == nullptr) return;
-        while (seek_culprit()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    /// Where an exception is handled: one of NCCL's waits until there is nobody more to be named.
+    void hold_back() noexcept {
+        try {
+            throw;
+        } catch (const NcclError&) {
+            while (seek_culprit()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        } catch (...) {
+        }
     }
     /// While collectives are under way. The world fails then, but not before others had a moment to be named.
     bool has_failed_in_nccl() noexcept {
