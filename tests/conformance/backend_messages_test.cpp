@@ -46,7 +46,7 @@ struct Messages {
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         using namespace gradsync::message_passing;
         const auto network = std::make_shared<gradsync_test::LoopbackNetwork>(size);
-        network->quick_bytes = 300;  // so that hellos travel in one message and in two
+        network->quick_bytes = 300;  // so that some hellos are followed by a rest
         std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
         std::vector<bool> blames_another(errors.size());
         std::mutex mutex;

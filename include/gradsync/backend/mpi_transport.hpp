@@ -9,6 +9,7 @@
 #endif
 #include <mpi.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -98,14 +99,29 @@ public:
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
-        MPI_Request request;
-        check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
-        return enlist(request, false);
+        const Ticket ticket = new_ticket(false);
+        begin_send(ticket, rank, stream, data, bytes);
+        return ticket;
     }
     Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
-        MPI_Request request;
-        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
-        return enlist(request, true);
+        const Ticket ticket = new_ticket(true);
+        begin_receive(ticket, rank, stream, data, bytes);
+        return ticket;
+    }
+
+    Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
+        const Ticket ticket = new_ticket(false);
+        const std::size_t part = part_of(bytes);
+        for (std::size_t from = 0; from < bytes; from += part)
+            begin_send(ticket, rank, stream, static_cast<const std::byte*>(data) + from, std::min(part, bytes - from));
+        return ticket;
+    }
+    Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room) override {
+        const Ticket ticket = new_ticket(true);
+        const std::size_t part = part_of(bytes);
+        for (std::size_t from = 0; from < bytes; from += part)
+            begin_receive(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
+        return ticket;
     }
 
     bool poll() override {
@@ -118,13 +134,14 @@ public:
             code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
         // What is over is null now, also where another one has failed.
-        for (std::size_t i = 0; i < requests_.size(); ++i)
-            if (requests_[i] == MPI_REQUEST_NULL) entries_[tickets_[i]].done = true;
         std::size_t kept = 0;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
-            if (entries_[tickets_[i]].done) continue;
-            requests_[kept] = requests_[i];
-            tickets_[kept++] = tickets_[i];
+            if (requests_[i] == MPI_REQUEST_NULL) {
+                --entries_[tickets_[i]].open;
+            } else {
+                requests_[kept] = requests_[i];
+                tickets_[kept++] = tickets_[i];
+            }
         }
         requests_.resize(kept);
         tickets_.resize(kept);
@@ -133,14 +150,13 @@ public:
     }
 
     bool finish(Ticket ticket) override {
-        if (!entries_[ticket].done) return false;
+        if (entries_[ticket].open != 0) return false;
         free_.push_back(ticket);
         return true;
     }
 
     bool give_up(Ticket ticket) noexcept override {
-        if (entries_[ticket].done) return finish(ticket);
-        for (std::size_t i = 0; i < requests_.size(); ++i) {
+        for (std::size_t i = requests_.size(); i-- > 0 && entries_[ticket].open != 0;) {
             if (tickets_[i] != ticket) continue;
             int over = 0;
             if (entries_[ticket].receives) MPI_Cancel(&requests_[i]);
@@ -148,28 +164,46 @@ public:
             if (!over) return false;  // the request stays where it is, and so does the communicator
             requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(i));
             tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
-            free_.push_back(ticket);
-            return true;
+            --entries_[ticket].open;
         }
-        return true;
+        return finish(ticket);
     }
 
 private:
     struct Entry {
         bool receives = false;
-        bool done = false;
+        std::uint32_t open = 0;  ///< requests that are not over
     };
 
-    Ticket enlist(MPI_Request request, bool receives) {
+    /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
+    static constexpr std::size_t most_parts = 9;
+
+    std::size_t part_of(std::size_t bytes) const noexcept { return bytes <= most_parts * quick_bytes() ? quick_bytes() : bytes; }
+
+    void begin_send(Ticket ticket, int rank, int stream, const void* data, std::size_t bytes) {
+        MPI_Request request;
+        check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
+        enlist(request, ticket);
+    }
+    void begin_receive(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
+        MPI_Request request;
+        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
+        enlist(request, ticket);
+    }
+    void enlist(MPI_Request request, Ticket ticket) {
+        requests_.push_back(request);
+        tickets_.push_back(ticket);
+        ++entries_[ticket].open;
+    }
+
+    Ticket new_ticket(bool receives) {
         if (free_.empty()) {
             free_.push_back(static_cast<Ticket>(entries_.size()));
             entries_.emplace_back();
         }
         const Ticket ticket = free_.back();
         free_.pop_back();
-        entries_[ticket] = {receives, false};
-        requests_.push_back(request);
-        tickets_.push_back(ticket);
+        entries_[ticket] = {receives, 0};
         return ticket;
     }
 

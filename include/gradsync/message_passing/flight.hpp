@@ -22,21 +22,21 @@ using collective::Operation;
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
-/// elements that the rank brings. A hello that is too long for one quick message (Transport::quick_bytes), but not for two, travels as two;
-/// the second, in a stream of its own, is received once the first ones have shown that all calls fit, so that its length is known.
+/// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its length
+/// is known, as far as the others have started the same.
 class Flight {
 public:
     /// `room`: the most bytes that a hello carries.
     Flight(int ranks, int rank, std::size_t room)
         : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), hellos_(calls_.size() * (sizeof(Call) + room)),
-          hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), seconds_in_(hellos_in_), seconds_out_(hellos_in_) {}
+          hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
     /// `transport_ranks[r]`: the transport's number of rank r.
     void start(std::uint64_t number, const Call& call, const KnownMemory& known, Transport& transport, const std::vector<int>& transport_ranks,
-               int stream, int second_stream) {
+               int stream, int rest_stream) {
         number_ = number;
         call_ = call;
-        heard_ = complete_ = false;
+        sent_ = heard_ = complete_ = false;
         const std::size_t width = size_of(call.dtype);
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
@@ -45,19 +45,23 @@ public:
         in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
+        const std::size_t quick = std::max(sizeof(Call), transport.quick_bytes()), longest = sizeof(Call) + room_;
+        for (int r = 0; r < ranks_; ++r) {
+            if (r == rank_) continue;
+            hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), std::min(quick, longest));
+            if (const std::size_t all = sizeof(Call) + brought_by(r); all > quick)
+                rests_in_[index(r)] = transport.receive_known(transport_ranks[index(r)], rest_stream, hello_of(r) + quick, all - quick, longest - quick);
+        }
         std::byte* const own = hello_of(rank_);
+        const std::size_t brought = brought_by(rank_), all = sizeof(Call) + brought;
         std::memcpy(own, &call, sizeof call);
-        const std::size_t bytes = small_ ? bytes_of(call, rank_) : 0;
-        const Parts parts = parts_of(bytes, transport);
-        if (bytes != 0) std::memcpy(own + sizeof(Call), call.in, bytes);
-        for (int r = 0; r < ranks_; ++r)
-            if (r != rank_) hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), sizeof(Call) + room_);
+        if (brought != 0) std::memcpy(own + sizeof(Call), call.in, std::min(brought, call.in_count * width));
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
             const int r = (rank_ + k) % ranks_;
-            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, parts.first);
-            if (parts.second != 0)
-                seconds_out_[index(r)] = transport.send(transport_ranks[index(r)], second_stream, own + parts.first, parts.second);
+            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, std::min(all, quick));
+            if (all > quick) rests_out_[index(r)] = transport.send_known(transport_ranks[index(r)], rest_stream, own + quick, all - quick);
         }
+        sent_ = true;
     }
 
     std::uint64_t number() const noexcept { return number_; }
@@ -65,33 +69,27 @@ public:
 
     /// Have all ranks started it? From then on `calls()` is valid.
     bool hear(Transport& transport) {
-        if (!transport.finish_all(hellos_in_)) return false;
+        if (!sent_ || !transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(r), sizeof(Call));
         return true;
     }
     /// Is all there that this rank's hello is known to hold?
     bool arrived(int rank) const noexcept {
-        return hellos_in_[index(rank)] == Transport::no_ticket && seconds_in_[index(rank)] == Transport::no_ticket;
+        return hellos_in_[index(rank)] == Transport::no_ticket && rests_in_[index(rank)] == Transport::no_ticket;
     }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
     /// The calls fit.
-    void accept(Transport& transport, const std::vector<int>& transport_ranks, int second_stream) {
+    void accept() noexcept {
         heard_ = true;
         whole_ = collective::whole_count(calls_);
         whole_is_known_ = true;
-        if (!small_) return;
-        for (int r = 0; r < ranks_; ++r) {
-            const Parts parts = parts_of(bytes_of(calls_[index(r)], r), transport);
-            if (r != rank_ && parts.second != 0)
-                seconds_in_[index(r)] = transport.receive(transport_ranks[index(r)], second_stream, hello_of(r) + parts.first, parts.second);
-        }
     }
     bool accepted() const noexcept { return heard_; }
 
     /// All that there is comes with the hellos.
     bool small() const noexcept { return small_; }
-    bool is_all_here(Transport& transport) { return transport.finish_all(seconds_in_); }
+    bool is_all_here(Transport& transport) { return transport.finish_all(rests_in_); }
 
     /// A small one: computes this rank's results. `inputs`: scratch.
     void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs) {
@@ -116,17 +114,17 @@ public:
     /// May its memory be used for another collective?
     bool is_over(Transport& transport) {
         if (!complete_) return false;
-        const bool hellos = transport.finish_all(hellos_out_), seconds = transport.finish_all(seconds_out_);
-        return hellos && seconds;
+        const bool hellos = transport.finish_all(hellos_out_), rests = transport.finish_all(rests_out_);
+        return hellos && rests;
     }
 
     /// What is_over() waits for, by rank.
-    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], seconds_out_[index(rank)]}; }
+    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], rests_out_[index(rank)]}; }
 
     /// The world has failed. False if a message may still be written into its memory.
     bool give_up(Transport& transport) noexcept {
         bool all = true;
-        for (auto* tickets : {&hellos_in_, &hellos_out_, &seconds_in_, &seconds_out_}) all &= transport.give_up_all(*tickets);
+        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_}) all &= transport.give_up_all(*tickets);
         return all;
     }
 
@@ -150,21 +148,12 @@ private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * (sizeof(Call) + room_); }
 
-    /// What `rank` brings to a small one.
-    std::size_t bytes_of(const Call& call, int rank) const noexcept {
-        for (int owner = 0; owner < ranks_; ++owner)
-            if (collective::contributes(call, rank, owner)) return call.in_count * size_of(call.dtype);
-        return 0;
-    }
-    struct Parts {
-        std::size_t first, second;  ///< bytes; of the second, 0 where there is one message
-    };
-    /// The messages of a hello with so much in it.
-    static Parts parts_of(std::size_t bytes, const Transport& transport) noexcept {
-        const std::size_t all = sizeof(Call) + bytes, quick = transport.quick_bytes();
-        if (all <= quick || all > 2 * quick) return {all, 0};
-        const std::size_t first = std::max(sizeof(Call), (all + 1) / 2);  // the first one says how long the second is
-        return {first, all - first};
+    /// Bytes that `rank` sends with its hello, if all mean the same. What has no weight is sent, too: the others do not know of it.
+    std::size_t brought_by(int rank) const noexcept {
+        if (!small_) return 0;
+        const bool brings = call_.operation != Operation::broadcast || rank == call_.root;
+        const std::size_t count = collective::in_is_shard(call_.operation) ? shard(rank).size() : whole_;
+        return brings ? count * size_of(call_.dtype) : 0;
     }
 
     std::uint64_t number_ = 0;
@@ -174,10 +163,10 @@ private:
     const int rank_;
     const std::size_t room_;
     std::size_t whole_ = 0;
-    bool whole_is_known_ = false, small_ = false, heard_ = false, complete_ = false;
+    bool whole_is_known_ = false, small_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;
     std::vector<std::byte> hellos_;
-    std::vector<Transport::Ticket> hellos_in_, hellos_out_, seconds_in_, seconds_out_;
+    std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 
 }  // namespace gradsync::inline v0::message_passing

@@ -111,16 +111,18 @@ public:
     /// The same; true if collective n is complete.
     bool test(std::uint64_t n) override {
         Operation operation;
+        bool failed;
         {
             std::lock_guard lock(world_->mutex());
             if (is_complete(n)) return true;
             refuse_wrong_thread(operation = flight(n).call().operation);
             const auto begun = Clock::now();
+            failed = world_->failed();
             advance();
             add_progress_time(begun);
             if (is_complete(n)) return true;
         }
-        if (world_->failed()) throw_failure(operation);
+        if (failed) throw_failure(operation);
         return false;
     }
 
@@ -139,19 +141,21 @@ private:
         int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         for (;;) {
             Operation operation;
+            bool failed;
             {
                 std::lock_guard lock(world_->mutex());
                 if (over()) return;
                 refuse_wrong_thread(operation = flight(n).call().operation);
                 // A message is often there in less time than it takes to leave the mutex and to come back.
                 do {
+                    failed = world_->failed();  // before the look: what came before the news counts, whoever took them in
                     advance();
                     if (over()) return;
-                } while (--looks > 0 && !world_->failed());
-                if ((backoff.patient() || vigil.begun()) && !world_->failed())
+                } while (--looks > 0 && !failed);
+                if ((backoff.patient() || vigil.begun()) && !failed)
                     vigil.look(timeout(), [&] { report_timeout(); }, [&] { report_missing(); });
             }
-            if (world_->failed()) throw_failure(operation);
+            if (failed) throw_failure(operation);
             if (vigil.begun()) world_->chores().try_advance();
             if (std::exchange(arrivals, world_->arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world_->bell, [&] { return world_->failed(); });
@@ -246,9 +250,9 @@ private:
         return bytes;
     }
     /// Of what a hello carries: as much as costs no more than another round trip.
-    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 64 * 1024 / (ranks < 4 ? 4 : ranks) / 64 * 64; }
+    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 32 * 1024 / ranks / 64 * 64; }
 
-    enum Stream { hellos, contributions, results, second_halves };
+    enum Stream { hellos, contributions, results, rests };
     int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
 
     // All below: under the world's mutex.
@@ -263,7 +267,7 @@ private:
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
-            started->start(n, call, *known_, world_->transport(), world_ranks_, stream(hellos), stream(second_halves));
+            started->start(n, call, *known_, world_->transport(), world_ranks_, stream(hellos), stream(rests));
         } catch (const std::exception& error) {
             fail_transport(error);
         }
@@ -286,11 +290,12 @@ private:
     }
 
     void advance() noexcept {
-        if (world_->failed()) return;
-        try_move([this] {
-            world_->poll();
-            // Also where it brought the news that the world has failed: what came before them counts.
+        const bool failed = world_->failed();
+        try_move([this, failed] {
+            if (!failed) world_->poll();
+            // Also where the world has failed: what came before the news counts, and another engine may have taken both in.
             hear();
+            if (failed) return;
             open_rounds();
             advance_rounds();
             retire();
@@ -320,9 +325,7 @@ private:
                     world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
                     return;
                 }
-                next.accept(world_->transport(), world_ranks_, stream(second_halves));
-                // A second half is often there already; also where the same poll brought the news that the world has failed.
-                if (!next.is_all_here(world_->transport())) world_->poll();
+                next.accept();
             }
             if (!next.is_all_here(world_->transport())) return;
             if (next.small()) next.finish_small(combiner_, inputs_);

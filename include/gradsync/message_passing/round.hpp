@@ -120,10 +120,10 @@ private:
     }
 
     Transport::Ticket send(int to, int stream, const void* data, ElementRange range, const RoundContext& context) const {
-        return context.transport.send(context.transport_ranks[index(to)], stream, data, bytes(range));
+        return context.transport.send_known(context.transport_ranks[index(to)], stream, data, bytes(range));
     }
     Transport::Ticket receive(int from, int stream, void* data, ElementRange range, const RoundContext& context) const {
-        return context.transport.receive(context.transport_ranks[index(from)], stream, data, bytes(range));
+        return context.transport.receive_known(context.transport_ranks[index(from)], stream, data, bytes(range), bytes(range));
     }
 
     /// Begins to receive what others bring to this rank's share.

@@ -32,7 +32,7 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
-    /// The same on all ranks, in all calls. Two messages of no more bytes arrive sooner than one that is longer, because that one would ask
+    /// The same on all ranks, in all calls. A few messages of no more bytes arrive sooner than one that is longer, because that one would ask
     /// the receiver before it leaves.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
@@ -42,6 +42,13 @@ public:
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
     /// `bytes`: the most that may come.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
+
+    /// A message of which the receiver knows how long it is: it may travel in parts, where these are quicker.
+    virtual Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) { return send(rank, stream, data, bytes); }
+    /// `bytes`: what is due. `room`: the most that comes from a rank that means something else.
+    virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room) {
+        return receive(rank, stream, data, room);
+    }
 
     /// Moves what can be moved now; true if a message is over that was not.
     virtual bool poll() = 0;
