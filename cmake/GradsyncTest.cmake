@@ -116,7 +116,7 @@ function(gradsync_register_test target prefix file)
     if(test_PROCESSORS)
       set(processors ${test_PROCESSORS})
     endif()
-    add_test(NAME ${test} COMMAND ${launcher} $<TARGET_FILE:${target}> --source-file=*${source})
+    add_test(NAME ${test} COMMAND ${launcher} ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:${target}> --source-file=*${source})
     set_tests_properties(
       ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${test_LABELS}"
                          PROCESSORS ${processors} RUN_SERIAL ${test_SERIAL} SKIP_RETURN_CODE 77)

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -110,18 +111,15 @@ public:
     }
 
     Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
-        const Ticket ticket = new_ticket(false);
-        const std::size_t part = part_of(bytes);
-        for (std::size_t from = 0; from < bytes; from += part)
+        return in_parts(false, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
             begin_send(ticket, rank, stream, static_cast<const std::byte*>(data) + from, std::min(part, bytes - from));
-        return ticket;
+        });
     }
     Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room) override {
-        const Ticket ticket = new_ticket(true);
-        const std::size_t part = part_of(bytes);
-        for (std::size_t from = 0; from < bytes; from += part)
+        assert(bytes <= room);
+        return in_parts(true, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
             begin_receive(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
-        return ticket;
+        });
     }
 
     bool poll() override {
@@ -166,7 +164,7 @@ public:
             tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
             --entries_[ticket].open;
         }
-        return finish(ticket);
+        return finish(ticket) && !orphans_;
     }
 
 private:
@@ -178,7 +176,19 @@ private:
     /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
     static constexpr std::size_t most_parts = 9;
 
-    std::size_t part_of(std::size_t bytes) const noexcept { return bytes <= most_parts * quick_bytes() ? quick_bytes() : bytes; }
+    /// `begin(ticket, from, part)`: the part that begins at byte `from`.
+    template <class Begin>
+    Ticket in_parts(bool receives, std::size_t bytes, Begin&& begin) {
+        const Ticket ticket = new_ticket(receives);
+        const std::size_t part = bytes <= most_parts * quick_bytes() ? quick_bytes() : bytes;
+        try {
+            for (std::size_t from = 0; from < bytes; from += part) begin(ticket, from, part);
+        } catch (...) {
+            orphans_ = true;  // parts are on their way, and nobody has their ticket
+            throw;
+        }
+        return ticket;
+    }
 
     void begin_send(Ticket ticket, int rank, int stream, const void* data, std::size_t bytes) {
         MPI_Request request;
@@ -209,7 +219,7 @@ private:
 
     void close() noexcept {
         closed_.store(true, std::memory_order_relaxed);
-        for (std::size_t i = requests_.size(); i-- > 0;) give_up(tickets_[i]);
+        for (std::size_t i = requests_.size(); i-- > 0; i = std::min(i, requests_.size())) give_up(tickets_[i]);
     }
 
     MPI_Comm comm_ = MPI_COMM_NULL;
@@ -219,6 +229,7 @@ private:
     int last_stream_ = 32767;  ///< what the standard guarantees
     int key_ = MPI_KEYVAL_INVALID;
     std::atomic<bool> closed_{false};  ///< MPI was finalised
+    bool orphans_ = false;             ///< somebody's memory may be in use for good
 
     std::vector<Entry> entries_;  ///< by ticket
     std::vector<Ticket> free_;

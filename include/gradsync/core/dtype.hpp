@@ -16,11 +16,15 @@ enum class DType : std::uint8_t { i8, u8, i32, u32, i64, u64, f16, bf16, f32, f6
 
 inline constexpr std::size_t dtype_count = 12;
 
+namespace detail {
+
+/// Not inside `size_of`: as its own it would be put on the stack by every call.
+inline constexpr std::uint8_t dtype_sizes[dtype_count] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
+
+}  // namespace detail
+
 /// Bytes of one element.
-constexpr std::size_t size_of(DType dtype) noexcept {
-    constexpr std::size_t sizes[dtype_count] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
-    return sizes[static_cast<std::size_t>(dtype)];
-}
+constexpr std::size_t size_of(DType dtype) noexcept { return detail::dtype_sizes[static_cast<std::size_t>(dtype)]; }
 
 /// "f32", "bf16", ...
 constexpr std::string_view name_of(DType dtype) noexcept {

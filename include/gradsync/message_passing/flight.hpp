@@ -26,9 +26,10 @@ static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 /// is known, as far as the others have started the same.
 class Flight {
 public:
-    /// `room`: the most bytes that a hello carries.
-    Flight(int ranks, int rank, std::size_t room)
-        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), hellos_(calls_.size() * (sizeof(Call) + room)),
+    /// `room`: the most bytes that a hello carries. `quick`: the transport's.
+    Flight(int ranks, int rank, std::size_t room, std::size_t quick)
+        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
+          place_((sizeof(Call) + room + first_ - 1) / first_ * first_), hellos_(calls_.size() * place_),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
     /// `transport_ranks[r]`: the transport's number of rank r.
@@ -45,21 +46,21 @@ public:
         in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
-        const std::size_t quick = std::max(sizeof(Call), transport.quick_bytes()), longest = sizeof(Call) + room_;
         for (int r = 0; r < ranks_; ++r) {
             if (r == rank_) continue;
-            hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), std::min(quick, longest));
-            if (const std::size_t all = sizeof(Call) + brought_by(r); all > quick)
-                rests_in_[index(r)] = transport.receive_known(transport_ranks[index(r)], rest_stream, hello_of(r) + quick, all - quick, longest - quick);
+            hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), first_);
+            if (const std::size_t all = sizeof(Call) + brought_by(r); all > first_)
+                rests_in_[index(r)] = transport.receive_known(transport_ranks[index(r)], rest_stream, hello_of(r) + first_, all - first_, place_ - first_);
         }
         std::byte* const own = hello_of(rank_);
         const std::size_t brought = brought_by(rank_), all = sizeof(Call) + brought;
         std::memcpy(own, &call, sizeof call);
-        if (brought != 0) std::memcpy(own + sizeof(Call), call.in, std::min(brought, call.in_count * width));
+        // What has no weight is not read: what is sent then, nobody reads.
+        if (brought != 0 && collective::contributes(call, rank_, rank_)) std::memcpy(own + sizeof(Call), call.in, std::min(brought, call.in_count * width));
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
             const int r = (rank_ + k) % ranks_;
-            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, std::min(all, quick));
-            if (all > quick) rests_out_[index(r)] = transport.send_known(transport_ranks[index(r)], rest_stream, own + quick, all - quick);
+            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, std::min(all, first_));
+            if (all > first_) rests_out_[index(r)] = transport.send_known(transport_ranks[index(r)], rest_stream, own + first_, all - first_);
         }
         sent_ = true;
     }
@@ -73,9 +74,9 @@ public:
         for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(r), sizeof(Call));
         return true;
     }
-    /// Is all there that this rank's hello is known to hold?
+    /// Has that rank started it, and is all there of what it is known to send with that? Before all have, nobody has looked at what follows hellos.
     bool arrived(int rank) const noexcept {
-        return hellos_in_[index(rank)] == Transport::no_ticket && rests_in_[index(rank)] == Transport::no_ticket;
+        return hellos_in_[index(rank)] == Transport::no_ticket && !(heard_ && rests_in_[index(rank)] != Transport::no_ticket);
     }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
@@ -146,9 +147,9 @@ public:
 
 private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * (sizeof(Call) + room_); }
+    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
 
-    /// Bytes that `rank` sends with its hello, if all mean the same. What has no weight is sent, too: the others do not know of it.
+    /// Bytes that `rank` sends with its hello, if all mean the same. As many where they have no weight: the others do not know of that.
     std::size_t brought_by(int rank) const noexcept {
         if (!small_) return 0;
         const bool brings = call_.operation != Operation::broadcast || rank == call_.root;
@@ -162,6 +163,8 @@ private:
     const int ranks_;
     const int rank_;
     const std::size_t room_;
+    const std::size_t first_;  ///< bytes of a hello that fit into a quick message
+    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;

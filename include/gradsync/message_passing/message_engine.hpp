@@ -148,7 +148,7 @@ private:
                 refuse_wrong_thread(operation = flight(n).call().operation);
                 // A message is often there in less time than it takes to leave the mutex and to come back.
                 do {
-                    failed = world_->failed();  // before the look: what came before the news counts, whoever took them in
+                    failed = world_->failed();  // before the look: another engine may take in the news, and what came before
                     advance();
                     if (over()) return;
                 } while (--looks > 0 && !failed);
@@ -192,6 +192,7 @@ public:
     /// Ends the world, and tells the others.
     void fail(const Failure& failure) noexcept override {
         world_->fail(failure);
+        end();
         world_->deliver();
     }
 
@@ -263,7 +264,7 @@ private:
 
     std::uint64_t begin(const Call& call) {
         const std::uint64_t n = next_;
-        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size())));
+        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size()), world_->transport().quick_bytes()));
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
@@ -290,10 +291,11 @@ private:
     }
 
     void advance() noexcept {
+        if (ended_) return;
         const bool failed = world_->failed();
         try_move([this, failed] {
             if (!failed) world_->poll();
-            // Also where the world has failed: what came before the news counts, and another engine may have taken both in.
+            // Also where the world has failed: what came with hellos before the news counts, and another engine may have taken both in.
             hear();
             if (failed) return;
             open_rounds();
@@ -402,8 +404,16 @@ private:
                         {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
     }
 
+    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on. Without the
+    /// mutex.
+    void end() noexcept {
+        const std::lock_guard lock(world_->mutex());
+        ended_ = true;
+    }
+
     /// Without the mutex.
     [[noreturn]] void throw_failure(Operation operation) {
+        end();
         world_->deliver();
         throw collective::as_error(world_->failure(), operation, world_rank(rank_));
     }
@@ -428,6 +438,7 @@ private:
     const int communicator_;
     std::atomic<std::chrono::nanoseconds> timeout_;
     std::size_t splits_ = 0;
+    bool ended_ = false;
 
     std::vector<std::unique_ptr<Flight>> flights_;  ///< numbers first_ to next_, each at its number modulo slots
     std::vector<std::unique_ptr<Flight>> spare_;

@@ -43,9 +43,10 @@ public:
     /// `bytes`: the most that may come.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
 
-    /// A message of which the receiver knows how long it is: it may travel in parts, where these are quicker.
+    /// A message of which the receiver knows how long it is: it may travel in parts, where these are quicker. The one meets the other, with
+    /// the same `bytes`, not 0.
     virtual Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) { return send(rank, stream, data, bytes); }
-    /// `bytes`: what is due. `room`: the most that comes from a rank that means something else.
+    /// `room`: bytes that may be written. Whole quick messages, where a rank that errs may send something else in this stream.
     virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room) {
         return receive(rank, stream, data, room);
     }

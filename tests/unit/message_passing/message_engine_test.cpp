@@ -201,6 +201,63 @@ TEST_CASE("messages: what a rank has seen complete when it fails is complete for
     }
 }
 
+TEST_CASE("messages: what came before the news of a failure is complete also where another communicator has taken in both") {
+    for (const bool waits : {true, false}) {
+        CAPTURE(waits);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        const auto world = [&](int rank) {
+            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), std::vector<gs::collective::ProcessIdentity>(2), 2);
+        };
+        const auto communicator = [](const auto& of, int rank, int number) {
+            return std::make_shared<mp::MessageEngine>(of, std::vector<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
+        };
+        const auto zeros = world(0);
+        const auto zero = communicator(zeros, 0, 0), other = communicator(zeros, 0, 1), one = communicator(world(1), 1, 0);
+        float own = 1, others = 2, next = 3;
+        const std::uint64_t number = zero->start(all_reduce(&own, 1)), second = zero->start(all_reduce(&next, 1));
+        one->wait(one->start(all_reduce(&others, 1)));
+        one->fail({gs::Errc::peer_failed, 1, "rank 1 has had enough"});
+        other->progress();
+        REQUIRE(zero->world().failed());
+        if (waits) CHECK_NOTHROW(zero->wait(number));
+        else CHECK(zero->test(number));
+        CHECK(own == 3);
+        CHECK_THROWS_AS(zero->wait(second), gs::Error);
+    }
+}
+
+TEST_CASE("messages: once a rank was told of a failure nothing is written into its buffers, whatever comes") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    std::vector<std::shared_ptr<mp::MessageEngine>> ranks;
+    for (int r = 0; r < 3; ++r) ranks.push_back(engine(std::make_unique<LoopbackTransport>(network, r)));
+    std::vector<float> values{1, 2, 4};
+    const std::uint64_t number = ranks[0]->start(all_reduce(&values[0], 1));
+    ranks[2]->start(all_reduce(&values[2], 1));
+    ranks[2]->fail({gs::Errc::peer_failed, 2, "rank 2 has had enough"});
+    CHECK_THROWS_AS(ranks[0]->wait(number), gs::Error);
+    values[0] = 100;  // it is somebody else's by now
+    ranks[1]->start(all_reduce(&values[1], 1));  // it has not heard yet
+    ranks[0]->abandon(number);
+    ranks[0]->progress();
+    ranks[0]->world().fail({gs::Errc::peer_failed, 0, "again"});
+    CHECK_THROWS_AS(ranks[0]->test(number), gs::Error);
+    CHECK(values[0] == 100);
+}
+
+TEST_CASE("messages: at the time limit only who did not start is named, also where hellos are followed by more") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    network->quick_bytes = 300;
+    const auto errors = run(network, 300ms, [&](mp::MessageEngine& own) {
+        std::vector<float> values(500);
+        if (own.rank() == 2) {
+            while (!own.world().failed()) own.progress();
+        } else {
+            own.wait(own.start(all_reduce(values.data(), values.size())));
+        }
+    });
+    for (const int rank : {0, 1}) CHECK(errors[static_cast<std::size_t>(rank)].find("rank 2 did not start it") != std::string::npos);
+}
+
 TEST_CASE("messages: who dies between its hello and what follows it is named") {
     const auto network = std::make_shared<LoopbackNetwork>(2);
     network->quick_bytes = 1000;
