@@ -125,10 +125,14 @@ public:
     /// Gives every rank the root's contents of these buffers: state that has no gradient. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         check_usable("broadcast_buffers");
-        std::vector<typename B::WorkType> works;
-        works.reserve(buffers.size());
-        for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
-        for (auto& work : works) detail::await(backend_, work);
+        if (root < 0 || root >= backend_.size())
+            throw_here(Errc::invalid_argument, "broadcast_buffers", "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+        failure_.guard([&] {
+            std::vector<typename B::WorkType> works;
+            works.reserve(buffers.size());
+            for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
+            for (auto& work : works) detail::await(backend_, work);
+        });
     }
 
     // -------------------------------------------------------------------------------------------------------- a step
@@ -163,7 +167,8 @@ public:
     using NoSync = detail::NoSync;
 
     /// While the guard lives, marks synchronise nothing: gradients of micro-batches add up (see Accumulation). Guards
-    /// nest; an exception that passes through leaves nothing switched on.
+    /// nest; an exception that passes through leaves nothing switched on. Each mark of a gradient counts as the next micro-batch's: one too
+    /// many is not noticed here.
     NoSync no_sync() {
         check_usable("no_sync");
         if (gradients_.pooled())
@@ -261,12 +266,14 @@ public:
     /// policies it does already. Collectives are not started here: the ranks may call it in any order.
     void wait_gradient(std::size_t i) {
         check_index(i, "wait_gradient");
+        check_usable("wait_gradient");
         if constexpr (decoupled)
             if (gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "wait_gradient");
     }
 
     /// With `OverlapForward`: the same for all gradients; before a validation, a checkpoint, and at the end.
     void flush() {
+        check_usable("flush");
         if constexpr (decoupled)
             for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
     }
@@ -275,6 +282,7 @@ public:
     /// `rebuild_buckets` returns true.
     BufferView gradient_view(std::size_t i) {
         check_index(i, "gradient_view");
+        check_usable("gradient_view");
         if (gradients_.pooled() && gradients_.parameter(i).requires_grad) {
             obtain(readiness_.bucket_of(i), "gradient_view");
             gradients_.ask_for(i);
@@ -360,17 +368,20 @@ public:
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
-        const std::vector<std::uint64_t> order = failure_.guard([&] { return ready_order_.agree(backend_, gradients_.order()); });
-        gradients_.set_ready_seconds(ready_order_.seconds());
-        if (!gradients_.reorder(backend_, order)) return false;
-        readiness_.set_plan(plan());
-        adopt_plan();
-        return true;
+        return failure_.guard([&] {
+            const std::vector<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
+            gradients_.set_ready_seconds(ready_order_.seconds());
+            if (!gradients_.reorder(backend_, order)) return false;
+            readiness_.set_plan(plan());
+            adopt_plan();
+            return true;
+        });
     }
 
     /// Records the order in which gradients become ready in the next steps, of which the last one counts, and when they do, of
     /// which the mean counts; for `rebuild_buckets`.
     void record_order(unsigned steps = 1) {
+        check_usable("record_order");
         ready_order_.start(steps, size());
         watch_marks();
     }
@@ -381,6 +392,7 @@ public:
     /// Gradient i of borrowed ones lives elsewhere from now on: same count, same type. Between steps.
     void rebind_gradient(std::size_t i, BufferView gradient) {
         check_index(i, "rebind_gradient");
+        check_usable("rebind_gradient");
         const BufferView own = gradients_.parameter(i).gradient;
         if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
             gradient.space != own.space || gradient.data == nullptr)

@@ -93,28 +93,30 @@ public:
     }
 
     bool test(std::uint64_t n) override {
-        std::lock_guard lock(mutex_);
         return advance_to(n);
     }
 
     void wait(std::uint64_t n) override {
+        if (advance_to(n)) return;
         std::uint64_t met;
         Call call;
         {
             std::lock_guard lock(mutex_);
-            if (advance_to(n)) return;
+            if (is_complete(n)) return;
             met = at(n).met;
             call = at(n).call;
         }
-        flat_->wait(met);  // finds out who is missing
+        try {
+            flat_->wait(met);  // finds out who is missing
+        } catch (...) {
+            end();
+            throw;
+        }
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
         collective::Vigil vigil;
         for (;;) {
-            {
-                std::lock_guard lock(mutex_);
-                if (advance_to(n)) return;
-            }
+            if (advance_to(n)) return;
             if (backoff.patient() || vigil.begun()) {
                 chores().try_advance();
                 vigil.look(timeout(), [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
@@ -275,10 +277,20 @@ private:
 
     /// True if collective n is complete; throws Error where it is not, and the world has failed.
     bool advance_to(std::uint64_t n) {
-        const std::exception_ptr failure = advance();
-        if (is_complete(n)) return true;
-        if (failure) std::rethrow_exception(failure);
-        return false;
+        std::exception_ptr failure;
+        {
+            std::lock_guard lock(mutex_);
+            failure = advance();
+            if (is_complete(n)) return true;
+        }
+        if (!failure) return false;
+        end();
+        std::rethrow_exception(failure);
+    }
+
+    /// The world may have failed, and this rank is told so: whichever engine it was that found out, none writes into buffers from now on.
+    void end() noexcept {
+        if (world().failed()) fail(world().failure());
     }
 
     /// Moves what can be moved. What is returned, if the world has failed, stopped one collective; those behind it may be complete.

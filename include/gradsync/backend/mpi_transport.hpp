@@ -191,16 +191,23 @@ private:
     }
 
     void begin_send(Ticket ticket, int rank, int stream, const void* data, std::size_t bytes) {
+        make_room();
         MPI_Request request;
         check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
         enlist(request, ticket);
     }
     void begin_receive(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
+        make_room();
         MPI_Request request;
         check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
         enlist(request, ticket);
     }
-    void enlist(MPI_Request request, Ticket ticket) {
+    /// For one more, before it is begun: what is under way has to be known.
+    void make_room() {
+        requests_.reserve(requests_.size() + 1);
+        tickets_.reserve(tickets_.size() + 1);
+    }
+    void enlist(MPI_Request request, Ticket ticket) noexcept {
         requests_.push_back(request);
         tickets_.push_back(ticket);
         ++entries_[ticket].open;

@@ -15,6 +15,7 @@
 #include "device_passes.hpp"
 #include "engine_collectives.hpp"
 #include "nccl_engine.hpp"
+#include "nccl_group.hpp"
 #include "nccl_memory.hpp"
 #include "tcp.hpp"
 #include "tcp_engine.hpp"

@@ -87,8 +87,8 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
 /// rank if `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do something before and
 /// after it.
 ///
-/// If a rank throws, `fail` is called on its handle, and the exception of the rank that failed first is rethrown here, of its
-/// own type.
+/// If a rank throws, `fail` is called on its handle, and the exception that was the cause (the first, by rank, that blames no other
+/// one) is rethrown here, of its own type.
 template <class Backend, class F, class Around>
 auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
     using Result = std::invoke_result_t<F&, Backend>;

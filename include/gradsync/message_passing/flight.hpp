@@ -74,10 +74,8 @@ public:
         for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(r), sizeof(Call));
         return true;
     }
-    /// Has that rank started it, and is all there of what it is known to send with that? Before all have, nobody has looked at what follows hellos.
-    bool arrived(int rank) const noexcept {
-        return hellos_in_[index(rank)] == Transport::no_ticket && !(heard_ && rests_in_[index(rank)] != Transport::no_ticket);
-    }
+    /// Has that rank started it, as far as is known?
+    bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
     /// The calls fit.

@@ -262,6 +262,13 @@ private:
     /// Numbers below first_ are complete, and their flights used for others.
     bool is_complete(std::uint64_t n) noexcept { return n < first_ || flight(n).complete(); }
 
+    /// The first that is not complete, or the last one. There is one.
+    Flight& oldest_open() noexcept {
+        std::uint64_t n = first_;
+        while (n + 1 < next_ && flight(n).complete()) ++n;
+        return flight(n);
+    }
+
     std::uint64_t begin(const Call& call) {
         const std::uint64_t n = next_;
         if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size()), world_->transport().quick_bytes()));
@@ -371,7 +378,7 @@ private:
     /// Reports that a rank does not start what this one waits for: because it has left, or is dead.
     void report_missing() {
         if (first_ == next_) return;
-        Flight& oldest = flight(std::min(std::max(first_, heard_), next_ - 1));
+        Flight& oldest = oldest_open();
         const std::string what = collective::name_of(oldest.call(), oldest.number());
         for (int r = 0; r < size(); ++r) {
             if (r == rank_) continue;
@@ -382,7 +389,7 @@ private:
     }
 
     void report_timeout() {
-        Flight& oldest = flight(std::min(std::max(first_, heard_), next_ - 1));
+        Flight& oldest = oldest_open();
         world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), missing_of(oldest), world_rank(rank_), timeout()));
     }
 
@@ -404,9 +411,10 @@ private:
                         {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
     }
 
-    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on. Without the
-    /// mutex.
+    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on, but what was
+    /// lent is on loan. Without the mutex.
     void end() noexcept {
+        if (world_->transport().refusal() != nullptr) return;  // this thread writes nothing, and is not to wait for those that do
         const std::lock_guard lock(world_->mutex());
         ended_ = true;
     }

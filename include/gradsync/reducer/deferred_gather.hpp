@@ -8,6 +8,7 @@
 #include "../core/backend.hpp"
 #include "bucket_layout.hpp"
 #include "gather_progress.hpp"
+#include "name_bucket.hpp"
 #include "passes.hpp"
 #include "watch.hpp"
 
@@ -70,7 +71,7 @@ public:
     /// Returns when bucket b is there.
     void wait(std::size_t b) {
         if (!works_[b].pending) return;
-        await(*backend_, works_[b].work);
+        naming_bucket(b, [&] { await(*backend_, works_[b].work); });
         if (works_[b].under_way) arrive(b);
         works_[b].pending = false;
         --pending_;

@@ -8,6 +8,7 @@
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../observe/statistics.hpp"
+#include "name_bucket.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -36,13 +37,13 @@ public:
     /// Advances, never blocks. `land(b)` is called for each bucket whose collective is found complete, and says when that was.
     template <class Land>
     void poll(Land&& land) {
-        for (std::size_t b = completed(); b < started() && buckets_[b].work.test(); ++b) complete(b, land);
+        for (std::size_t b = completed(); b < started() && naming_bucket(b, [&] { return buckets_[b].work.test(); }); ++b) complete(b, land);
     }
 
     /// Waits for bucket b's collective, as `await(work)` does; b is the first that was not known to be complete.
     template <class Land, class Await>
     void wait(std::size_t b, Land&& land, Await&& await) {
-        await(buckets_[b].work);
+        naming_bucket(b, [&] { await(buckets_[b].work); });
         complete(b, land);
     }
 

@@ -173,6 +173,8 @@ TEST_CASE("a rank that never calls finish: the others reach the time limit, whic
                 }
                 REQUIRE(outcome.is(Errc::timeout));
                 CHECK(outcome.says(": rank 1 did not start it"));
+                CHECK(outcome.says(" (it was bucket " + std::to_string(outcome.error->context().bucket) + ")"));
+                CHECK(outcome.error->context().bucket >= 0);
                 CHECK(outcome.error->context().peer == 1);
             }
         }
@@ -272,6 +274,12 @@ TEST_CASE("after a failure every call says so") {
             refuses("no_sync", [&] { (void)sync.no_sync(); });
             refuses("set_weight", [&] { sync.set_weight(2); });
             refuses("broadcast_parameters", [&] { sync.broadcast_parameters(); });
+            refuses("broadcast_buffers", [&] { sync.broadcast_buffers({}); });
+            refuses("gradient_view", [&] { sync.gradient_view(0); });
+            refuses("wait_gradient", [&] { sync.wait_gradient(0); });
+            refuses("flush", [&] { sync.flush(); });
+            refuses("record_order", [&] { sync.record_order(); });
+            refuses("rebind_gradient", [&] { sync.rebind_gradient(0, sync.parameter(0).gradient); });
             refuses("gradient_norm", [&] { sync.gradient_norm(); });
             refuses("clip_gradients_by_norm", [&] { sync.clip_gradients_by_norm(1); });
             refuses("clip_gradients_by_value", [&] { sync.clip_gradients_by_value(1); });
@@ -281,6 +289,27 @@ TEST_CASE("after a failure every call says so") {
         for (const std::string& text : wrong) CHECK(text == "");
         (void)result;
     }
+}
+
+TEST_CASE("a failure within a broadcast counts as one; a root that is none does not") {
+    std::vector<std::string> wrong(2);
+    outcomes(2, [&](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        Reducer<ThreadBackend, PerParameter> sync(comm, model);
+        std::vector<float> state(5);
+        const std::vector<BufferView> buffers{gradsync::buffer(state)};
+        std::string& text = wrong[static_cast<std::size_t>(comm.rank())];
+        const Outcome none = outcome_of([&] { sync.broadcast_buffers(buffers, 2); });
+        if (!none.is(Errc::invalid_argument) || !none.says("there is no rank 2 among 2")) text += "root: " + none.text;
+        sync.broadcast_buffers(buffers);  // it is as good as before
+        comm.barrier().wait();
+        if (comm.rank() == 0) comm.fail("no more power");
+        const Outcome first = outcome_of([&] { sync.broadcast_buffers(buffers); });
+        const Outcome second = outcome_of([&] { sync.mark_ready(0); });
+        if (!first.is(Errc::peer_failed) || !first.says("no more power")) text += "first: " + first.text;
+        if (!second.is(Errc::invalid_argument) || !second.says("failed earlier")) text += "second: " + second.text;
+    });
+    for (const std::string& text : wrong) CHECK(text == "");
 }
 
 TEST_CASE("a failure within mark_ready counts as one") {
