@@ -127,6 +127,9 @@ public:
         check_usable("broadcast_buffers");
         if (root < 0 || root >= backend_.size())
             throw_here(Errc::invalid_argument, "broadcast_buffers", "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+        for (const BufferView& b : buffers)
+            if (b.space != B::memory_space || (b.data == nullptr && b.count != 0))
+                throw_here(Errc::invalid_argument, "broadcast_buffers", "a buffer has no memory, or not the backend's kind of memory");
         failure_.guard([&] {
             std::vector<typename B::WorkType> works;
             works.reserve(buffers.size());
@@ -456,7 +459,7 @@ private:
 
     void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
         if constexpr (decoupled) {
-            if (!gathers_.pending(b)) return gathers_.poll();
+            if (!gathers_.pending(b)) return failure_.guard([&] { gathers_.poll(); });
             const auto held = step_.watch().hold(Activity::wait, b);
             failure_.guard([&] { gathers_.wait(b); });
             check_usable(operation);

@@ -73,14 +73,19 @@ public:
     std::size_t next_split() noexcept override { return flat_->next_split(); }
 
     std::uint64_t start(const Call& call) override {
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                if (next_ - first_ < most_in_flight) return begin(call);
-                oldest = first_;
+        try {
+            for (;;) {
+                std::uint64_t oldest;
+                {
+                    std::lock_guard lock(mutex_);
+                    if (next_ - first_ < most_in_flight) return begin(call);
+                    oldest = first_;
+                }
+                wait(oldest);
             }
-            wait(oldest);
+        } catch (...) {
+            end();
+            throw;
         }
     }
 

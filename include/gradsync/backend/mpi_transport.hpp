@@ -204,8 +204,8 @@ private:
     }
     /// For one more, before it is begun: what is under way has to be known.
     void make_room() {
-        requests_.reserve(requests_.size() + 1);
-        tickets_.reserve(tickets_.size() + 1);
+        if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
+        if (tickets_.size() == tickets_.capacity()) tickets_.reserve(2 * tickets_.size() + 16);
     }
     void enlist(MPI_Request request, Ticket ticket) noexcept {
         requests_.push_back(request);

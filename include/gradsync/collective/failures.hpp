@@ -29,13 +29,14 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
                 "; all ranks must start the same collectives in the same order"};
 }
 
-/// `missing`: the ranks that did not start it.
-inline Failure timed_out(const std::string& what, std::span<const int> missing, int self, std::chrono::nanoseconds limit) {
+/// `late`: the ranks that did not start it, or, where all have `started`, did not go on; empty where that is not known.
+inline Failure timed_out(const std::string& what, std::span<const int> late, int self, std::chrono::nanoseconds limit, bool started = false) {
     std::string seconds = std::to_string(std::chrono::duration<double>(limit).count());
     seconds.resize(gradsync::detail::smaller(seconds.size(), seconds.find('.') + 3));
-    std::string who = missing.empty() ? "its work did not end, though every rank started it" : missing.size() == 1 ? "rank " : "ranks ";
-    for (const int rank : missing) who += std::to_string(rank) + (rank == missing.back() ? " did not start it" : ", ");
-    return {Errc::timeout, missing.empty() ? -1 : missing.front(),
+    std::string who = late.empty() ? "its work did not end, though every rank started it" : late.size() == 1 ? "rank " : "ranks ";
+    for (const int rank : late)
+        who += std::to_string(rank) + (rank != late.back() ? ", " : started ? " started it, as all did, but did not go on" : " did not start it");
+    return {Errc::timeout, late.empty() ? -1 : late.front(),
             what + ": " + who + " while rank " + std::to_string(self) + " waited " + seconds +
                 " s; find out what keeps it, or raise the limit with set_timeout()"};
 }

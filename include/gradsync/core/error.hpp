@@ -73,6 +73,13 @@ public:
     Errc errc() const noexcept { return static_cast<Errc>(code().value()); }
     const ErrorContext& context() const noexcept { return context_; }
 
+    /// Says, where nobody has, that it was about this bucket. For who passes it on.
+    void name_bucket(std::size_t bucket) {
+        if (context_.bucket >= 0) return;
+        message_ += " (it was bucket " + std::to_string(bucket) + ")";
+        context_.bucket = static_cast<std::ptrdiff_t>(bucket);
+    }
+
 private:
     std::string message_;
     ErrorContext context_;

@@ -76,6 +76,8 @@ public:
     }
     /// Has that rank started it, as far as is known?
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
+    /// Has that rank, which has started it, not sent all that it brings?
+    bool owes(int rank) const noexcept { return rests_in_[index(rank)] != Transport::no_ticket; }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
     /// The calls fit.

@@ -390,7 +390,31 @@ private:
 
     void report_timeout() {
         Flight& oldest = oldest_open();
-        world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), missing_of(oldest), world_rank(rank_), timeout()));
+        std::vector<int> late = missing_of(oldest);
+        const bool started = late.empty();
+        if (started) late = laggards_of(oldest);
+        if (late.empty() && heard_ < next_ && &flight(heard_) != &oldest) return report_timeout_of(flight(heard_), missing_of(flight(heard_)), false);
+        report_timeout_of(oldest, late, started);
+    }
+    void report_timeout_of(const Flight& oldest, const std::vector<int>& late, bool started) {
+        world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), late, world_rank(rank_), timeout(), started));
+    }
+
+    /// The world ranks that have started it and are known to be what it waits for.
+    std::vector<int> laggards_of(const Flight& flight) const {
+        std::vector<int> late, perhaps;
+        for (int r = 0; r < size(); ++r) {
+            bool owes = flight.owes(r), owes_result = false;
+            for (std::uint64_t i = closed_; i < opened_; ++i) {
+                const Round& round = rounds_[i % rounds_in_flight];
+                if (&round.flight() != &flight) continue;
+                owes |= round.owes(r);
+                owes_result |= round.owes_result(r);
+            }
+            if (owes) late.push_back(world_rank(r));
+            if (owes_result) perhaps.push_back(world_rank(r));
+        }
+        return !late.empty() ? late : perhaps.size() == 1 ? perhaps : std::vector<int>();
     }
 
     std::vector<int> missing_of(const Flight& flight) const {
@@ -414,7 +438,6 @@ private:
     /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on, but what was
     /// lent is on loan. Without the mutex.
     void end() noexcept {
-        if (world_->transport().refusal() != nullptr) return;  // this thread writes nothing, and is not to wait for those that do
         const std::lock_guard lock(world_->mutex());
         ended_ = true;
     }

@@ -89,6 +89,13 @@ public:
         return combined_ && taking_ && sent && context.transport.finish_all(results_out_) && none(results_in_);
     }
 
+    /// Has that rank not sent what it brings, or not taken what is brought to it? That is its own affair.
+    bool owes(int rank) const noexcept {
+        return contributions_in_[index(rank)] != Transport::no_ticket || contributions_out_[index(rank)] != Transport::no_ticket;
+    }
+    /// Has it not sent its share's result? It may be waiting for others itself.
+    bool owes_result(int rank) const noexcept { return results_in_[index(rank)] != Transport::no_ticket; }
+
     /// The world has failed. False if a message may still be written into its memory.
     bool give_up(Transport& transport) noexcept {
         bool all = true;

@@ -44,7 +44,7 @@ public:
         works_[b].under_way = backend.size() > 1;
         if (works_[b].under_way) {
             const auto begin = watch_->now();
-            works_[b].work = backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
+            works_[b].work = naming_bucket(b, [&] { return backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket); });
             watch_->depart(Activity::gather, b, begin);
         }
         works_[b].pending = true;
@@ -66,7 +66,7 @@ public:
     void poll() {
         progress_.poll();
         for (std::size_t b = 0; b < works_.size(); ++b)
-            if (works_[b].under_way && works_[b].work.test()) arrive(b);
+            if (works_[b].under_way && naming_bucket(b, [&] { return works_[b].work.test(); })) arrive(b);
     }
     /// Returns when bucket b is there.
     void wait(std::size_t b) {

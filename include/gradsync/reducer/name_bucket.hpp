@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
-#include <utility>
 
 #include "../core/error.hpp"
 
@@ -13,11 +11,9 @@ template <class F>
 decltype(auto) naming_bucket(std::size_t b, F&& f) {
     try {
         return f();
-    } catch (const Error& error) {
-        if (error.context().bucket >= 0) throw;
-        ErrorContext context = error.context();
-        context.bucket = static_cast<std::ptrdiff_t>(b);
-        throw Error(error.errc(), std::string(error.what()) + " (it was bucket " + std::to_string(b) + ")", std::move(context));
+    } catch (Error& error) {
+        error.name_bucket(b);
+        throw;
     }
 }
 

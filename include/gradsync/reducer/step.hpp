@@ -15,6 +15,7 @@
 #include "flight.hpp"
 #include "gradient_buckets.hpp"
 #include "launch_groups.hpp"
+#include "name_bucket.hpp"
 #include "options.hpp"
 #include "passes.hpp"
 #include "readiness.hpp"
@@ -83,7 +84,7 @@ public:
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, begin);
                 group.enter(b);
-                auto work = start(b);
+                auto work = naming_bucket(b, [&] { return start(b); });
                 group.leave(b);
                 last = watch_.now();
                 launch.end(last);

@@ -35,6 +35,7 @@ TEST_CASE("timed_out: names the ranks that did not start it") {
           std::string::npos);
     CHECK(timed_out("x", one, 0, std::chrono::seconds(2)).message.find("x: rank 4 did not start it while rank 0 waited 2.00 s") == 0);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).message.find("x: ranks 1, 3 did not start it") == 0);
+    CHECK(timed_out("x", several, 0, std::chrono::seconds(2), true).message.find("x: ranks 1, 3 started it, as all did, but did not go on while rank 0") == 0);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).culprit == 1);
     CHECK(timed_out("x", none, 0, std::chrono::seconds(2)).culprit == -1);
 }

@@ -258,6 +258,35 @@ TEST_CASE("messages: at the time limit only who did not start is named, also whe
     for (const int rank : {0, 1}) CHECK(errors[static_cast<std::size_t>(rank)].find("rank 2 did not start it") != std::string::npos);
 }
 
+TEST_CASE("messages: at the time limit a rank that started it and stopped is named, with the collective that it keeps") {
+    for (const std::size_t count : {100'000, 1'000'000}) {  // one round, many
+        CAPTURE(count);
+        const auto network = std::make_shared<LoopbackNetwork>(3);
+        network->quick_bytes = 300;
+        std::atomic<int> given_up{0};
+        const auto errors = run(network, 300ms, [&](mp::MessageEngine& own) {
+            std::vector<float> values(count), more(count), last(1);
+            float first = 1;
+            own.wait(own.start(all_reduce(&first, 1)));
+            const std::uint64_t stuck = own.start(all_reduce(values.data(), count));
+            own.start(all_reduce(more.data(), count));
+            own.start(all_reduce(last.data(), 1));
+            while (own.rank() == 1 && given_up < 2) std::this_thread::yield();
+            struct GivesUp {
+                std::atomic<int>& count;
+                ~GivesUp() { ++count; }
+            } gives_up{given_up};
+            own.wait(stuck);
+        });
+        for (const int rank : {0, 2}) {
+            const std::string& error = errors[static_cast<std::size_t>(rank)];
+            CAPTURE(error);
+            CHECK(error.find("rank 1 started it, as all did, but did not go on") != std::string::npos);
+            CHECK(error.find("#1") != std::string::npos);
+        }
+    }
+}
+
 TEST_CASE("messages: who dies between its hello and what follows it is named") {
     const auto network = std::make_shared<LoopbackNetwork>(2);
     network->quick_bytes = 1000;

@@ -292,22 +292,29 @@ TEST_CASE("after a failure every call says so") {
 }
 
 TEST_CASE("a failure within a broadcast counts as one; a root that is none does not") {
-    std::vector<std::string> wrong(2);
+    std::vector<std::string> wrong(2, "did not come to its end");
     outcomes(2, [&](ThreadBackend comm) {
         auto model = tensors({10, 20});
         Reducer<ThreadBackend, PerParameter> sync(comm, model);
         std::vector<float> state(5);
         const std::vector<BufferView> buffers{gradsync::buffer(state)};
-        std::string& text = wrong[static_cast<std::size_t>(comm.rank())];
+        std::string text;
         const Outcome none = outcome_of([&] { sync.broadcast_buffers(buffers, 2); });
         if (!none.is(Errc::invalid_argument) || !none.says("there is no rank 2 among 2")) text += "root: " + none.text;
-        sync.broadcast_buffers(buffers);  // it is as good as before
-        comm.barrier().wait();
-        if (comm.rank() == 0) comm.fail("no more power");
-        const Outcome first = outcome_of([&] { sync.broadcast_buffers(buffers); });
+        const std::vector<BufferView> nowhere{{nullptr, 5, gradsync::DType::f32}};
+        const Outcome null = outcome_of([&] { sync.broadcast_buffers(nowhere); });
+        if (!null.is(Errc::invalid_argument) || !null.says("a buffer has no memory")) text += "memory: " + null.text;
+        const Outcome good = outcome_of([&] { sync.broadcast_buffers(buffers); });  // it is as good as before
+        if (good.error) text += "good: " + good.text;
+        const Outcome first = outcome_of([&] {
+            comm.barrier().wait();
+            if (comm.rank() == 0) comm.fail("no more power");
+            sync.broadcast_buffers(buffers);
+        });
         const Outcome second = outcome_of([&] { sync.mark_ready(0); });
         if (!first.is(Errc::peer_failed) || !first.says("no more power")) text += "first: " + first.text;
-        if (!second.is(Errc::invalid_argument) || !second.says("failed earlier")) text += "second: " + second.text;
+        if (comm.rank() == 0 && (!second.is(Errc::invalid_argument) || !second.says("failed earlier"))) text += "second: " + second.text;
+        wrong[static_cast<std::size_t>(comm.rank())] = text;
     });
     for (const std::string& text : wrong) CHECK(text == "");
 }
