@@ -29,7 +29,7 @@ public:
     /// `room`: the most bytes that a hello carries. `quick`: the transport's.
     Flight(int ranks, int rank, std::size_t room, std::size_t quick)
         : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
-          place_((sizeof(Call) + room + first_ - 1) / first_ * first_), hellos_(calls_.size() * place_),
+          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(calls_.size() * place_),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
     /// `transport_ranks[r]`: the transport's number of rank r.
@@ -164,7 +164,7 @@ private:
     const int rank_;
     const std::size_t room_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
-    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages
+    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;

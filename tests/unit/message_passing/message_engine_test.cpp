@@ -259,7 +259,7 @@ TEST_CASE("messages: at the time limit only who did not start is named, also whe
 }
 
 TEST_CASE("messages: at the time limit a rank that started it and stopped is named, with the collective that it keeps") {
-    for (const std::size_t count : {100'000, 1'000'000}) {  // one round, many
+    for (const std::size_t count : {std::size_t{100'000}, std::size_t{1'000'000}}) {  // one round, many
         CAPTURE(count);
         const auto network = std::make_shared<LoopbackNetwork>(3);
         network->quick_bytes = 300;
