@@ -66,6 +66,7 @@ class ChosenOverlap {
 public:
     explicit ChosenOverlap(const Options& o) {
         if (o.overlap == "backward") policy_.emplace<gs::OverlapBackward>();
+        if (o.overlap == "backward-polls") policy_.emplace<gs::OverlapBackward>(gs::Progress::polls);
         if (o.overlap == "backward-thread") policy_.emplace<gs::OverlapBackwardThread>();
     }
 

@@ -193,9 +193,10 @@ Options parse_options(int argc, char** argv, int processes) {
             ->group(group)};
     app.add_option("--overlap", o.overlap,
                    "none: all at the end of the backward pass; backward: a bucket leaves when it is full;\n"
-                   "backward-thread: the same, and a thread moves it on while the others compute;\n"
+                   "backward-polls, backward-thread: the same, and marks of gradients move it on, or a thread beside the\n"
+                   "computation does (backward takes what suits the backend);\n"
                    "forward: it is reduced in the backward pass, and gathered under the next forward pass")
-        ->check(CLI::IsMember({"none", "backward", "backward-thread", "forward"}))
+        ->check(CLI::IsMember({"none", "backward", "backward-polls", "backward-thread", "forward"}))
         ->group(group);
     app.add_option("--gradients", o.gradients,
                    "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")

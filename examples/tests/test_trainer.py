@@ -152,7 +152,8 @@ class Digests(TrainerTest):
         for model in MODELS.values():
             longer = [*model, "--steps", "8"]
             expected = self.digest(*longer)
-            for overlap, gradients in (("none", "in-buckets"), ("backward", "borrowed"), ("backward-thread", "in-buckets"), ("forward", "in-buckets")):
+            for overlap, gradients in (("none", "in-buckets"), ("backward", "borrowed"), ("backward-polls", "in-buckets"),
+                                       ("backward-thread", "in-buckets"), ("forward", "in-buckets")):
                 result = self.train(*longer, "--buckets", "optimal", "--overlap", overlap, "--gradients", gradients)
                 self.assertEqual(result["params_digest"], expected, (model, overlap, gradients))
                 profile = result["profile"]
@@ -507,16 +508,18 @@ class Mpi(TrainerTest):
         return json.loads(done.stdout)
 
     def test_the_same_bits_as_over_threads(self):
+        planned = [("optimal", overlap, "in-buckets") for overlap in ("none", "backward-polls", "forward")]
         for ranks, (name, flags) in zip((2, 3, 4), MODELS.items()):
             expected = self.digest(*flags, "--ranks", ranks)
-            for buckets, overlap, gradients in POLICIES[ranks % 2::2]:  # in buckets, borrowed, in buckets
+            for buckets, overlap, gradients in POLICIES[ranks % 2::2] + planned:  # in buckets, borrowed, in buckets
                 found = self.train_processes(
                     ranks, *flags, "--reproducible", "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
                     "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)["params_digest"]
                 self.assertEqual(found, expected, (name, ranks, buckets, overlap, gradients))
 
     def test_the_same_bits_by_messages(self):
-        some = (("capped", "backward", "in-buckets"), ("per-parameter", "none", "borrowed"), ("flat", "backward", "borrowed"))
+        some = (("capped", "backward", "in-buckets"), ("per-parameter", "none", "borrowed"), ("flat", "backward", "borrowed"),
+                ("per-parameter", "backward-polls", "borrowed"), ("optimal", "backward-thread", "in-buckets"))
         for ranks, (name, flags) in zip((2, 3, 4), MODELS.items()):
             expected = self.digest(*flags, "--ranks", ranks)
             for buckets, overlap, gradients in some:

@@ -31,6 +31,7 @@ namespace gradsync::inline v0::detail {
 /// has started.
 class HierarchicalEngine final : public collective::Engine, collective::Chore {
     using Call = collective::Call;
+    using Clock = std::chrono::steady_clock;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
 
@@ -54,8 +55,8 @@ public:
         : flat_(std::move(flat)),
           scatter_(std::move(local)),
           machines_(std::move(machines)),
-          across_(flat_->split(counterparts())),
-          gather_(scatter_->split(all_of(*scatter_))),
+          across_(std::static_pointer_cast<MessageEngine>(flat_->split(counterparts()))),
+          gather_(std::static_pointer_cast<ProcessEngine>(scatter_->split(all_of(*scatter_)))),
           roll_call_(machines_.size()) {
         chores().enlist(*this);
     }
@@ -104,12 +105,10 @@ public:
     void wait(std::uint64_t n) override {
         if (advance_to(n)) return;
         std::uint64_t met;
-        Call call;
         {
             std::lock_guard lock(mutex_);
             if (is_complete(n)) return;
             met = at(n).met;
-            call = at(n).call;
         }
         try {
             flat_->wait(met);  // finds out who is missing
@@ -120,12 +119,12 @@ public:
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
         collective::Vigil vigil;
+        Clock::time_point limit_reached{};
         for (;;) {
             if (advance_to(n)) return;
             if (backoff.patient() || vigil.begun()) {
                 chores().try_advance();
-                vigil.look(timeout(), [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
-                           [&] { report_dead(collective::name_of(call, n)); });
+                vigil.look(timeout(), [&] { report_timeout(limit_reached); }, [&] { report_dead(); });
             }
             if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
@@ -342,17 +341,37 @@ private:
         if (lock && !world().failed()) advance();  // if that fails, who waits is told
     }
 
-    void report_dead(const std::string& what) {
+    void report_dead() {
         std::lock_guard lock(mutex_);
+        if (first_ == next_) return;
         for (int r = 0; r < size(); ++r)
-            if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r))) return fail(collective::died(what, world_rank(r)));
+            if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r)))
+                return fail(collective::died(collective::name_of(at(first_).call, first_), world_rank(r)));
+    }
+
+    /// Called again and again from the time limit on, which is reached about when the others reach theirs. Who waits in a later stage may wait for
+    /// one that waits itself for the rank that stopped: it leaves those who know more some time to say so first.
+    void report_timeout(Clock::time_point& limit_reached) {
+        const auto now = Clock::now();
+        if (limit_reached == Clock::time_point{}) limit_reached = now;
+        std::lock_guard lock(mutex_);
+        if (first_ == next_) return;
+        const Started& oldest = at(first_);
+        const auto respite = std::min<std::chrono::nanoseconds>(timeout() / 20, std::chrono::milliseconds(500));
+        const int stages = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
+        if (now - limit_reached < stages * respite) return;
+        collective::Late late = oldest.stage == Stage::meeting ? flat_->late(oldest.met)
+                              : oldest.stage == Stage::crossing ? across_->late(oldest.number)
+                                                                : (oldest.stage == Stage::scattering ? scatter_ : gather_)->late(oldest.number);
+        late.started |= oldest.stage != Stage::meeting;
+        fail(collective::timed_out(collective::name_of(oldest.call, first_), late, world_rank(rank()), timeout()));
     }
 
     const std::shared_ptr<MessageEngine> flat_;     ///< of all ranks
     const std::shared_ptr<ProcessEngine> scatter_;  ///< of this machine's
     const std::vector<int> machines_;
-    const std::shared_ptr<collective::Engine> across_;
-    const std::shared_ptr<collective::Engine> gather_;  ///< of this machine's, with an order of its own
+    const std::shared_ptr<MessageEngine> across_;
+    const std::shared_ptr<ProcessEngine> gather_;   ///< of this machine's, with an order of its own
     collective::RollCall roll_call_;
 
     std::mutex mutex_;

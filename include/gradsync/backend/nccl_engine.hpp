@@ -459,7 +459,7 @@ private:
     }
 
     collective::Failure timed_out(std::uint64_t n) {
-        return collective::timed_out(name_of(n), control_->missing(at(n).met), world_rank(rank()), timeout());
+        return collective::timed_out(name_of(n), control_->late(at(n).met), world_rank(rank()), timeout());
     }
 
     /// NCCL has reported a failure, perhaps because another rank is gone, before the connections to that one have closed. NCCL cannot

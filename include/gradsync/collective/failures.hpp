@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -29,14 +30,19 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
                 "; all ranks must start the same collectives in the same order"};
 }
 
-/// `late`: the ranks that did not start it, or, where all have `started`, did not go on; empty where that is not known.
-inline Failure timed_out(const std::string& what, std::span<const int> late, int self, std::chrono::nanoseconds limit, bool started = false) {
+/// Which ranks keep a collective from completing, as far as one rank can tell.
+struct Late {
+    std::vector<int> ranks = {};  ///< world ranks; empty where that is not known
+    bool started = false;         ///< every rank has started it, and these did not go on
+};
+
+inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
     std::string seconds = std::to_string(std::chrono::duration<double>(limit).count());
     seconds.resize(gradsync::detail::smaller(seconds.size(), seconds.find('.') + 3));
-    std::string who = late.empty() ? "its work did not end, though every rank started it" : late.size() == 1 ? "rank " : "ranks ";
-    for (const int rank : late)
-        who += std::to_string(rank) + (rank != late.back() ? ", " : started ? " started it, as all did, but did not go on" : " did not start it");
-    return {Errc::timeout, late.empty() ? -1 : late.front(),
+    std::string who = late.ranks.empty() ? "its work did not end, though every rank started it" : late.ranks.size() == 1 ? "rank " : "ranks ";
+    for (const int rank : late.ranks)
+        who += std::to_string(rank) + (rank != late.ranks.back() ? ", " : late.started ? " started it, as all did, but did not go on" : " did not start it");
+    return {Errc::timeout, late.ranks.empty() ? -1 : late.ranks.front(),
             what + ": " + who + " while rank " + std::to_string(self) + " waited " + seconds +
                 " s; find out what keeps it, or raise the limit with set_timeout()"};
 }

@@ -163,10 +163,10 @@ private:
     }
 
 public:
-    /// The world ranks that are not known to have started collective n.
-    std::vector<int> missing(std::uint64_t n) {
+    /// Who keeps collective n from completing.
+    collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return n < heard_ ? std::vector<int>() : missing_of(flight(n));
+        return is_complete(n) ? collective::Late() : late_of(flight(n));
     }
 
     /// What a wait does every few milliseconds, for those that wait elsewhere: ends the world if a rank does not start what this one
@@ -389,15 +389,15 @@ private:
     }
 
     void report_timeout() {
-        Flight& oldest = oldest_open();
-        std::vector<int> late = missing_of(oldest);
-        const bool started = late.empty();
-        if (started) late = laggards_of(oldest);
-        if (late.empty() && heard_ < next_ && &flight(heard_) != &oldest) return report_timeout_of(flight(heard_), missing_of(flight(heard_)), false);
-        report_timeout_of(oldest, late, started);
+        const Flight* open = &oldest_open();
+        collective::Late late = late_of(*open);
+        if (late.ranks.empty() && heard_ < next_) late = late_of(*(open = &flight(heard_)));  // who has stopped did not start this one
+        world_->fail(collective::timed_out(collective::name_of(open->call(), open->number()), late, world_rank(rank_), timeout()));
     }
-    void report_timeout_of(const Flight& oldest, const std::vector<int>& late, bool started) {
-        world_->fail(collective::timed_out(collective::name_of(oldest.call(), oldest.number()), late, world_rank(rank_), timeout(), started));
+
+    collective::Late late_of(const Flight& flight) const {
+        if (std::vector<int> missing = missing_of(flight); !missing.empty()) return {std::move(missing), false};
+        return {laggards_of(flight), true};
     }
 
     /// The world ranks that have started it and are known to be what it waits for.

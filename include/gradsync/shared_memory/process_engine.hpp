@@ -99,19 +99,31 @@ public:
     /// Also waits for what was started before: it may need this rank's staging.
     void wait(std::uint64_t n) override {
         while (!advance(n)) {
+            Whole oldest;
             bool is_staged;
-            std::uint64_t number;
+            std::uint64_t piece;
             {
                 std::lock_guard lock(mutex_);
                 if (complete(n)) return;
+                oldest = {calls_[first_].call, calls_[first_].number};
                 is_staged = calls_[first_].whole.has_value();
-                number = is_staged ? landed_ : calls_[first_].number;
+                piece = landed_;
                 if (is_staged && launched_ == landed_) continue;  // it could not be launched: the world has failed
             }
             // Where these fail, `advance` says what it means for n.
-            if (is_staged) staged_.await(number);
-            else direct_.await(number);
+            if (is_staged) staged_.await(piece, &oldest);
+            else direct_.await(oldest.number);
         }
+    }
+
+    /// Who keeps collective n from completing.
+    collective::Late late(std::uint64_t n) noexcept {
+        std::lock_guard lock(mutex_);
+        if (complete(n)) return {};
+        if (!calls_[first_].whole) return direct_.late(n);
+        collective::Late late = staged_.late(landed_);
+        late.started = true;
+        return late;
     }
 
     void abandon(std::uint64_t n) noexcept override {

@@ -22,6 +22,12 @@ namespace gradsync::inline v0::shared_memory {
 
 using collective::Failure;
 
+/// A collective of another seat's, of which one of this seat's is a piece.
+struct Whole {
+    Call call;
+    std::uint64_t number = 0;
+};
+
 /// One rank's place at a board: starts collectives, works on them, waits for them.
 ///
 /// May be used from several threads of the rank: their starts are serialised, one of them works at a time.
@@ -101,6 +107,22 @@ public:
         throw_failure(board_->cell(n, rank_).call.operation);
     }
 
+    /// Who keeps collective n from completing: those that did not start it; else those that are in the middle of some work, which may be
+    /// another's share; else those whose shares are not done, as nobody who waits has helped.
+    collective::Late late(std::uint64_t n) noexcept {
+        if (board_->done(n)) return {};
+        const auto those = [&](auto&& are_late) {
+            std::vector<int> ranks;
+            for (int r = 0; r < board_->size(); ++r)
+                if (are_late(r)) ranks.push_back(board_->world_rank(r));
+            return ranks;
+        };
+        if (!board_->all_arrived(n)) return {.ranks = those([&](int r) { return !board_->arrived(n, r); })};
+        collective::Late late{.ranks = those([&](int r) { return r != rank_ && board_->presence(r).busy.load(std::memory_order_acquire) != 0; }), .started = true};
+        if (late.ranks.empty()) late.ranks = those([&](int r) { return r != rank_ && board_->share(n, r).done.load(std::memory_order_acquire) <= n; });
+        return late;
+    }
+
     /// Is collective n complete, and has this rank seen its calls? Only looks.
     bool done(std::uint64_t n) const noexcept { return board_->done(n) && own_.load(std::memory_order_acquire) > n; }
 
@@ -108,9 +130,9 @@ public:
     void wait(std::uint64_t n) {
         if (!await(n)) throw_failure(board_->cell(n, rank_).call.operation);
     }
-    /// The same; false where `wait` throws.
-    bool await(std::uint64_t n) {
-        if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n)) return false;
+    /// The same; false where `wait` throws. `whole`: a collective that every rank has started elsewhere and that n is a piece of, if it is one.
+    bool await(std::uint64_t n, const Whole* whole = nullptr) {
+        if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n, whole)) return false;
         // The others reuse a slot only once every rank has retired it: do not let them wait for that.
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
         return true;
@@ -284,7 +306,7 @@ private:
 
     /// Works and waits until `complete()`; `n` is the collective that the messages speak of. False where the world fails before.
     template <class Predicate>
-    bool wait_for(Predicate&& complete, std::uint64_t n) {
+    bool wait_for(Predicate&& complete, std::uint64_t n, const Whole* whole = nullptr) {
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
         collective::Vigil vigil;
@@ -301,8 +323,8 @@ private:
             }
             if (backoff.patient()) {
                 space_.idle();
-                vigil.look(timeout(), [&] { report_timeout(n); }, [&] { report_dead(n); });
-                report_leavers(n);
+                vigil.look(timeout(), [&] { report_timeout(n, whole); }, [&] { report_dead(n, whole); });
+                report_leavers(n, whole);
             }
             backoff.wait_a_little(world.bell, [&] {
                 const std::uint64_t own = own_.load(std::memory_order_relaxed);
@@ -318,38 +340,39 @@ private:
         board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
     }
 
-    void report_timeout(std::uint64_t n) noexcept {
+    void report_timeout(std::uint64_t n, const Whole* whole) noexcept {
         const std::uint64_t first = first_unstarted(n);
-        std::vector<int> missing;
-        for (int r = 0; r < board_->size(); ++r)
-            if (!board_->arrived(first, r)) missing.push_back(board_->world_rank(r));
-        board_->world().fail(collective::timed_out(name(first), missing, board_->world_rank(rank_), timeout()));
+        collective::Late who = late(first);
+        who.started |= whole != nullptr;
+        board_->world().fail(collective::timed_out(name(first, whole), who, board_->world_rank(rank_), timeout()));
     }
 
-    void report_leavers(std::uint64_t n) noexcept {
+    void report_leavers(std::uint64_t n, const Whole* whole) noexcept {
         const std::uint64_t first = first_unstarted(n);
         for (int r = 0; r < board_->size(); ++r) {
             if (!board_->presence(r).left.load(std::memory_order_acquire)) continue;
             // It may have started the collective, seen it complete, and left since.
             if (board_->done(first) || board_->arrived(first, r)) continue;
-            board_->world().fail(collective::left_early(name(first), board_->world_rank(r)));
+            board_->world().fail(collective::left_early(name(first, whole), board_->world_rank(r)));
             return;
         }
     }
 
-    void report_dead(std::uint64_t n) noexcept {
+    void report_dead(std::uint64_t n, const Whole* whole) noexcept {
         const std::uint64_t first = first_unstarted(n);
         for (int r = 0; r < board_->size(); ++r) {
             const bool needed = !board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n;
             const int culprit = board_->world_rank(r);
             if (!needed || board_->done(first) || board_->world().alive(culprit)) continue;
-            board_->world().fail(collective::died(name(first), culprit));
+            board_->world().fail(collective::died(name(first, whole), culprit));
             return;
         }
     }
 
     /// n was started by this rank.
-    std::string name(std::uint64_t n) { return collective::name_of(board_->cell(n, rank_).call, n); }
+    std::string name(std::uint64_t n, const Whole* whole = nullptr) {
+        return whole ? collective::name_of(whole->call, whole->number) : collective::name_of(board_->cell(n, rank_).call, n);
+    }
 
     /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor
     /// may be the caller: chunks take microseconds, so the limit is reached only if a thread was stopped for good.

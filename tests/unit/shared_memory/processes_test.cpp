@@ -224,6 +224,27 @@ TEST_CASE("processes: a rank that stops is named at the time limit") {
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
 
+TEST_CASE("processes: a rank that stops between the pieces of a collective is named, and the collective is the one that was asked for") {
+    const auto ends = run_engines(3, 3, [](sm::ProcessEngine& engine, int) {
+        std::vector<float> own(5'000'000, 1.0f);  // not reached by the others, so staged, in more pieces than are in flight
+        const std::uint64_t n = engine.start(all_reduce(own.data(), own.size()));
+        if (engine.rank() == 1) {
+            engine.test(n);
+            while (!engine.world().failed()) ::usleep(1000);
+            return;
+        }
+        engine.set_timeout(300ms);
+        try {
+            engine.wait(n);
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
+            expect(std::strstr(error.what(), "5000000 elements), collective #0: rank 1 started it, as all did, but did not go on") != nullptr, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
 TEST_CASE("processes: what a rank has seen complete when it fails is complete for all ranks") {
     const auto ends = run_engines(3, 120, [](sm::ProcessEngine& engine, int repeat) {
         // Not reached by the others, so staged, in two pieces; or nothing to stage.
