@@ -1,6 +1,7 @@
 // ctest: MPI RANKS 1 2 3 4 TIMEOUT 300
 // A program of n ranks runs the suite at 1 to n.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -20,6 +21,7 @@
 using gradsync_test::MpiMachines;
 using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
+using gradsync_test::MpiReproducible;
 
 TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>(); }
 TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
@@ -35,6 +37,8 @@ TEST_CASE("MpiBackend on two machines: results") { gradsync_test::check_results<
 TEST_CASE("MpiBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<MpiMachines>(); }
 TEST_CASE("MpiBackend on two machines: groups") { gradsync_test::check_groups<MpiMachines>(); }
 TEST_CASE("MpiBackend on two machines: failures") { gradsync_test::check_failures<MpiMachines>(); }
+
+TEST_CASE("MpiBackend on two machines, reproducible: results") { gradsync_test::check_results<MpiReproducible>(); }
 
 namespace {
 
@@ -147,6 +151,7 @@ TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by t
     if (size == 2) CHECK(described(MpiMachines{}) == on_two + "send messages (one on each machine)");
     if (size == 3) CHECK(described(MpiMachines{}) == on_two + "send messages (machines have different numbers of them)");
     if (size == 4) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
+    if (size >= 3) CHECK(described(MpiReproducible{}) == on_two + "send messages (sums are to be reproducible)");
 }
 
 TEST_CASE("MpiBackend: a mean of 16-bit numbers does not overflow on the way, whatever its weights") {
@@ -172,6 +177,58 @@ TEST_CASE("MpiBackend: options that differ are refused on every rank") {
     }
 }
 
+TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
+    using gradsync::MpiCommunicator;
+    const int size = MpiProcesses::largest;
+    for (const bool shared_memory : {true, false})
+        for (const MpiCommunicator kind : {MpiCommunicator::duplicate, MpiCommunicator::attach, MpiCommunicator::take_ownership}) {
+            MPI_Comm comm = MPI_COMM_NULL;
+            MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+            // It tells when it is freed.
+            static int freed = 0;
+            int key = MPI_KEYVAL_INVALID;
+            MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, [](MPI_Comm, int, void*, void*) { return ++freed, static_cast<int>(MPI_SUCCESS); }, &key, nullptr);
+            MPI_Comm_set_attr(comm, key, nullptr);
+            freed = 0;
+            {
+                gradsync::MpiBackend backend(comm, {.timeout = gradsync_test::ample, .shared_memory = shared_memory, .communicator = kind});
+                if (kind == MpiCommunicator::duplicate) MPI_Comm_free(&comm);
+                std::vector<float> ones(1000, 1.0f);
+                backend.all_reduce(gradsync::buffer(ones), gradsync::ReduceOp::sum).wait();
+                CHECK(ones == std::vector<float>(1000, static_cast<float>(size)));
+                if (kind == MpiCommunicator::attach) CHECK(freed == 0);
+            }
+            // A world whose handles are gone goes when its messages are over and another one is made.
+            for (int more = 0, everywhere = 0; more < 1000 && everywhere == 0 && kind != MpiCommunicator::attach; ++more) {
+                MpiMessengers::run(size, gradsync_test::ample, [](gradsync::MpiBackend) {});
+                MPI_Allreduce(&freed, &everywhere, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+            }
+            CHECK(freed == (kind == MpiCommunicator::attach ? 0 : 1));
+            MPI_Comm_free_keyval(&key);
+        }
+}
+
+TEST_CASE("MpiBackend: ranks that wait for one that does not come are told at the time limit") {
+    const auto& world = gradsync_test::environment();
+    if (world.size == 1) return;
+    MPI_Comm comm = MPI_COMM_NULL;  // good for nothing else afterwards, so it is not freed
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    const auto attempt = [&](std::chrono::nanoseconds limit) {
+        try {
+            const gradsync::MpiBackend backend(comm, {.timeout = limit});
+            FAIL("nothing was thrown");
+        } catch (const gradsync::Error& error) {
+            CHECK(error.errc() == gradsync::Errc::timeout);
+            CHECK(std::string(error.what()).find("for the " + std::to_string(gradsync_test::environment().size) + " ranks of its communicator") != std::string::npos);
+        }
+    };
+    if (world.rank != 0) attempt(std::chrono::milliseconds(100));
+    int all_told = 0;
+    if (world.rank != 0) MPI_Send(&all_told, 1, MPI_INT, 0, 1, MPI_COMM_WORLD);
+    else for (int r = 1; r < world.size; ++r) MPI_Recv(&all_told, 1, MPI_INT, r, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (world.rank == 0) attempt(std::chrono::milliseconds(100));  // what the others have begun can end: MPI_Finalize need not wait for it
+}
+
 TEST_CASE("MpiBackend: a thread that MPI was not initialised for is told so") {
     int level = 0;
     MPI_Query_thread(&level);
@@ -195,12 +252,14 @@ TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
     using gradsync::GradientStorage;
     const int size = MpiProcesses::largest;
     for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
-        std::vector<float> shared, sent;
+        std::vector<float> shared, sent, reproduced;
         MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { shared = trained(comm, storage); });
         MpiMessengers::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { sent = trained(comm, storage); });
+        MpiReproducible::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { reproduced = trained(comm, storage); });
         const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, storage); });
         CHECK(shared == expected.front());
         CHECK(sent == expected.front());
+        CHECK(reproduced == expected.front());
     }
 }
 

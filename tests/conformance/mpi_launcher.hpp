@@ -24,8 +24,9 @@ inline MpiEnvironment& environment() {
     return only;
 }
 
-/// How the ranks reach one another: all share memory, none do, or each half of them does (where there are 4: two machines).
-enum class Reach { memory, messages, both };
+/// How the ranks reach one another: all share memory, none do, or each half of them does (where there are 4: two machines); or it could, but sums are
+/// to be reproducible.
+enum class Reach { memory, messages, both, reproducible };
 
 /// Runs the suite on the processes of one mpirun, which all run the same test cases.
 template <Reach reach>
@@ -44,8 +45,8 @@ struct MpiProcessesWith {
         MPI_Comm comm = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
         if (member) {
-            gradsync::MpiOptions options{.timeout = limit, .shared_memory = reach != Reach::messages};
-            if (reach == Reach::both) options.domain = 2 * environment().rank / size;
+            gradsync::MpiOptions options{.timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
+            if (reach == Reach::both || reach == Reach::reproducible) options.domain = 2 * environment().rank / size;
             gradsync::MpiBackend backend(comm, options);
             MPI_Comm_free(&comm);
             try {
@@ -69,5 +70,6 @@ struct MpiProcessesWith {
 using MpiProcesses = MpiProcessesWith<Reach::memory>;
 using MpiMessengers = MpiProcessesWith<Reach::messages>;
 using MpiMachines = MpiProcessesWith<Reach::both>;
+using MpiReproducible = MpiProcessesWith<Reach::reproducible>;
 
 }  // namespace gradsync_test

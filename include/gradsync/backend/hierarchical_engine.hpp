@@ -151,6 +151,8 @@ public:
         return bytes == 0 ? collective::Memory() : flat_->lend(scatter_->allocate(bytes), bytes);
     }
 
+    std::string remark() const override { return scatter_->remark(); }
+
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         collective::Group here{.split = group.split, .color = group.color};
         std::vector<int> machines;

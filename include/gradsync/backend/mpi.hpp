@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../bootstrap/mpi_rendezvous.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"
@@ -22,12 +23,20 @@
 
 namespace gradsync::inline v0 {
 
+/// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`).
+enum class MpiCommunicator : std::uint8_t {
+    duplicate,       ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards
+    attach,          ///< they travel in yours, in which nobody else sends anything, no other backend either; it stays until MPI is finalised
+    take_ownership,  ///< the same, and it is freed once the last handle and the last message are gone; where construction throws it is yours
+};
+
 /// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
 struct MpiOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait; `set_timeout` changes it
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait, also for the others at construction; `set_timeout` changes it
     bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
     bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on each of several machines
+    MpiCommunicator communicator = MpiCommunicator::duplicate;
 };
 
 /// Ranks that are the processes of an MPI communicator.
@@ -51,13 +60,13 @@ struct MpiOptions {
 /// - MPI is neither initialised nor finalised here; handles may outlive it.
 class MpiBackend : public detail::EngineCollectives<MpiBackend, collective::Engine> {
 public:
-    /// The ranks of `comm` (a `boost::mpi::communicator` converts to one), which stays yours, and may be freed afterwards.
-    /// Collective over it; MPI's own calls at construction have no time limit. Throws Error(invalid_argument) where MPI is
-    /// not initialised, and Error(parameter_mismatch) on every rank where their options differ.
+    /// The ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over it. Throws Error(invalid_argument) where MPI is
+    /// not initialised, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch) on every rank where
+    /// their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
-        check_mpi();
-        const Ranks ranks(comm, options.domain);
-        check_options(ranks, options);
+        MpiRendezvous meeting(comm, {.timeout = check_timeout(options.timeout)});
+        check_options(meeting, options);
+        const Ranks ranks(meeting, options.domain);
         std::string problem;
         const bool several = ranks.machine_count > 1;
         if (several && ranks.machine_count == ranks.size) problem = "one on each machine";
@@ -66,21 +75,28 @@ public:
         else if (!detail::HierarchicalEngine::is_even(ranks.machines)) problem = "machines have different numbers of them";
 
         Sharing sharing;
-        if (problem.empty()) sharing = share_memory(ranks, options, problem);
+        if (problem.empty()) sharing = share_memory(meeting, ranks, options, problem);
+        std::shared_ptr<message_passing::MessageEngine> flat;
+        const bool in_duplicate = options.communicator == MpiCommunicator::duplicate;
+        if (several || !sharing.engine) flat = send_messages(meeting, in_duplicate ? meeting.duplicate() : comm, ranks, options, sharing);
+        if (in_duplicate && flat) transport_of(*flat).own();
         if (!sharing.engine) {
-            engine_ = send_messages(ranks, options, {});
+            engine_ = flat;
             description_ = ranks.describe() + " that send messages (" + problem + ")";
         } else if (!several) {
             engine_ = sharing.engine;
             description_ = ranks.describe() + " that share memory";
         } else {
-            engine_ = detail::HierarchicalEngine::combine(send_messages(ranks, options, sharing), sharing.engine, ranks.machines);
+            engine_ = detail::HierarchicalEngine::combine(flat, sharing.engine, ranks.machines);
             description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
         }
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         wants_progress_thread_ = several && level == MPI_THREAD_MULTIPLE;
-        gradsync::detail::check_mpi(MPI_Barrier(comm), "MPI_Barrier");  // what ends a rank from now on ends no other rank's construction
+        meeting.barrier();  // what ends a rank from now on ends no other rank's construction
+        if (options.communicator != MpiCommunicator::take_ownership) return;
+        if (flat) transport_of(*flat).own();
+        else MPI_Comm_free(&comm);  // nothing is sent in it
     }
 
     int rank() const noexcept { return engine_->rank(); }
@@ -90,7 +106,7 @@ public:
     bool wants_progress_thread() const noexcept { return wants_progress_thread_; }
 
     /// How the ranks reach one another, and why not by the faster way.
-    const std::string& describe() const noexcept { return description_; }
+    std::string describe() const { return description_ + engine_->remark(); }
 
     /// Memory in which collectives are fastest; see the concept.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
@@ -108,76 +124,70 @@ private:
     const std::shared_ptr<collective::Engine>& shared_engine() const noexcept { return engine_; }
     MpiBackend join(const collective::Group& group) { return MpiBackend(engine_->split(group), description_, wants_progress_thread_); }
 
-    static void check_mpi() {
-        int initialised = 0, finalised = 0;
-        MPI_Initialized(&initialised);
-        MPI_Finalized(&finalised);
-        if (!initialised || finalised)
-            throw Error(Errc::invalid_argument, finalised ? "MpiBackend: MPI is finalised already; make the backend before"
-                                                          : "MpiBackend: MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
+    static std::chrono::nanoseconds check_timeout(std::chrono::nanoseconds timeout) {
+        if (timeout <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+        return timeout;
     }
 
     /// Where the ranks of a communicator run.
     struct Ranks {
-        Ranks(MPI_Comm comm_, int domain) : comm(comm_) {
-            MPI_Comm_rank(comm, &rank);
-            MPI_Comm_size(comm, &size);
-            MPI_Comm whole = MPI_COMM_NULL;
-            gradsync::detail::check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &whole), "MPI_Comm_split_type");
-            gradsync::detail::check_mpi(MPI_Comm_split(whole, std::max(domain, -1) + 1, rank, &machine), "MPI_Comm_split");
-            MPI_Comm_free(&whole);
-            MPI_Comm_rank(machine, &rank_here);
-            MPI_Comm_size(machine, &size_here);
-            int first = rank;  // its number names the machine
-            gradsync::detail::check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, machine), "MPI_Bcast");
-            machines = exchange(first, comm);
-            for (int r = 0; r < size; ++r) machine_count += machines[static_cast<std::size_t>(r)] == r;
+        Ranks(MpiRendezvous& meeting, int domain) : rank(meeting.rank()), size(meeting.size()) {
+            struct Place {
+                collective::ProcessIdentity process;
+                std::uint64_t host = 0;
+                std::int64_t domain = 0;
+            };
+            char name[MPI_MAX_PROCESSOR_NAME] = {};
+            int length = 0;
+            MPI_Get_processor_name(name, &length);
+            const auto places = bootstrap::exchange(
+                meeting, Place{collective::ProcessIdentity::own(), collective::detail::hash_bytes(name, static_cast<std::size_t>(length)), domain});
+            for (int r = 0; r < size; ++r) {
+                const Place& place = places[static_cast<std::size_t>(r)];
+                const auto is_near = [&](const Place& other) { return other.process.machine == place.process.machine && other.host == place.host; };
+                one_machine &= is_near(places[0]);
+                const auto first = std::find_if(places.begin(), places.end(), [&](const Place& p) { return is_near(p) && p.domain == place.domain; });
+                machines.push_back(static_cast<int>(first - places.begin()));
+                machine_count += machines.back() == r;
+                processes.push_back(place.process);
+            }
+            for (int r = 0; r < size; ++r) {
+                if (machines[static_cast<std::size_t>(r)] != machines[static_cast<std::size_t>(rank)]) continue;
+                if (r == rank) rank_here = static_cast<int>(neighbours.size());
+                neighbours.push_back(r);
+            }
         }
-        ~Ranks() { MPI_Comm_free(&machine); }
-        Ranks(const Ranks&) = delete;
-        Ranks& operator=(const Ranks&) = delete;
 
-        /// `own` of all ranks of a communicator.
-        template <class T>
-        static std::vector<T> exchange(const T& own, MPI_Comm among) {
-            int count = 0;
-            MPI_Comm_size(among, &count);
-            std::vector<T> all(static_cast<std::size_t>(count));
-            gradsync::detail::check_mpi(MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, among), "MPI_Allgather");
-            return all;
-        }
+        int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
 
         std::vector<int> all() const {
             std::vector<int> numbers(static_cast<std::size_t>(size));
             std::iota(numbers.begin(), numbers.end(), 0);
             return numbers;
         }
-        /// Those on this machine.
-        std::vector<int> neighbours() const { return exchange(rank, machine); }
-
         /// "4 processes on 2 machines"
         std::string describe() const {
             const auto counted = [](int count, const char* one, const char* many) { return std::to_string(count) + (count == 1 ? one : many); };
             return counted(size, " process", " processes") + (machine_count > 1 ? " on " + std::to_string(machine_count) + " machines" : "");
         }
 
-        MPI_Comm comm;
-        MPI_Comm machine = MPI_COMM_NULL;  ///< the ranks on this one
-        int rank = 0, size = 1;
-        int rank_here = 0, size_here = 1;
-        std::vector<int> machines;  ///< of all ranks
+        int rank, size;
+        int rank_here = 0;
+        std::vector<collective::ProcessIdentity> processes;  ///< of all ranks
+        std::vector<int> machines;    ///< of all ranks: the first rank on each one's, which names it
+        std::vector<int> neighbours;  ///< the ranks on this one
         int machine_count = 0;
+        bool one_machine = true;  ///< whatever their domains
     };
 
-    static void check_options(const Ranks& ranks, const MpiOptions& options) {
-        const bool positive = options.timeout > std::chrono::nanoseconds::zero();
-        const auto all = Ranks::exchange(static_cast<std::uint8_t>(positive * 4 + options.shared_memory * 2 + options.reproducible), ranks.comm);
-        if (!positive) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+    static void check_options(MpiRendezvous& meeting, const MpiOptions& options) {
+        const auto all = bootstrap::exchange(
+            meeting, static_cast<std::uint8_t>(static_cast<int>(options.communicator) * 4 + options.shared_memory * 2 + options.reproducible));
         const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
         if (other != all.end())
             throw Error(Errc::parameter_mismatch,
                         "MpiBackend: rank " + std::to_string(other - all.begin()) + " has other MpiOptions than rank 0; give all ranks the same",
-                        {.operation = "MpiBackend", .rank = ranks.rank, .peer = static_cast<int>(other - all.begin())});
+                        {.operation = "MpiBackend", .rank = meeting.rank(), .peer = static_cast<int>(other - all.begin())});
     }
 
     /// What the ranks of one machine have in common.
@@ -187,47 +197,49 @@ private:
     };
 
     /// Nothing on any rank where that cannot be on some machine, for this `problem`.
-    static Sharing share_memory(const Ranks& ranks, const MpiOptions& options, std::string& problem) {
-        const std::size_t room = ProcessEngine::bytes(static_cast<std::size_t>(ranks.size_here));
+    static Sharing share_memory(MpiRendezvous& meeting, const Ranks& ranks, const MpiOptions& options, std::string& problem) {
+        const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
         const bool creates = ranks.rank_here == 0;
         // The creator's object lives until all have opened theirs.
         const Segment created = creates ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
-        Segment::Ticket ticket = created.ticket();
-        gradsync::detail::check_mpi(MPI_Bcast(&ticket, sizeof ticket, MPI_BYTE, 0, ranks.machine), "MPI_Bcast");
+        const Segment::Ticket ticket = bootstrap::exchange(meeting, created.ticket())[static_cast<std::size_t>(ranks.neighbours.front())];
         Segment own = ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
-        const auto good = Ranks::exchange(static_cast<std::uint8_t>(own.data() != nullptr), ranks.comm);
+        const auto good = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own.data() != nullptr));
         if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
             problem = "they cannot share memory: " + (problem.empty() ? "see rank " + std::to_string(bad - good.begin()) : problem) +
                       "; run them as one user in one container, with /proc mounted";
             return {};
         }
-        auto world = ProcessWorld::join(std::move(own), ranks.rank, ranks.size, ranks.size_here);
+        auto world = ProcessWorld::join(std::move(own), ranks.rank, ranks.size, ranks.size_here());
         auto memory = world->memory();
-        auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<shared_memory::Regions>(), ranks.neighbours(), ranks.rank_here,
+        auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<shared_memory::Regions>(), ranks.neighbours, ranks.rank_here,
                                                       std::move(memory), 0, options.timeout);
         return {std::move(world), std::move(engine)};
     }
 
-    /// `sharing`: what fails with it, if anything.
-    static std::shared_ptr<message_passing::MessageEngine> send_messages(const Ranks& ranks, const MpiOptions& options, const Sharing& sharing) {
+    /// In `comm`. `sharing`: what fails with it, if anything.
+    static std::shared_ptr<message_passing::MessageEngine> send_messages(MpiRendezvous& meeting, MPI_Comm comm, const Ranks& ranks,
+                                                                         const MpiOptions& options, const Sharing& sharing) {
         using namespace message_passing;
-        auto transport = std::make_unique<gradsync::detail::MpiTransport>(ranks.comm);
-        const auto processes = Ranks::exchange(collective::ProcessIdentity::own(), ranks.comm);
-        auto world = sharing.world ? MessageWorld::make(std::move(transport), processes, ranks.size_here, sharing.world->shared_state(),
+        auto transport = std::make_unique<gradsync::detail::MpiTransport>(comm, ranks.one_machine);
+        auto world = sharing.world ? MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
                                                         sharing.world->chores())
-                                   : MessageWorld::make(std::move(transport), processes, ranks.size_here);
-        watch(*world, ranks, processes);
+                                   : MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here());
+        watch(*world, meeting, ranks);
         return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
+    }
+    static gradsync::detail::MpiTransport& transport_of(message_passing::MessageEngine& engine) noexcept {
+        return static_cast<gradsync::detail::MpiTransport&>(engine.world().transport());
     }
 
     /// Ranks that do not see one another's processes have themselves told by the network.
-    static void watch(message_passing::MessageWorld& world, const Ranks& ranks, const std::vector<collective::ProcessIdentity>& processes) {
-        const std::uint64_t own = processes[static_cast<std::size_t>(ranks.rank)].system;
-        const auto apart = [&](int r) { return own == 0 || processes[static_cast<std::size_t>(r)].system != own; };
+    static void watch(message_passing::MessageWorld& world, MpiRendezvous& meeting, const Ranks& ranks) {
+        const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
+        const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };
         bool any = false;
         for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
         auto lifeline = std::make_unique<message_passing::Lifeline>();
-        const auto addresses = Ranks::exchange(any ? lifeline->listen() : message_passing::Lifeline::Address(), ranks.comm);
+        const auto addresses = bootstrap::exchange(meeting, any ? lifeline->listen() : message_passing::Lifeline::Address());
         if (!any) return;
         lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart);
         world.hold(std::move(lifeline));

@@ -1,14 +1,5 @@
 #pragma once
 
-// The C interface alone: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
-#ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX
-#endif
-#ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX
-#endif
-#include <mpi.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cassert>
@@ -19,38 +10,24 @@
 #include <string>
 #include <vector>
 
+#include "../bootstrap/mpi_rendezvous.hpp"
 #include "../message_passing/transport.hpp"
 
 namespace gradsync::inline v0::detail {
 
-/// Throws std::runtime_error where a function of MPI has failed.
-inline void check_mpi(int code, const char* function) {
-    if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = {};
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    throw std::runtime_error(std::string(function) + ": " + text);
-}
-
-/// Messages of MPI, between the ranks of a communicator of its own.
+/// Messages of MPI, between the ranks of a communicator in which nobody else sends any.
 ///
 /// MPI must let the calling thread in: any one with MPI_THREAD_MULTIPLE, one at a time with MPI_THREAD_SERIALIZED (all
 /// transports of the process have one mutex; the program's own calls are its own affair), else the main thread alone.
 class MpiTransport final : public message_passing::Transport {
 public:
-    /// Duplicates `comm`: collective over it. Throws std::runtime_error.
-    explicit MpiTransport(MPI_Comm comm) {
+    /// In `comm`, which lives as long as this, or longer where MPI is finalised before. `one_machine`: do all its ranks run on one?
+    MpiTransport(MPI_Comm comm, bool one_machine) : comm_(comm), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
-        check_mpi(MPI_Comm_dup(comm, &comm_), "MPI_Comm_dup");
+        MPI_Comm_get_errhandler(comm_, &error_handler_);
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
-        MPI_Comm machine = MPI_COMM_NULL;
-        check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine), "MPI_Comm_split_type");
-        int here = 0;
-        MPI_Comm_size(machine, &here);
-        MPI_Comm_free(&machine);
-        one_machine_ = here == size_;
         MPI_Query_thread(&thread_level_);
         void* bound = nullptr;
         int found = 0;
@@ -67,15 +44,20 @@ public:
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
-    /// No message is on its way any more: freeing a communicator is collective by the letter of the standard, but local in
-    /// practice, and one that comes for a communicator that is gone ends the process in Open MPI 4.
+    /// Frees its communicator where it owns it and no message is on its way any more: that is collective by the letter of the standard,
+    /// but local in practice, and a message that comes for a communicator that is gone ends the process in Open MPI 4.
     ~MpiTransport() override {
         if (refusal() != nullptr) return;
         std::lock_guard lock(mutex());
         MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // closes
         MPI_Comm_free_keyval(&key_);
-        if (requests_.empty()) MPI_Comm_free(&comm_);
+        MPI_Comm_set_errhandler(comm_, error_handler_);
+        MPI_Errhandler_free(&error_handler_);
+        if (owns_ && requests_.empty()) MPI_Comm_free(&comm_);
     }
+
+    /// From now on the communicator is its own.
+    void own() noexcept { owns_ = true; }
 
     int rank() const noexcept override { return rank_; }
     int size() const noexcept override { return size_; }
@@ -92,8 +74,7 @@ public:
     }
 
     std::mutex& mutex() noexcept override {
-        static std::mutex only;
-        return only;
+        return bootstrap::mpi_mutex();
     }
 
     /// Between processes of one machine Open MPI sends 4 KiB, its header included, without asking the receiver. Networks take more.
@@ -190,6 +171,10 @@ private:
         return ticket;
     }
 
+    static void check_mpi(int code, const char* function) {
+        if (code != MPI_SUCCESS) throw std::runtime_error(bootstrap::mpi_text(function, code));
+    }
+
     void begin_send(Ticket ticket, int rank, int stream, const void* data, std::size_t bytes) {
         make_room();
         MPI_Request request;
@@ -229,9 +214,11 @@ private:
         for (std::size_t i = requests_.size(); i-- > 0; i = std::min(i, requests_.size())) give_up(tickets_[i]);
     }
 
-    MPI_Comm comm_ = MPI_COMM_NULL;
+    MPI_Comm comm_;
+    const bool one_machine_;
+    bool owns_ = false;
+    MPI_Errhandler error_handler_ = MPI_ERRHANDLER_NULL;
     int rank_ = 0, size_ = 1;
-    bool one_machine_ = false;
     int thread_level_ = MPI_THREAD_SINGLE;
     int last_stream_ = 32767;  ///< what the standard guarantees
     int key_ = MPI_KEYVAL_INVALID;

@@ -10,28 +10,59 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <span>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0 {
 
-/// Ranks that have MPI already. The communicator stays yours, and lives as long as this. MPI's own calls have no time limit.
+namespace bootstrap {
+
+/// Of the library's calls of MPI, which may let in one thread at a time (MPI_THREAD_SERIALIZED). The program's own are its own affair.
+inline std::mutex& mpi_mutex() noexcept {
+    static std::mutex only;
+    return only;
+}
+
+/// What MPI says of a function that has failed.
+inline std::string mpi_text(const char* function, int code) {
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    return std::string(function) + ": " + text;
+}
+
+}  // namespace bootstrap
+
+struct MpiRendezvousOptions {
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every exchange
+};
+
+/// Ranks that have MPI already. The communicator stays yours, and lives as long as this.
+///
+/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator is
+/// good for no other collective; MPI_Finalize may wait for it, MPI_Abort does not. (Which rank is missing MPI does not say.)
 class MpiRendezvous {
 public:
-    /// Throws Error(invalid_argument) where MPI is not initialised.
-    explicit MpiRendezvous(MPI_Comm comm) : comm_(comm) {
+    /// Throws Error(invalid_argument) where MPI is not at work.
+    explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
-        if (!initialised || finalised)
-            throw Error(Errc::invalid_argument, "MpiRendezvous: MPI is not at work; call it between MPI_Init and MPI_Finalize");
+        if (finalised) refuse(Errc::invalid_argument, "MPI is finalised already; make the backend, or the rendezvous, before");
+        if (!initialised) refuse(Errc::invalid_argument, "MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
+        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
     }
 
     int rank() const noexcept { return rank_; }
@@ -40,39 +71,90 @@ public:
     /// See the concept `Rendezvous`.
     Blob broadcast(std::span<const std::byte> own) {
         if (rank_ == 0) bootstrap::check_blob(own.size(), "broadcast", 0);
-        int bytes = static_cast<int>(own.size());
-        check(MPI_Bcast(&bytes, 1, MPI_INT, 0, comm_), "MPI_Bcast");
-        Blob blob(static_cast<std::size_t>(bytes));
-        if (rank_ == 0) blob.assign(own.begin(), own.end());
-        check(MPI_Bcast(blob.data(), bytes, MPI_BYTE, 0, comm_), "MPI_Bcast");
-        return blob;
+        const auto bytes = std::make_shared<int>(static_cast<int>(own.size()));
+        finish(bytes, "MPI_Ibcast", [&](int& b, MPI_Request* request) { return MPI_Ibcast(&b, 1, MPI_INT, 0, comm_, request); });
+        const auto blob = std::make_shared<Blob>(static_cast<std::size_t>(*bytes));
+        if (rank_ == 0) blob->assign(own.begin(), own.end());
+        finish(blob, "MPI_Ibcast",
+               [&](Blob& b, MPI_Request* request) { return MPI_Ibcast(b.data(), static_cast<int>(b.size()), MPI_BYTE, 0, comm_, request); });
+        return std::move(*blob);
     }
 
     std::vector<Blob> all_gather(std::span<const std::byte> own) {
         bootstrap::check_blob(own.size(), "all_gather", rank_);
-        const int bytes = static_cast<int>(own.size());
-        std::vector<int> counts(static_cast<std::size_t>(size_)), offsets(counts.size());
-        check(MPI_Allgather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, comm_), "MPI_Allgather");
-        std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), 0);
-        Blob together(static_cast<std::size_t>(offsets.back()) + static_cast<std::size_t>(counts.back()));
-        check(MPI_Allgatherv(own.data(), bytes, MPI_BYTE, together.data(), counts.data(), offsets.data(), MPI_BYTE, comm_),
-              "MPI_Allgatherv");
+        struct Buffers {
+            Blob own, together;
+            int bytes = 0;
+            std::vector<int> counts, offsets;
+        };
+        const auto buffers = std::make_shared<Buffers>();
+        Buffers& b = *buffers;
+        b.own.assign(own.begin(), own.end());
+        b.bytes = static_cast<int>(own.size());
+        b.counts.resize(static_cast<std::size_t>(size_));
+        b.offsets.resize(b.counts.size());
+        finish(buffers, "MPI_Iallgather",
+               [&](Buffers&, MPI_Request* request) { return MPI_Iallgather(&b.bytes, 1, MPI_INT, b.counts.data(), 1, MPI_INT, comm_, request); });
+        std::exclusive_scan(b.counts.begin(), b.counts.end(), b.offsets.begin(), 0);
+        b.together.resize(static_cast<std::size_t>(b.offsets.back()) + static_cast<std::size_t>(b.counts.back()));
+        finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
+            return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_, request);
+        });
         std::vector<Blob> all;
-        for (std::size_t r = 0; r < counts.size(); ++r)
-            all.emplace_back(together.begin() + offsets[r], together.begin() + offsets[r] + counts[r]);
+        for (std::size_t r = 0; r < b.counts.size(); ++r)
+            all.emplace_back(b.together.begin() + b.offsets[r], b.together.begin() + b.offsets[r] + b.counts[r]);
         return all;
     }
 
+    /// Returns when all ranks have called it.
+    void barrier() {
+        finish(std::make_shared<int>(), "MPI_Ibarrier", [&](int&, MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
+    }
+
+    /// Another communicator of the same ranks, which the caller frees. Collective.
+    MPI_Comm duplicate() {
+        const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+        finish(copy, "MPI_Comm_idup", [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
+        return *copy;
+    }
+
 private:
+    /// Begins something of MPI's and returns when it is over. `memory`: what MPI works on meanwhile.
+    template <class Memory, class Begin>
+    void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) const {
+        using Clock = std::chrono::steady_clock;
+        MPI_Request request = MPI_REQUEST_NULL;
+        const auto begun = Clock::now();
+        for (bool first = true;; first = false) {
+            {
+                const std::lock_guard lock(bootstrap::mpi_mutex());
+                if (first) check(begin(*memory, &request), function);
+                int over = 0;
+                check(MPI_Test(&request, &over, MPI_STATUS_IGNORE), function);
+                if (over) return;
+            }
+            const auto spent = Clock::now() - begun;
+            if (spent >= options_.timeout) break;
+            if (spent < std::chrono::milliseconds(1)) std::this_thread::yield();
+            else std::this_thread::sleep_for(std::chrono::microseconds(50));
+        }
+        [[maybe_unused]] const auto* const kept = new std::shared_ptr<Memory>(memory);
+        std::string seconds = std::to_string(std::chrono::duration<double>(options_.timeout).count());
+        seconds.resize(seconds.find('.') + 3);
+        refuse(Errc::timeout, "waited " + seconds + " s in " + function + " for the " + std::to_string(size_) +
+                                  " ranks of its communicator; each of them has to make its backend, or rendezvous, at the same place in the program");
+    }
+
     void check(int code, const char* function) const {
-        if (code != MPI_SUCCESS)
-            throw Error(Errc::peer_failed,
-                        std::string("rendezvous of rank ") + std::to_string(rank_) + ": " + function +
-                            " failed; look at MPI's own output",
-                        {.operation = "rendezvous", .rank = rank_});
+        if (code != MPI_SUCCESS) refuse(Errc::peer_failed, bootstrap::mpi_text(function, code) + "; look at MPI's own output");
+    }
+
+    [[noreturn]] void refuse(Errc code, const std::string& why) const {
+        throw Error(code, "rendezvous of rank " + std::to_string(rank_) + ": " + why, {.operation = "rendezvous", .rank = rank_});
     }
 
     MPI_Comm comm_;
+    MpiRendezvousOptions options_;
     int rank_ = 0, size_ = 1;
 };
 

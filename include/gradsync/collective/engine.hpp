@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -68,6 +69,9 @@ public:
     virtual std::shared_ptr<Engine> split(const Group& group) = 0;
     /// Memory in which collectives are fastest, zeroed, aligned to 64 bytes at least. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
+
+    /// What somebody who wonders at this communicator's speed should know: ", but ...", or nothing.
+    virtual std::string remark() const { return {}; }
 
     /// `own` of all ranks, by rank. Collective.
     template <class T>

@@ -158,11 +158,21 @@ public:
         if (rank() == 0) own = offer(created, stride * static_cast<std::size_t>(size()), problem);
         const Offer chosen = exchange(own).front();
         Segment segment = open(chosen, problem);
-        if (!all_have(segment)) return collective::Memory::of(kernel::HostBuffer(bytes));
+        if (const int without = who_has_not(segment); without >= 0) {
+            std::lock_guard lock(mutex_);
+            remark_ = ", but " + std::to_string(bytes) + " bytes that were to be shared are copied: " +
+                      (problem.empty() ? "see rank " + std::to_string(world_rank(without)) : problem);
+            return collective::Memory::of(kernel::HostBuffer(bytes));
+        }
         const auto number = static_cast<std::uint32_t>(chosen.region);
         auto lent = std::make_shared<LentRegion>(regions_, number, std::move(segment));
         std::byte* const data = lent->segment.data() + stride * static_cast<std::size_t>(rank());
         return collective::Memory(std::shared_ptr<void>(std::move(lent), data));
+    }
+
+    std::string remark() const override {
+        std::lock_guard lock(mutex_);
+        return remark_;
     }
 
     /// Every group's first member makes its memory; all ranks of this communicator hear of all of it.
@@ -174,7 +184,7 @@ public:
         if (group.rank == 0) own = offer(created, room, problem);
         const Offer chosen = exchange(own)[static_cast<std::size_t>(group.members.front())];
         auto segment = std::make_shared<Segment>(open(chosen, problem));
-        if (!all_have(*segment))
+        if (who_has_not(*segment) >= 0)
             throw Error(Errc::invalid_argument, "split on rank " + std::to_string(world_rank(rank())) + ": no shared memory of " +
                                                     std::to_string(room) + " bytes" + (problem.empty() ? "" : " (" + problem + ")"),
                         {.operation = "split", .rank = world_rank(rank())});
@@ -210,10 +220,11 @@ private:
     static Segment open(const Offer& offer, std::string& problem) {
         return offer.ticket.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.ticket); });
     }
-    /// Has every rank of this communicator its segment open? Until then those who created them keep theirs. Collective.
-    bool all_have(const Segment& segment) {
+    /// The first rank of this communicator that has its segment not open, or -1. Until it is known those who created them keep theirs. Collective.
+    int who_has_not(const Segment& segment) {
         const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
-        return std::find(good.begin(), good.end(), 0) == good.end();
+        const auto found = std::find(good.begin(), good.end(), 0);
+        return found == good.end() ? -1 : static_cast<int>(found - good.begin());
     }
 
     struct Started {
@@ -369,7 +380,8 @@ private:
     Seat<Space> staged_;
     std::byte* own_area_ = nullptr;
 
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
+    std::string remark_;
     std::vector<Started> calls_;   ///< from first_ on: not known to be complete, or behind such a one
     std::size_t first_ = 0;
     std::size_t classified_ = 0;   ///< of those below it is known whether they are staged

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -241,6 +242,27 @@ TEST_CASE("processes: a rank that stops between the pieces of a collective is na
             expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
             expect(std::strstr(error.what(), "5000000 elements), collective #0: rank 1 started it, as all did, but did not go on") != nullptr, error.what());
         }
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
+TEST_CASE("processes: memory that cannot be shared is each rank's own, and the engine says so, and why") {
+    const auto ends = run_engines(3, 2, [](sm::ProcessEngine& engine, int repeat) {
+        expect(engine.remark().empty(), engine.remark());
+        constexpr std::size_t bytes = 1'000'000;
+        if (engine.rank() == 0 && repeat == 0) {  // and from then on
+            ::signal(SIGXFSZ, SIG_IGN);
+            const rlimit limit{bytes, bytes};  // as where memory for files is short
+            ::setrlimit(RLIMIT_FSIZE, &limit);
+        }
+        const gs::collective::Memory memory = engine.allocate(bytes);
+        const std::string reason = engine.rank() == 0 ? "cannot make shared memory of " : "see rank 0";
+        expect(engine.remark().find(", but 1000000 bytes that were to be shared are copied: " + reason) == 0, engine.remark());
+        float* const own = static_cast<float*>(memory.data());
+        expect(own[0] == 0, "not zeroed");
+        own[0] = 1;
+        engine.wait(engine.start(all_reduce(own, 1)));
+        expect(own[0] == 3, "another sum");
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
