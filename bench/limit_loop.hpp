@@ -14,29 +14,33 @@ namespace bench {
 /// Adds `buffers` arrays of float and writes the sum to all of them, in one pass.
 template <std::size_t buffers>
 struct AddAndWriteAll {
-    using Pack [[gnu::vector_size(64), gnu::aligned(4), gnu::may_alias]] = float;
+    /// In registers of so many bytes.
+    template <std::size_t bytes>
+    struct With {
+        using Pack [[gnu::vector_size(bytes), gnu::aligned(4), gnu::may_alias]] = float;
 
-    GRADSYNC_ALWAYS_INLINE static void run(float* const* p, std::size_t first, std::size_t last) {
-        constexpr std::size_t lanes = 16;
-        std::size_t i = first;
-        for (; i + 2 * lanes <= last; i += 2 * lanes) {
-            Pack low = *reinterpret_cast<const Pack*>(p[0] + i);
-            Pack high = *reinterpret_cast<const Pack*>(p[0] + i + lanes);
-            for (std::size_t k = 1; k < buffers; ++k) {
-                low += *reinterpret_cast<const Pack*>(p[k] + i);
-                high += *reinterpret_cast<const Pack*>(p[k] + i + lanes);
+        GRADSYNC_ALWAYS_INLINE static void run(float* const* p, std::size_t first, std::size_t last) {
+            constexpr std::size_t lanes = bytes / sizeof(float);
+            std::size_t i = first;
+            for (; i + 2 * lanes <= last; i += 2 * lanes) {
+                Pack low = *reinterpret_cast<const Pack*>(p[0] + i);
+                Pack high = *reinterpret_cast<const Pack*>(p[0] + i + lanes);
+                for (std::size_t k = 1; k < buffers; ++k) {
+                    low += *reinterpret_cast<const Pack*>(p[k] + i);
+                    high += *reinterpret_cast<const Pack*>(p[k] + i + lanes);
+                }
+                for (std::size_t k = 0; k < buffers; ++k) {
+                    *reinterpret_cast<Pack*>(p[k] + i) = low;
+                    *reinterpret_cast<Pack*>(p[k] + i + lanes) = high;
+                }
             }
-            for (std::size_t k = 0; k < buffers; ++k) {
-                *reinterpret_cast<Pack*>(p[k] + i) = low;
-                *reinterpret_cast<Pack*>(p[k] + i + lanes) = high;
+            for (; i < last; ++i) {
+                float sum = p[0][i];
+                for (std::size_t k = 1; k < buffers; ++k) sum += p[k][i];
+                for (std::size_t k = 0; k < buffers; ++k) p[k][i] = sum;
             }
         }
-        for (; i < last; ++i) {
-            float sum = p[0][i];
-            for (std::size_t k = 1; k < buffers; ++k) sum += p[k][i];
-            for (std::size_t k = 0; k < buffers; ++k) p[k][i] = sum;
-        }
-    }
+    };
 };
 
 /// What no all-reduce over buffers in one address space can beat: as many threads as there are ranks, or cores if
@@ -68,14 +72,14 @@ public:
 
 private:
     void add_slice(int rank) {
-        using gradsync::kernel::dispatch;
+        using gradsync::kernel::dispatch_vectors;
         const auto [first, last] = slice(rank);
         float* const* p = buffers_.data();
         switch (buffers_.size()) {
-            case 2: return dispatch<AddAndWriteAll<2>>(p, first, last);
-            case 3: return dispatch<AddAndWriteAll<3>>(p, first, last);
-            case 4: return dispatch<AddAndWriteAll<4>>(p, first, last);
-            case 6: return dispatch<AddAndWriteAll<6>>(p, first, last);
+            case 2: return dispatch_vectors<AddAndWriteAll<2>>(p, first, last);
+            case 3: return dispatch_vectors<AddAndWriteAll<3>>(p, first, last);
+            case 4: return dispatch_vectors<AddAndWriteAll<4>>(p, first, last);
+            case 6: return dispatch_vectors<AddAndWriteAll<6>>(p, first, last);
             default: return;
         }
     }

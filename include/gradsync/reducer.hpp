@@ -127,9 +127,14 @@ public:
         check_usable("broadcast_buffers");
         if (root < 0 || root >= backend_.size())
             throw_here(Errc::invalid_argument, "broadcast_buffers", "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
-        for (const BufferView& b : buffers)
-            if (b.space != B::memory_space || (b.data == nullptr && b.count != 0))
-                throw_here(Errc::invalid_argument, "broadcast_buffers", "a buffer has no memory, or not the backend's kind of memory");
+        for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first of them is under way
+            const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
+            if (no_memory || buffers[i].space != B::memory_space)
+                throw_here(Errc::invalid_argument, "broadcast_buffers",
+                           "buffer " + std::to_string(i) + " of " + std::to_string(buffers.size()) +
+                               (no_memory ? " has elements but no memory; give it some"
+                                          : " lies in another memory space than this backend takes; copy it there first"));
+        }
         failure_.guard([&] {
             std::vector<typename B::WorkType> works;
             works.reserve(buffers.size());

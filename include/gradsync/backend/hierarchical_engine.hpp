@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,19 +75,16 @@ public:
     std::size_t next_split() noexcept override { return flat_->next_split(); }
 
     std::uint64_t start(const Call& call) override {
-        try {
-            for (;;) {
-                std::uint64_t oldest;
-                {
-                    std::lock_guard lock(mutex_);
-                    if (next_ - first_ < most_in_flight) return begin(call);
-                    oldest = first_;
-                }
-                wait(oldest);
-            }
-        } catch (...) {
-            end();
-            throw;
+        for (;;) {
+            std::uint64_t oldest = 0;
+            const auto begun = told([&]() -> std::optional<std::uint64_t> {
+                std::lock_guard lock(mutex_);
+                if (next_ - first_ < most_in_flight) return begin(call);
+                oldest = first_;
+                return std::nullopt;
+            });
+            if (begun) return *begun;
+            wait(oldest);
         }
     }
 
@@ -110,12 +108,7 @@ public:
             if (is_complete(n)) return;
             met = at(n).met;
         }
-        try {
-            flat_->wait(met);  // finds out who is missing
-        } catch (...) {
-            end();
-            throw;
-        }
+        told([&] { flat_->wait(met); });  // finds out who is missing
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
         collective::Vigil vigil;
@@ -289,14 +282,20 @@ private:
             failure = advance();
             if (is_complete(n)) return true;
         }
-        if (!failure) return false;
-        end();
-        std::rethrow_exception(failure);
+        if (failure) told([&] { std::rethrow_exception(failure); });
+        return false;
     }
 
-    /// The world may have failed, and this rank is told so: whichever engine it was that found out, none writes into buffers from now on.
-    void end() noexcept {
-        if (world().failed()) fail(world().failure());
+    /// Where this rank is told, by whatever `f` throws, that the world has failed: whichever engine it was that found out, none writes into
+    /// buffers from now on.
+    template <class F>
+    auto told(F&& f) {
+        try {
+            return f();
+        } catch (...) {
+            if (world().failed()) fail(world().failure());
+            throw;
+        }
     }
 
     /// Moves what can be moved. What is returned, if the world has failed, stopped one collective; those behind it may be complete.
