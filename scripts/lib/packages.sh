@@ -52,4 +52,4 @@ build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
 mpi_packages=(libopenmpi-dev openmpi-bin)
 test_packages=(doctest-dev libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev python3=python3 gnuplot=gnuplot-nox
-    python3-matplotlib python3-scipy "${mpi_packages[@]}")
+    python3-matplotlib python3-scipy ip=iproute2 "${mpi_packages[@]}")

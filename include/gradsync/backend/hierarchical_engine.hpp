@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -289,7 +290,7 @@ private:
     /// Where this rank is told, by whatever `f` throws, that the world has failed: whichever engine it was that found out, none writes into
     /// buffers from now on.
     template <class F>
-    auto told(F&& f) {
+    std::invoke_result_t<F> told(F&& f) {
         try {
             return f();
         } catch (...) {

@@ -184,10 +184,10 @@ private:
     /// Waiter w has waited for collective n for as long as it may; those who came later than that are to blame, if any did.
     collective::Failure too_late(std::uint64_t n, const Waiter& w) {
         const Slot& slot = at(n);
-        std::vector<int> missing;
+        collective::Late late;
         for (std::size_t r = 0; r < slot.arrivals.size(); ++r)
-            if (slot.arrivals[r] > w.deadline) missing.push_back(world_ranks_[r]);
-        return collective::timed_out(name_of(slot.name, n), missing, world_rank(w.rank), w.limit);
+            if (slot.arrivals[r] > w.deadline) late.ranks.push_back(world_ranks_[r]);
+        return collective::timed_out(name_of(slot.name, n), late, world_rank(w.rank), w.limit);
     }
 
     std::shared_ptr<Simulation> simulation_;

@@ -24,7 +24,11 @@ struct Environment {
 
 std::unique_ptr<MpiTransport> transport() {
     static const Environment only;
-    return std::make_unique<MpiTransport>(MPI_COMM_WORLD);
+    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    auto made = std::make_unique<MpiTransport>(comm, true);
+    made->own();
+    return made;
 }
 
 Bytes numbered(std::size_t bytes, std::size_t salt) {

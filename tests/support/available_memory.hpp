@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+#include <fstream>
+#include <string>
+
+namespace gradsync_test {
+
+/// Bytes that a program may use without driving others out of memory; 0 where the system does not say.
+inline std::size_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    for (std::string name, unit; file >> name;) {
+        std::size_t kib = 0;
+        if (!(file >> kib)) return 0;
+        std::getline(file, unit);
+        if (name == "MemAvailable:") return kib * 1024;
+    }
+    return 0;
+}
+
+}  // namespace gradsync_test
