@@ -61,14 +61,11 @@ int run(Place place, int argc, char** argv) {
     if (code) return *code;
     code = end_together(place, [&] { expect_one_checkpoint(place, *job); });
     if (code) return *code;
-    code = end_together(place, [&] {
+
+    try {
         comm.emplace(MPI_COMM_WORLD, gs::MpiOptions{.timeout = time_limit(job->options),
                                                     .shared_memory = !job->options.no_shared_memory,
                                                     .reproducible = job->options.reproducible});
-    });
-    if (code) return *code;
-
-    try {
         const Results results = run_rank(CpuOps{}, *comm, *job);
         // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
         comm->set_timeout(std::chrono::hours(24));
@@ -81,7 +78,7 @@ int run(Place place, int argc, char** argv) {
         const std::string name = "rank " + std::to_string(place.rank) + ": ";  // the library's errors have it already
         std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(),
                      ending.text.c_str());
-        comm->fail(ending.text);
+        if (comm) comm->fail(ending.text);
         std::fflush(nullptr);
         std::_Exit(ending.code);
     }

@@ -2,13 +2,14 @@
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
 usage: test_trainer.py command_line|digests|sharding|checkpoints|report PROGRAM
-       test_trainer.py mpi PROGRAM MPIEXEC
+       test_trainer.py mpi|cluster PROGRAM MPIEXEC
 """
 import itertools
 import json
 import math
 import os
 import pathlib
+import pty
 import random
 import shutil
 import signal
@@ -433,6 +434,27 @@ class Report(TrainerTest):
             self.assertIn(part, done.stdout)
         self.assertNotIn("\r", done.stdout)
 
+    def test_a_terminal_gets_one_line_that_is_written_anew(self):
+        ours, theirs = pty.openpty()
+        self.addCleanup(os.close, ours)
+        job = subprocess.Popen([PROGRAM, *TRANSFORMER, "--data", self.text], stdout=theirs, stderr=subprocess.PIPE)
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            said += part
+        self.assertEqual((job.communicate(timeout=60)[1], job.returncode), (b"", 0))
+        lines = said.decode().replace("\r\n", "\n").split("\n")
+        progress = [line for line in lines if "step 4/4" in line]
+        self.assertEqual(len(progress), 1, said)
+        self.assertGreaterEqual(progress[0].count("\r"), 1, said)
+        for part in ("loss", "samples/s", "tokens/s", "exposed"):
+            self.assertIn(part, progress[0].split("\r")[-1])
+        self.assertFalse(any("\r" in line for line in lines if line not in progress), said)
+
     def test_json_file(self):
         file = self.folder / "r.json"
         self.assertEqual(self.call(*MLP, "--json", file).returncode, 0)
@@ -748,6 +770,8 @@ class Cluster(Processes):
 
 if __name__ == "__main__":
     suite, PROGRAM, *rest = sys.argv[1:]
+    if len(rest) != (suite in ("mpi", "cluster")):
+        sys.exit(__doc__)
     MPIEXEC = rest[0] if rest else None
     classes = {"command_line": CommandLine, "digests": Digests, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi, "cluster": Cluster}
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(classes[suite])

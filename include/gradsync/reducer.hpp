@@ -132,7 +132,7 @@ public:
             if (no_memory || buffers[i].space != B::memory_space)
                 throw_here(Errc::invalid_argument, "broadcast_buffers",
                            "buffer " + std::to_string(i) + " of " + std::to_string(buffers.size()) +
-                               (no_memory ? " has elements but no memory; give it some"
+                               (no_memory ? " has no memory; give it some"
                                           : " lies in another memory space than this backend takes; copy it there first"));
         }
         failure_.guard([&] {

@@ -210,12 +210,13 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
         for (const MpiCommunicator kind : {MpiCommunicator::duplicate, MpiCommunicator::attach, MpiCommunicator::take_ownership}) {
             MPI_Comm comm = MPI_COMM_NULL;
             MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-            // It tells when it is freed.
+            // It tells when it, or a duplicate, is freed.
             static int freed = 0;
             int key = MPI_KEYVAL_INVALID;
-            MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, [](MPI_Comm, int, void*, void*) { return ++freed, static_cast<int>(MPI_SUCCESS); }, &key, nullptr);
+            MPI_Comm_create_keyval(MPI_COMM_DUP_FN, [](MPI_Comm, int, void*, void*) { return ++freed, static_cast<int>(MPI_SUCCESS); }, &key, nullptr);
             MPI_Comm_set_attr(comm, key, nullptr);
             freed = 0;
+            const int expected = kind == MpiCommunicator::attach ? 0 : kind == MpiCommunicator::duplicate && !shared_memory ? 2 : 1;
             {
                 gradsync::MpiBackend backend(comm, {.timeout = gradsync_test::ample, .shared_memory = shared_memory, .communicator = kind});
                 if (kind == MpiCommunicator::duplicate) MPI_Comm_free(&comm);
@@ -225,13 +226,22 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
                 if (kind == MpiCommunicator::attach) CHECK(freed == 0);
             }
             // A world whose handles are gone goes when its messages are over and another one is made.
-            for (int more = 0, everywhere = 0; more < 1000 && everywhere == 0 && kind != MpiCommunicator::attach; ++more) {
+            for (int more = 0, everywhere = -1; more < 1000 && (everywhere < expected || more < 5); ++more) {
                 MpiMessengers::run(size, gradsync_test::ample, [](gradsync::MpiBackend) {});
                 MPI_Allreduce(&freed, &everywhere, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
             }
-            CHECK(freed == (kind == MpiCommunicator::attach ? 0 : 1));
+            CHECK(freed == expected);
+            if (kind == MpiCommunicator::attach && !shared_memory)
+                CHECK_THROWS_WITH_AS(gradsync::MpiBackend(comm, {.shared_memory = false, .communicator = kind}),
+                                     doctest::Contains("another backend was attached to this communicator before"), gradsync::Error);
             MPI_Comm_free_keyval(&key);
         }
+}
+
+TEST_CASE("MpiBackend: what is not to be freed cannot be taken, and a wait needs a limit") {
+    CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.communicator = gradsync::MpiCommunicator::take_ownership}),
+                         doctest::Contains("cannot be taken; let the backend attach or duplicate"), gradsync::Error);
+    CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(0)}), doctest::Contains("must be positive"), gradsync::Error);
 }
 
 TEST_CASE("MpiBackend: ranks that wait for one that does not come are told at the time limit") {
@@ -252,7 +262,7 @@ TEST_CASE("MpiBackend: ranks that wait for one that does not come are told at th
     int all_told = 0;
     if (world.rank != 0) MPI_Send(&all_told, 1, MPI_INT, 0, 1, MPI_COMM_WORLD);
     else for (int r = 1; r < world.size; ++r) MPI_Recv(&all_told, 1, MPI_INT, r, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    if (world.rank == 0) attempt(std::chrono::milliseconds(100));  // what the others have begun can end: MPI_Finalize need not wait for it
+    if (world.rank == 0) attempt(std::chrono::milliseconds(100));  // too late
 }
 
 TEST_CASE("MpiBackend: a thread that MPI was not initialised for is told so") {

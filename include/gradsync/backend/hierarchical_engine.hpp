@@ -164,7 +164,6 @@ public:
 private:
     static constexpr std::size_t most_in_flight = 100;  ///< fewer than would let a stage wait when it is begun
 
-
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50)); }
 
     enum class Stage { meeting, scattering, crossing, gathering, complete };
@@ -344,29 +343,47 @@ private:
     }
 
     void report_dead() {
-        std::lock_guard lock(mutex_);
-        if (first_ == next_) return;
-        for (int r = 0; r < size(); ++r)
-            if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r)))
-                return fail(collective::died(collective::name_of(at(first_).call, first_), world_rank(r)));
+        int culprit = -1;
+        std::string what;
+        {
+            std::lock_guard lock(mutex_);
+            if (first_ == next_) return;
+            what = collective::name_of(at(first_).call, first_);
+            for (int r = 0; r < size() && culprit < 0; ++r)
+                if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r))) culprit = world_rank(r);
+        }
+        if (culprit >= 0) fail(collective::died(what, culprit));
     }
 
-    /// Called again and again from the time limit on, which is reached about when the others reach theirs. Who waits in a later stage may wait for
-    /// one that waits itself for the rank that stopped: it leaves those who know more some time to say so first.
+    /// Called again and again from the time limit on. Who waits in a later stage may wait for one that waits itself for the rank that stopped:
+    /// it leaves those who know more some time to say so first, and those who began to wait a little later.
     void report_timeout(Clock::time_point& limit_reached) {
         const auto now = Clock::now();
         if (limit_reached == Clock::time_point{}) limit_reached = now;
-        std::lock_guard lock(mutex_);
-        if (first_ == next_) return;
-        const Started& oldest = at(first_);
-        const auto respite = std::min<std::chrono::nanoseconds>(timeout() / 20, std::chrono::milliseconds(500));
-        const int stages = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
-        if (now - limit_reached < stages * respite) return;
-        collective::Late late = oldest.stage == Stage::meeting ? flat_->late(oldest.met)
-                              : oldest.stage == Stage::crossing ? across_->late(oldest.number)
-                                                                : (oldest.stage == Stage::scattering ? scatter_ : gather_)->late(oldest.number);
-        late.started |= oldest.stage != Stage::meeting;
-        fail(collective::timed_out(collective::name_of(oldest.call, first_), late, world_rank(rank()), timeout()));
+        const auto respite = timeout() / 20;
+        collective::Late late;
+        std::string what;
+        {
+            std::lock_guard lock(mutex_);
+            if (first_ == next_) return;
+            const Started& oldest = at(first_);
+            what = collective::name_of(oldest.call, first_);
+            switch (oldest.stage) {
+                case Stage::meeting: late = flat_->late(oldest.met); break;
+                case Stage::scattering: late = scatter_->late(oldest.number); break;
+                case Stage::crossing:
+                    if (now - limit_reached < respite) return;
+                    late = across_->late(oldest.number);
+                    break;
+                case Stage::gathering:
+                    if (now - limit_reached < 2 * respite) return;
+                    late = gather_->late(oldest.number);
+                    break;
+                case Stage::complete: return;
+            }
+            late.started |= oldest.stage != Stage::meeting;
+        }
+        fail(collective::timed_out(what, late, world_rank(rank()), timeout()));
     }
 
     const std::shared_ptr<MessageEngine> flat_;     ///< of all ranks

@@ -26,8 +26,8 @@ namespace gradsync::inline v0 {
 /// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`).
 enum class MpiCommunicator : std::uint8_t {
     duplicate,       ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards
-    attach,          ///< they travel in yours, in which nobody else sends anything, no other backend either; it stays until MPI is finalised
-    take_ownership,  ///< the same, and it is freed once the last handle and the last message are gone; where construction throws it is yours
+    attach,          ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is finalised
+    take_ownership,  ///< the same, but it is the backend's, which frees it some time after the last handle is gone (not where its ranks have failed)
 };
 
 /// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
@@ -45,7 +45,7 @@ struct MpiOptions {
 ///   MPI's, so any thread level will do. Buffers from `allocate` are worked on where they lie (the Reducer's buckets are);
 ///   others are copied through a staging area.
 /// - **On several machines**, or where they cannot share memory (`describe()` says why), they send messages, in a
-///   communicator of their own. MPI moves these only inside calls: of `progress()`, `test()` and `wait()`. It must have
+///   communicator of their own (`MpiCommunicator`). MPI moves these only inside calls: of `progress()`, `test()` and `wait()`. It must have
 ///   been initialised for the threads from which these are called (MPI_THREAD_MULTIPLE: all).
 /// - **On several machines with several ranks each**, the same number on all, an all-reduce does both: it is reduced on each
 ///   machine, then between them, so that little crosses the network.
@@ -64,8 +64,10 @@ public:
     /// not initialised, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch) on every rank where
     /// their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
-        MpiRendezvous meeting(comm, {.timeout = check_timeout(options.timeout)});
-        check_options(meeting, options);
+        // Who has no time limit to wait with is told so by the others' answers.
+        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
+        MpiRendezvous meeting(comm, {.timeout = limited ? options.timeout : MpiRendezvousOptions().timeout});
+        check_options(meeting, comm, options);
         const Ranks ranks(meeting, options.domain);
         std::string problem;
         const bool several = ranks.machine_count > 1;
@@ -76,27 +78,24 @@ public:
 
         Sharing sharing;
         if (problem.empty()) sharing = share_memory(meeting, ranks, options, problem);
-        std::shared_ptr<message_passing::MessageEngine> flat;
-        const bool in_duplicate = options.communicator == MpiCommunicator::duplicate;
-        if (several || !sharing.engine) flat = send_messages(meeting, in_duplicate ? meeting.duplicate() : comm, ranks, options, sharing);
-        if (in_duplicate && flat) transport_of(*flat).own();
         if (!sharing.engine) {
-            engine_ = flat;
+            engine_ = send_messages(meeting, comm, ranks, options, sharing);
             description_ = ranks.describe() + " that send messages (" + problem + ")";
         } else if (!several) {
             engine_ = sharing.engine;
             description_ = ranks.describe() + " that share memory";
         } else {
-            engine_ = detail::HierarchicalEngine::combine(flat, sharing.engine, ranks.machines);
+            engine_ = detail::HierarchicalEngine::combine(send_messages(meeting, comm, ranks, options, sharing), sharing.engine, ranks.machines);
             description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
         }
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         wants_progress_thread_ = several && level == MPI_THREAD_MULTIPLE;
         meeting.barrier();  // what ends a rank from now on ends no other rank's construction
-        if (options.communicator != MpiCommunicator::take_ownership) return;
-        if (flat) transport_of(*flat).own();
-        else MPI_Comm_free(&comm);  // nothing is sent in it
+        if (options.communicator == MpiCommunicator::take_ownership && sharing.engine && !several) {  // nothing is sent in it
+            const std::lock_guard lock(bootstrap::mpi_mutex());
+            MPI_Comm_free(&comm);
+        }
     }
 
     int rank() const noexcept { return engine_->rank(); }
@@ -124,11 +123,6 @@ private:
     const std::shared_ptr<collective::Engine>& shared_engine() const noexcept { return engine_; }
     MpiBackend join(const collective::Group& group) { return MpiBackend(engine_->split(group), description_, wants_progress_thread_); }
 
-    static std::chrono::nanoseconds check_timeout(std::chrono::nanoseconds timeout) {
-        if (timeout <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
-        return timeout;
-    }
-
     /// Where the ranks of a communicator run.
     struct Ranks {
         Ranks(MpiRendezvous& meeting, int domain) : rank(meeting.rank()), size(meeting.size()) {
@@ -139,14 +133,19 @@ private:
             };
             char name[MPI_MAX_PROCESSOR_NAME] = {};
             int length = 0;
-            MPI_Get_processor_name(name, &length);
+            {
+                const std::lock_guard lock(bootstrap::mpi_mutex());
+                MPI_Get_processor_name(name, &length);
+            }
             const auto places = bootstrap::exchange(
                 meeting, Place{collective::ProcessIdentity::own(), collective::detail::hash_bytes(name, static_cast<std::size_t>(length)), domain});
             for (int r = 0; r < size; ++r) {
                 const Place& place = places[static_cast<std::size_t>(r)];
-                const auto is_near = [&](const Place& other) { return other.process.machine == place.process.machine && other.host == place.host; };
-                one_machine &= is_near(places[0]);
-                const auto first = std::find_if(places.begin(), places.end(), [&](const Place& p) { return is_near(p) && p.domain == place.domain; });
+                one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
+                // Memory is opened by way of processes: where their numbers mean something else, it cannot be.
+                const auto first = std::find_if(places.begin(), places.end(), [&](const Place& p) {
+                    return p.host == place.host && p.process.system == place.process.system && p.domain == place.domain;
+                });
                 machines.push_back(static_cast<int>(first - places.begin()));
                 machine_count += machines.back() == r;
                 processes.push_back(place.process);
@@ -180,9 +179,14 @@ private:
         bool one_machine = true;  ///< whatever their domains
     };
 
-    static void check_options(MpiRendezvous& meeting, const MpiOptions& options) {
-        const auto all = bootstrap::exchange(
-            meeting, static_cast<std::uint8_t>(static_cast<int>(options.communicator) * 4 + options.shared_memory * 2 + options.reproducible));
+    static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options) {
+        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
+        const bool takes_mpis_own = options.communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
+        const auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(static_cast<int>(options.communicator) * 16 + takes_mpis_own * 8 + limited * 4 +
+                                                                                options.shared_memory * 2 + options.reproducible));
+        if (!limited) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+        if (takes_mpis_own)
+            throw Error(Errc::invalid_argument, "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; let the backend attach or duplicate");
         const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
         if (other != all.end())
             throw Error(Errc::parameter_mismatch,
@@ -217,19 +221,17 @@ private:
         return {std::move(world), std::move(engine)};
     }
 
-    /// In `comm`. `sharing`: what fails with it, if anything.
+    /// In `comm` or a duplicate of it. `sharing`: what fails with it, if anything.
     static std::shared_ptr<message_passing::MessageEngine> send_messages(MpiRendezvous& meeting, MPI_Comm comm, const Ranks& ranks,
                                                                          const MpiOptions& options, const Sharing& sharing) {
         using namespace message_passing;
-        auto transport = std::make_unique<gradsync::detail::MpiTransport>(comm, ranks.one_machine);
+        if (options.communicator == MpiCommunicator::duplicate) comm = meeting.duplicate();
+        auto transport = std::make_unique<gradsync::detail::MpiTransport>(comm, options.communicator != MpiCommunicator::attach, ranks.one_machine);
         auto world = sharing.world ? MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
                                                         sharing.world->chores())
                                    : MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here());
         watch(*world, meeting, ranks);
         return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
-    }
-    static gradsync::detail::MpiTransport& transport_of(message_passing::MessageEngine& engine) noexcept {
-        return static_cast<gradsync::detail::MpiTransport&>(engine.world().transport());
     }
 
     /// Ranks that do not see one another's processes have themselves told by the network.

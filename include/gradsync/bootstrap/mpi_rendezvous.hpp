@@ -21,6 +21,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/keep_for_good.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0 {
@@ -44,13 +45,14 @@ inline std::string mpi_text(const char* function, int code) {
 }  // namespace bootstrap
 
 struct MpiRendezvousOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every exchange
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of each of MPI's calls, of which an exchange is two
 };
 
 /// Ranks that have MPI already. The communicator stays yours, and lives as long as this.
 ///
-/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator is
-/// good for no other collective; MPI_Finalize may wait for it, MPI_Abort does not. (Which rank is missing MPI does not say.)
+/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator, as
+/// any that is made later, is good for no other collective; MPI_Finalize may wait for it, MPI_Abort does not. (Which rank is missing MPI
+/// does not say.)
 class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) where MPI is not at work.
@@ -60,8 +62,11 @@ public:
         MPI_Finalized(&finalised);
         if (finalised) refuse(Errc::invalid_argument, "MPI is finalised already; make the backend, or the rendezvous, before");
         if (!initialised) refuse(Errc::invalid_argument, "MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
-        MPI_Comm_rank(comm_, &rank_);
-        MPI_Comm_size(comm_, &size_);
+        {
+            const std::lock_guard lock(bootstrap::mpi_mutex());
+            MPI_Comm_rank(comm_, &rank_);
+            MPI_Comm_size(comm_, &size_);
+        }
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
     }
 
@@ -138,10 +143,8 @@ private:
             if (spent < std::chrono::milliseconds(1)) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
-        [[maybe_unused]] const auto* const kept = new std::shared_ptr<Memory>(memory);
-        std::string seconds = std::to_string(std::chrono::duration<double>(options_.timeout).count());
-        seconds.resize(seconds.find('.') + 3);
-        refuse(Errc::timeout, "waited " + seconds + " s in " + function + " for the " + std::to_string(size_) +
+        gradsync::detail::keep_for_good(memory);
+        refuse(Errc::timeout, "waited " + bootstrap::in_seconds(options_.timeout) + " in " + function + " for the " + std::to_string(size_) +
                                   " ranks of its communicator; each of them has to make its backend, or rendezvous, at the same place in the program");
     }
 
@@ -150,12 +153,12 @@ private:
     }
 
     [[noreturn]] void refuse(Errc code, const std::string& why) const {
-        throw Error(code, "rendezvous of rank " + std::to_string(rank_) + ": " + why, {.operation = "rendezvous", .rank = rank_});
+        throw Error(code, (rank_ < 0 ? "rendezvous over MPI: " : "rendezvous of rank " + std::to_string(rank_) + ": ") + why, {.operation = "rendezvous", .rank = rank_});
     }
 
     MPI_Comm comm_;
     MpiRendezvousOptions options_;
-    int rank_ = 0, size_ = 1;
+    int rank_ = -1, size_ = 0;  ///< not known yet
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

@@ -12,6 +12,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/in_seconds.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -29,7 +30,8 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 /// | `all_gather(own)` | every rank's bytes, by rank; they may be of different lengths |
 ///
 /// Both are collective, the same calls in the same order on all ranks, and limited in time and in bytes (`largest_blob`). They
-/// throw Error where another rank did not arrive, or is gone: the message names it. A model is for one thread at a time.
+/// throw Error where another rank did not arrive, or is gone: the message names it (but MPI does not say which). A model is for one thread
+/// at a time.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -88,13 +90,7 @@ inline std::string list_ranks(std::span<const int> ranks) {
     return text;
 }
 
-/// "60 s"
-inline std::string in_seconds(std::chrono::nanoseconds duration) {
-    std::string text = std::to_string(std::chrono::duration<double>(duration).count());
-    while (text.back() == '0') text.pop_back();
-    if (text.back() == '.') text.pop_back();
-    return text + " s";
-}
+using gradsync::detail::in_seconds;
 
 }  // namespace bootstrap
 

@@ -7,7 +7,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../core/math.hpp"
+#include "../core/in_seconds.hpp"
 #include "call.hpp"
 #include "world.hpp"
 
@@ -37,14 +37,12 @@ struct Late {
 };
 
 inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
-    std::string seconds = std::to_string(std::chrono::duration<double>(limit).count());
-    seconds.resize(gradsync::detail::smaller(seconds.size(), seconds.find('.') + 3));
     std::string who = late.ranks.empty() ? "its work did not end, though every rank started it" : late.ranks.size() == 1 ? "rank " : "ranks ";
     for (const int rank : late.ranks)
         who += std::to_string(rank) + (rank != late.ranks.back() ? ", " : late.started ? " started it, as all did, but did not go on" : " did not start it");
     return {Errc::timeout, late.ranks.empty() ? -1 : late.ranks.front(),
-            what + ": " + who + " while rank " + std::to_string(self) + " waited " + seconds +
-                " s; find out what keeps it, or raise the limit with set_timeout()"};
+            what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::in_seconds(limit) +
+                "; find out what keeps it, or raise the limit with set_timeout()"};
 }
 
 inline Failure left_early(const std::string& what, int rank) {

@@ -26,9 +26,9 @@ static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 /// is known, as far as the others have started the same.
 class Flight {
 public:
-    /// `room`: the most bytes that a hello carries. `quick`: the transport's.
-    Flight(int ranks, int rank, std::size_t room, std::size_t quick)
-        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
+    /// `room`: the most bytes that a hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
+    Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
+        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), few_owners_(few_owners), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
           place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(calls_.size() * place_),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
@@ -42,6 +42,9 @@ public:
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
+        owners_ = ranks_;
+        if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
+            owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / least_share, 1, static_cast<std::size_t>(ranks_)));
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room_;
         in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
@@ -131,7 +134,8 @@ public:
 
     /// Elements of the whole buffer are known: to all at once, but where one rank gathers or scatters, after the hellos.
     bool whole_is_known() const noexcept { return whole_is_known_; }
-    ElementRange shard(int rank) const noexcept { return shard_range(whole_, ranks_, rank); }
+    /// What that rank reduces, or passes on. The shards of a collective that has some; else none but for the first few, the owners.
+    ElementRange shard(int rank) const noexcept { return shard_range(whole_, owners_, rank); }
 
     /// May messages go from `in`, and come to `out`, without a copy between?
     bool in_is_known() const noexcept { return in_is_known_; }
@@ -146,6 +150,9 @@ public:
     }
 
 private:
+    /// Bytes. Ranks that take turns on their cores are done sooner with fewer messages than with less to do for each (measured, docs/performance.md).
+    static constexpr std::size_t least_share = 64 * 1024;
+
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
 
@@ -162,9 +169,11 @@ private:
     std::vector<Call> calls_;
     const int ranks_;
     const int rank_;
+    const bool few_owners_;
     const std::size_t room_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
     const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
+    int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;

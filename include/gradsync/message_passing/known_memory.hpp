@@ -2,10 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
+
+#include "../core/keep_for_good.hpp"
 
 namespace gradsync::inline v0::message_passing {
 
@@ -39,12 +39,6 @@ private:
     std::vector<Block> blocks_;
 };
 
-/// Keeps something until the process ends: a message may still be written into it.
-inline void keep_for_good(std::shared_ptr<void> what) {
-    static std::mutex mutex;
-    static auto& kept = *new std::vector<std::shared_ptr<void>>;
-    std::lock_guard lock(mutex);
-    kept.push_back(std::move(what));
-}
+using gradsync::detail::keep_for_good;
 
 }  // namespace gradsync::inline v0::message_passing

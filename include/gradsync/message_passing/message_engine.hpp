@@ -49,7 +49,7 @@ public:
     MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator, std::shared_ptr<KnownMemory> known,
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
-          timeout_(timeout), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
+          timeout_(timeout), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
           context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
         for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
         world_->chores().enlist(*this);
@@ -166,7 +166,7 @@ public:
     /// Who keeps collective n from completing.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : late_of(flight(n));
+        return is_complete(n) ? collective::Late() : late_of(flight(std::min(n, heard_)));  // of those behind it nothing was heard
     }
 
     /// What a wait does every few milliseconds, for those that wait elsewhere: ends the world if a rank does not start what this one
@@ -271,7 +271,7 @@ private:
 
     std::uint64_t begin(const Call& call) {
         const std::uint64_t n = next_;
-        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size()), world_->transport().quick_bytes()));
+        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size()), world_->transport().quick_bytes(), shares_cores_));
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
@@ -468,6 +468,7 @@ private:
     const int rank_;
     const int communicator_;
     std::atomic<std::chrono::nanoseconds> timeout_;
+    const bool shares_cores_;  ///< on some machine there are fewer cores than of these ranks; all know it
     std::size_t splits_ = 0;
     bool ended_ = false;
 

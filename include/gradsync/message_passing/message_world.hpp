@@ -59,6 +59,15 @@ public:
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !(lifeline_ && lifeline_->lost(world_rank));
     }
 
+    /// Does a machine have fewer cores than it has of these ranks? The same answer on all ranks.
+    bool share_cores(std::span<const int> world_ranks) const noexcept {
+        const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
+        return std::any_of(world_ranks.begin(), world_ranks.end(), [&](int r) {
+            const auto beside = std::count_if(world_ranks.begin(), world_ranks.end(), [&](int other) { return process(other).machine == process(r).machine; });
+            return process(r).machine != 0 && process(r).cores != 0 && beside > process(r).cores;
+        });
+    }
+
     /// Moves messages, and takes in what others say of themselves. Under the mutex.
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);

@@ -26,9 +26,7 @@ std::unique_ptr<MpiTransport> transport() {
     static const Environment only;
     MPI_Comm comm = MPI_COMM_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    auto made = std::make_unique<MpiTransport>(comm, true);
-    made->own();
-    return made;
+    return std::make_unique<MpiTransport>(comm, true, true);
 }
 
 Bytes numbered(std::size_t bytes, std::size_t salt) {

@@ -29,7 +29,7 @@ const std::vector<DType> wire_types{DType::f16, DType::bf16, DType::f32, DType::
 
 }  // namespace
 
-TEST_CASE("reduce_dtype: gradients are added up and travel in another type") {
+TEST_CASE("PyTorch parity: low precision on the wire, a hook there: gradients are added up and travel in another type") {
     for (const DType own : wire_types)
         for (const DType wire : wire_types)
             for (const int ranks : {1, 2, 3}) {

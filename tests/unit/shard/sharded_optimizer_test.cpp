@@ -76,12 +76,12 @@ void check_all_policies(const Training& t) {
 
 }  // namespace
 
-TEST_CASE("stage 1 trains to the bits of whole gradients and a whole optimizer, under every policy") {
+TEST_CASE("PyTorch parity: stage 1, with overlap and clipping by the global norm, trains to the bits of whole gradients and a whole optimizer") {
     check_all_policies<Zero1>({});
     check_all_policies<Zero1>({.reducer = {.gradients = GradientStorage::in_buckets}});
 }
 
-TEST_CASE("stage 2 trains to the bits of whole gradients and a whole optimizer, under every policy") { check_all_policies<Zero2>({}); }
+TEST_CASE("PyTorch parity: stage 2, with overlap and clipping by the global norm, trains to the bits of whole gradients and a whole optimizer") { check_all_policies<Zero2>({}); }
 
 TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {

@@ -225,6 +225,32 @@ TEST_CASE("processes: a rank that stops is named at the time limit") {
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
 
+TEST_CASE("processes: a rank that stops in the middle of some work is named, whosever share it is") {
+    const auto ends = run_processes(3, 30s, [](Rank& rank) {
+        sm::Board& board = rank.seat.board();
+        rank.wait({});
+        const std::uint64_t n = rank.seat.start(all_reduce(rank.own, elements));
+        while (!board.all_arrived(n)) ::usleep(100);
+        if (rank.rank == 1) {  // as if it was stopped there: it has taken a chunk of rank 2's share
+            board.presence(1).busy = 1;
+            board.share(n, 2).next.fetch_add(1);
+            while (!board.world().failed()) ::usleep(1000);
+            board.presence(1).busy = 0;
+            return;
+        }
+        ::usleep(20'000);
+        rank.seat.set_timeout(300ms);
+        try {
+            rank.seat.wait(n);
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
+            expect(std::strstr(error.what(), ": rank 1 started it, as all did, but did not go on") != nullptr, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
 TEST_CASE("processes: a rank that stops between the pieces of a collective is named, and the collective is the one that was asked for") {
     const auto ends = run_engines(3, 3, [](sm::ProcessEngine& engine, int) {
         std::vector<float> own(5'000'000, 1.0f);  // not reached by the others, so staged, in more pieces than are in flight
