@@ -145,6 +145,9 @@ def steps(made):
             else: made.add(*what, None, None, needs=[*needs, *needs_of_step(model, 2, "gloo", "torch_ddp", "torch_independent")])
             made.add(f"{model}, 2 ranks, {backend}: scaling efficiency against two copies that do not synchronise", "0.98", ours and efficiency_of(ours),
                      lambda v: v >= 0.98, efficiency, needs)
+            sharded = backends.get(backend, {}).get(names.SHARDED)
+            made.add(f"{model}, 2 ranks, {backend}: the same, with the optimizer sharded (ZeRO 1)", "0.98", sharded and efficiency_of(sharded),
+                     lambda v: v >= 0.98, efficiency, needs_of_step(model, 2, backend, names.SHARDED, "independent"))
 
 
 def watching(made):

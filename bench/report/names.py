@@ -67,6 +67,7 @@ INDEPENDENT = ("independent", "torch_independent")
 # Weights are still gathered when a step has ended, while others take theirs: no figure of overlap is of their own steps alone.
 GATHER_BETWEEN_STEPS = ("forward", "zero3")
 DEFAULT, PEER_DEFAULT = "buckets_25MB", "torch_ddp"  # what a user gets who chooses nothing
+SHARDED = "zero1"  # what a user chooses who wants the step shorter: each rank steps its share of the parameters
 
 STAGES = {"none": "nothing sharded", "optimizer": "optimizer", "gradients": "+ gradients", "parameters": "+ parameters"}
 # By the fields of gradsync_train's results.

@@ -136,7 +136,7 @@ def train_step(plan):
         for backend in ("threads", "mpi", "mpi_messages")[:(2 if plan.quick else 3) if over_mpi else 1]:
             of_two = QUICK_STRATEGIES if plan.quick else OF_MESSAGES if backend == "mpi_messages" else ours[model]
             add(model, 2, backend, of_two)
-            if backend != "mpi_messages": add(model, 2, backend, [names.DEFAULT], more[model], ", more pairs", series_only=True)
+            if backend != "mpi_messages": add(model, 2, backend, [names.DEFAULT, names.SHARDED], 1.5 * more[model], ", more pairs", series_only=True)
             for ranks in {"threads": (1,) if plan.quick else (1, 4), "mpi": () if plan.quick else (1, 4), "mpi_messages": (4,)}[backend]:
                 add(model, ranks, backend, [names.DEFAULT])
         add(model, 2, "threads", [names.WATCHED], watched[model], ", watched", reference=names.DEFAULT)

@@ -95,7 +95,7 @@ TEST_CASE("HierarchicalEngine: a process that is killed is named by all others, 
 
 TEST_CASE("HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
     for (const int victim : {1, 2}) {
-        for (const std::size_t count : {5'000'000, 1'000}) {  // it stops in its machine's first stage, or perhaps in a later one
+        for (const std::size_t count : {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in its machine's first stage, or perhaps in a later one
             CAPTURE(victim);
             CAPTURE(count);
             const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
