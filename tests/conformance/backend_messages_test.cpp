@@ -55,7 +55,7 @@ struct Messages {
             threads.emplace_back([&, rank] {
                 std::vector<int> ranks(static_cast<std::size_t>(size));
                 std::iota(ranks.begin(), ranks.end(), 0);
-                // Three ranks have two cores, so few of them own anything.
+                // Three ranks have two cores, so few of them own anything where there is little.
                 const gradsync::collective::ProcessIdentity process{.machine = 1, .cores = size == 3 ? 2 : 8};
                 auto world = MessageWorld::make(std::make_unique<gradsync_test::LoopbackTransport>(network, rank),
                                                 std::vector<gradsync::collective::ProcessIdentity>(ranks.size(), process), size);

@@ -350,7 +350,7 @@ private:
             if (first_ == next_) return;
             what = collective::name_of(at(first_).call, first_);
             for (int r = 0; r < size() && culprit < 0; ++r)
-                if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r))) culprit = world_rank(r);
+                if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r)) && !flat_->has_left(r)) culprit = world_rank(r);
         }
         if (culprit >= 0) fail(collective::died(what, culprit));
     }

@@ -27,7 +27,8 @@ namespace gradsync::inline v0 {
 enum class MpiCommunicator : std::uint8_t {
     duplicate,       ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards
     attach,          ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is finalised
-    take_ownership,  ///< the same, but it is the backend's, which frees it some time after the last handle is gone (not where its ranks have failed)
+    take_ownership,  ///< the same, but it is the backend's, which frees it some time after the last handle is gone (not where its ranks have failed);
+                     ///< where construction throws, leave it alone
 };
 
 /// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
@@ -68,6 +69,7 @@ public:
         const bool limited = options.timeout > std::chrono::nanoseconds::zero();
         MpiRendezvous meeting(comm, {.timeout = limited ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options);
+        if (options.communicator != MpiCommunicator::duplicate) refuse_second(comm);
         const Ranks ranks(meeting, options.domain);
         std::string problem;
         const bool several = ranks.machine_count > 1;
@@ -192,6 +194,23 @@ private:
             throw Error(Errc::parameter_mismatch,
                         "MpiBackend: rank " + std::to_string(other - all.begin()) + " has other MpiOptions than rank 0; give all ranks the same",
                         {.operation = "MpiBackend", .rank = meeting.rank(), .peer = static_cast<int>(other - all.begin())});
+    }
+
+    /// Messages of two backends would be taken for one another's, those of one that has failed also by another that comes after it.
+    static void refuse_second(MPI_Comm comm) {
+        const std::lock_guard lock(bootstrap::mpi_mutex());
+        static const int mark = [] {
+            int key = MPI_KEYVAL_INVALID;
+            MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &key, nullptr);
+            return key;
+        }();
+        void* value = nullptr;
+        int found = 0;
+        MPI_Comm_get_attr(comm, mark, &value, &found);
+        if (found)
+            throw Error(Errc::invalid_argument,
+                        "MpiBackend: another backend had this communicator before, and its messages may still come; let this one duplicate it");
+        MPI_Comm_set_attr(comm, mark, nullptr);
     }
 
     /// What the ranks of one machine have in common.

@@ -22,10 +22,9 @@ namespace gradsync::inline v0::detail {
 class MpiTransport final : public message_passing::Transport {
 public:
     /// In `comm`, which is freed with it if it `owns` it, and stays until MPI is finalised if not: for one transport in all that time.
-    /// `one_machine`: do all its ranks run on one? Throws Error(invalid_argument) where the communicator has had a transport.
+    /// `one_machine`: do all its ranks run on one?
     MpiTransport(MPI_Comm comm, bool owns, bool one_machine) : comm_(comm), owns_(owns), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
-        refuse_second();
         MPI_Comm_get_errhandler(comm_, &error_handler_);
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
         MPI_Comm_rank(comm_, &rank_);
@@ -168,21 +167,6 @@ private:
             throw;
         }
         return ticket;
-    }
-
-    /// Messages of two would be taken for one another's, those of one that has failed also by another that comes after it.
-    void refuse_second() const {
-        static const int mark = [] {
-            int key = MPI_KEYVAL_INVALID;
-            MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &key, nullptr);
-            return key;
-        }();
-        void* value = nullptr;
-        int found = 0;
-        MPI_Comm_get_attr(comm_, mark, &value, &found);
-        if (found)
-            throw Error(Errc::invalid_argument, "MpiBackend: another backend was attached to this communicator before, and its messages may still come; duplicate it");
-        MPI_Comm_set_attr(comm_, mark, nullptr);
     }
 
     static void check_mpi(int code, const char* function) {

@@ -50,9 +50,9 @@ struct MpiRendezvousOptions {
 
 /// Ranks that have MPI already. The communicator stays yours, and lives as long as this.
 ///
-/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator, as
-/// any that is made later, is good for no other collective; MPI_Finalize may wait for it, MPI_Abort does not. (Which rank is missing MPI
-/// does not say.)
+/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator is
+/// good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does not. (Which
+/// rank is missing MPI does not say.)
 class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) where MPI is not at work.

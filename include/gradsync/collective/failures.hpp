@@ -34,6 +34,7 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
 struct Late {
     std::vector<int> ranks = {};  ///< world ranks; empty where that is not known
     bool started = false;         ///< every rank has started it, and these did not go on
+    bool certain = true;          ///< else these, or whoever it is, may wait themselves for one that others see
 };
 
 inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {

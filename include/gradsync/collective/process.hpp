@@ -44,11 +44,11 @@ struct ProcessIdentity {
     std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: not known
     std::uint64_t system = 0;   ///< likewise, and the process namespace: where numbers mean the same
     std::int64_t number = 0;
-    std::int32_t cores = 0;  ///< of the machine; 0: not known
+    std::int64_t cores = 0;  ///< of the machine; 0: not known
 
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
-        identity.cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
+        identity.cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
 #if defined(__linux__)
         identity.number = ::getpid();
         char text[128] = {};

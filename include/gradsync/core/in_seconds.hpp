@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0::detail {
 
-/// "1.5 s", whatever the locale.
+/// "1.5 s", whatever the locale; of a duration that is not negative.
 inline std::string in_seconds(std::chrono::nanoseconds duration) {
     constexpr std::int64_t second = 1'000'000'000;
     std::string text = std::to_string(duration.count() / second);

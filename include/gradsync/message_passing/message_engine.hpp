@@ -138,6 +138,7 @@ private:
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = world_->arrivals();
         collective::Vigil vigil;
+        Clock::time_point limit_reached{};
         int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         for (;;) {
             Operation operation;
@@ -153,7 +154,7 @@ private:
                     if (over()) return;
                 } while (--looks > 0 && !failed);
                 if ((backoff.patient() || vigil.begun()) && !failed)
-                    vigil.look(timeout(), [&] { report_timeout(); }, [&] { report_missing(); });
+                    vigil.look(timeout(), [&] { report_timeout(limit_reached); }, [&] { report_missing(); });
             }
             if (failed) throw_failure(operation);
             if (vigil.begun()) world_->chores().try_advance();
@@ -167,6 +168,12 @@ public:
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
         return is_complete(n) ? collective::Late() : late_of(flight(std::min(n, heard_)));  // of those behind it nothing was heard
+    }
+
+    /// Has that rank said that it starts nothing more?
+    bool has_left(int rank) {
+        std::lock_guard lock(world_->mutex());
+        return world_->left(communicator_, world_rank(rank)).has_value();
     }
 
     /// What a wait does every few milliseconds, for those that wait elsewhere: ends the world if a rank does not start what this one
@@ -388,33 +395,36 @@ private:
         }
     }
 
-    void report_timeout() {
+    /// Called again and again from the time limit on: who is not certain leaves those who are some time to say so first.
+    void report_timeout(Clock::time_point& limit_reached) {
+        const auto now = Clock::now();
+        if (limit_reached == Clock::time_point{}) limit_reached = now;
         const Flight* open = &oldest_open();
         collective::Late late = late_of(*open);
+        if (!late.certain && now - limit_reached < timeout() / 20) return;
         if (late.ranks.empty() && heard_ < next_) late = late_of(*(open = &flight(heard_)));  // who has stopped did not start this one
         world_->fail(collective::timed_out(collective::name_of(open->call(), open->number()), late, world_rank(rank_), timeout()));
     }
 
     collective::Late late_of(const Flight& flight) const {
-        if (std::vector<int> missing = missing_of(flight); !missing.empty()) return {std::move(missing), false};
-        return {laggards_of(flight), true};
-    }
-
-    /// The world ranks that have started it and are known to be what it waits for.
-    std::vector<int> laggards_of(const Flight& flight) const {
-        std::vector<int> late, perhaps;
+        if (std::vector<int> missing = missing_of(flight); !missing.empty()) return {.ranks = std::move(missing)};
+        std::vector<int> late, to_look, perhaps;
         for (int r = 0; r < size(); ++r) {
-            bool owes = flight.owes(r), owes_result = false;
+            bool owes = flight.owes(r), owes_a_look = false, owes_result = false;
             for (std::uint64_t i = closed_; i < opened_; ++i) {
                 const Round& round = rounds_[i % rounds_in_flight];
                 if (&round.flight() != &flight) continue;
                 owes |= round.owes(r);
+                owes_a_look |= round.owes_a_look(r);
                 owes_result |= round.owes_result(r);
             }
             if (owes) late.push_back(world_rank(r));
+            if (owes_a_look) to_look.push_back(world_rank(r));
             if (owes_result) perhaps.push_back(world_rank(r));
         }
-        return !late.empty() ? late : perhaps.size() == 1 ? perhaps : std::vector<int>();
+        if (!late.empty()) return {.ranks = std::move(late), .started = true};
+        if (!to_look.empty()) return {.ranks = std::move(to_look), .started = true};
+        return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .started = true, .certain = false};
     }
 
     std::vector<int> missing_of(const Flight& flight) const {
@@ -468,7 +478,7 @@ private:
     const int rank_;
     const int communicator_;
     std::atomic<std::chrono::nanoseconds> timeout_;
-    const bool shares_cores_;  ///< on some machine there are fewer cores than of these ranks; all know it
+    const bool shares_cores_;  ///< these ranks run on one machine, of fewer cores; all know it
     std::size_t splits_ = 0;
     bool ended_ = false;
 

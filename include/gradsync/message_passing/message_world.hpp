@@ -59,13 +59,13 @@ public:
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !(lifeline_ && lifeline_->lost(world_rank));
     }
 
-    /// Does a machine have fewer cores than it has of these ranks? The same answer on all ranks.
+    /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
         const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
-        return std::any_of(world_ranks.begin(), world_ranks.end(), [&](int r) {
-            const auto beside = std::count_if(world_ranks.begin(), world_ranks.end(), [&](int other) { return process(other).machine == process(r).machine; });
-            return process(r).machine != 0 && process(r).cores != 0 && beside > process(r).cores;
-        });
+        const collective::ProcessIdentity& first = process(world_ranks.front());
+        return first.machine != 0 && first.cores != 0 && static_cast<std::int64_t>(world_ranks.size()) > first.cores &&
+               std::all_of(world_ranks.begin(), world_ranks.end(),
+                           [&](int r) { return process(r).machine == first.machine && process(r).system == first.system; });
     }
 
     /// Moves messages, and takes in what others say of themselves. Under the mutex.

@@ -26,7 +26,7 @@ struct RoundContext {
     int size() const noexcept { return static_cast<int>(transport_ranks.size()); }
 };
 
-/// One piece of every rank's share of a collective. Every rank sends what it brings to the owners of the shares; an owner
+/// One piece of every share of a collective, of which each rank owns one, or a few ranks do. Every rank sends what it brings to the owners; an owner
 /// combines what it gets, in rank order, and sends the result to those who want it. So each element crosses the network
 /// as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
 ///
@@ -93,6 +93,8 @@ public:
     bool owes(int rank) const noexcept {
         return contributions_in_[index(rank)] != Transport::no_ticket || contributions_out_[index(rank)] != Transport::no_ticket;
     }
+    /// Has it not taken the result of this rank's share? It needs nobody for that, but may not have come to it.
+    bool owes_a_look(int rank) const noexcept { return results_out_[index(rank)] != Transport::no_ticket; }
     /// Has it not sent its share's result? It may be waiting for others itself.
     bool owes_result(int rank) const noexcept { return results_in_[index(rank)] != Transport::no_ticket; }
 

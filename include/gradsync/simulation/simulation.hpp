@@ -12,6 +12,7 @@
 #include "../collective/failures.hpp"
 #include "../collective/world.hpp"
 #include "../core/clock.hpp"
+#include "../core/in_seconds.hpp"
 #include "../plan/cost_model.hpp"
 #include "network.hpp"
 #include "scheduler.hpp"
@@ -87,10 +88,10 @@ public:
                 turn = scheduler.turn();
                 since = Clock::now();
             } else if (const int rank = scheduler.running(); rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
-                const std::string seconds = std::to_string(std::chrono::duration<double>(limits_[static_cast<std::size_t>(rank)]).count());
                 fail({Errc::timeout, rank,
-                      "rank " + std::to_string(rank) + " has not let others have their turn for " + seconds.substr(0, seconds.find('.') + 3) +
-                          " s; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with set_timeout()"});
+                      "rank " + std::to_string(rank) + " has not let others have their turn for " +
+                          gradsync::detail::in_seconds(limits_[static_cast<std::size_t>(rank)]) +
+                          "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with set_timeout()"});
             }
         }
     }

@@ -93,6 +93,40 @@ TEST_CASE("HierarchicalEngine: a process that is killed is named by all others, 
     }
 }
 
+TEST_CASE("HierarchicalEngine: a rank that stops between the machines' stage and its own machine's last is named by its neighbour, who alone needs it") {
+    constexpr int victim = 1, counterpart = 3;
+    const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
+        std::vector<float> data(1'000, 1.0f);
+        if (const std::string said = outcome(engine, data); !said.empty()) return said;
+        data.assign(data.size(), 1.0f);
+        engine.set_timeout(3s);
+        const std::uint64_t n = engine.start(all_reduce(data));
+        const auto until = std::chrono::steady_clock::now() + (engine.rank() == counterpart ? 600ms : 300ms);
+        if (engine.rank() == counterpart)  // so long the victim cannot get through
+            while (std::chrono::steady_clock::now() < until) ::usleep(10'000);
+        if (engine.rank() == victim) {
+            while (std::chrono::steady_clock::now() < until) engine.test(n);
+            while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
+            return "";
+        }
+        try {
+            engine.wait(n);
+            return "complete";
+        } catch (const gs::Error& error) {
+            while (!engine.world().failed()) ::usleep(10'000);
+            return error.what();
+        }
+    });
+    const std::string named = "rank 1 started it, as all did, but did not go on";
+    CAPTURE(reports[0].text);
+    CHECK(reports[0].says(named));
+    for (const int r : {2, 3}) {  // what they need the victim has sent with its first word
+        const auto& report = reports[static_cast<std::size_t>(r)];
+        CAPTURE(report.text);
+        CHECK((report.says("complete") || report.says(named)));
+    }
+}
+
 TEST_CASE("HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
     for (const int victim : {1, 2}) {
         for (const std::size_t count : {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in its machine's first stage, or perhaps in a later one

@@ -38,12 +38,13 @@ std::shared_ptr<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transpo
 
 /// Runs `f(engine)` on a thread a rank; the texts of what they threw, "" where nothing.
 std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, std::chrono::nanoseconds limit,
-                             const std::function<void(mp::MessageEngine&)>& f) {
+                             const std::function<void(mp::MessageEngine&)>& f, gs::collective::ProcessIdentity process = {}) {
     std::vector<std::string> errors(static_cast<std::size_t>(network->size));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < network->size; ++rank)
         threads.emplace_back([&, rank] {
-            const auto own = engine(std::make_unique<LoopbackTransport>(network, rank), limit);
+            const auto own = engine(std::make_unique<LoopbackTransport>(network, rank), limit,
+                                    std::vector<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
             try {
                 f(*own);
             } catch (const std::exception& error) {
@@ -283,6 +284,34 @@ TEST_CASE("messages: at the time limit a rank that started it and stopped is nam
             CAPTURE(error);
             CHECK(error.find("rank 1 started it, as all did, but did not go on") != std::string::npos);
             CHECK(error.find("#1") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped, and the others leave it time to say so") {
+    for (const int victim : {0, 1, 2}) {
+        CAPTURE(victim);
+        const auto network = std::make_shared<LoopbackNetwork>(3);
+        network->quick_bytes = 300;
+        std::atomic<int> given_up{0};
+        const auto errors = run(
+            network, 2s,
+            [&](mp::MessageEngine& own) {
+                std::vector<float> values(20'000);
+                const std::uint64_t stuck = own.start(all_reduce(values.data(), values.size()));
+                while (own.rank() == victim && given_up < 2) std::this_thread::yield();
+                struct GivesUp {
+                    std::atomic<int>& count;
+                    ~GivesUp() { ++count; }
+                } gives_up{given_up};
+                own.wait(stuck);
+            },
+            {.machine = 1, .cores = 2});
+        for (int rank = 0; rank < 3; ++rank) {
+            const std::string& error = errors[static_cast<std::size_t>(rank)];
+            CAPTURE(error);
+            if (rank == victim || (rank != 0 && victim != 0 && error.empty())) continue;  // who has its result needs nobody any more
+            CHECK(error.find("rank " + std::to_string(victim) + " started it, as all did, but did not go on") != std::string::npos);
         }
     }
 }

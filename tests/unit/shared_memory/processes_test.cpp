@@ -238,7 +238,7 @@ TEST_CASE("processes: a rank that stops in the middle of some work is named, who
             board.presence(1).busy = 0;
             return;
         }
-        ::usleep(20'000);
+        while (board.share(n, 2).next.load() == 0) ::usleep(100);  // nobody works on it before a wait but rank 1
         rank.seat.set_timeout(300ms);
         try {
             rank.seat.wait(n);
@@ -254,6 +254,7 @@ TEST_CASE("processes: a rank that stops in the middle of some work is named, who
 TEST_CASE("processes: a rank that stops between the pieces of a collective is named, and the collective is the one that was asked for") {
     const auto ends = run_engines(3, 3, [](sm::ProcessEngine& engine, int) {
         std::vector<float> own(5'000'000, 1.0f);  // not reached by the others, so staged, in more pieces than are in flight
+        engine.exchange(0);
         const std::uint64_t n = engine.start(all_reduce(own.data(), own.size()));
         if (engine.rank() == 1) {
             engine.test(n);
@@ -266,7 +267,7 @@ TEST_CASE("processes: a rank that stops between the pieces of a collective is na
             expect(false, "nothing was thrown");
         } catch (const gs::Error& error) {
             expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
-            expect(std::strstr(error.what(), "5000000 elements), collective #0: rank 1 started it, as all did, but did not go on") != nullptr, error.what());
+            expect(std::strstr(error.what(), "5000000 elements), collective #1: rank 1 started it, as all did, but did not go on") != nullptr, error.what());
         }
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));
