@@ -65,7 +65,7 @@ public:
     /// not initialised, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch) on every rank where
     /// their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
-        // Who has no time limit to wait with is told so by the others' answers.
+        // A rank without a limit takes part in the exchange of options all the same: so the others hear of it.
         const bool limited = options.timeout > std::chrono::nanoseconds::zero();
         MpiRendezvous meeting(comm, {.timeout = limited ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options);

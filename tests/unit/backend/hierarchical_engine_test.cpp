@@ -101,7 +101,7 @@ TEST_CASE("HierarchicalEngine: a rank that stops between the machines' stage and
         data.assign(data.size(), 1.0f);
         engine.set_timeout(3s);
         const std::uint64_t n = engine.start(all_reduce(data));
-        const auto until = std::chrono::steady_clock::now() + (engine.rank() == counterpart ? 600ms : 300ms);
+        const auto until = std::chrono::steady_clock::now() + (engine.rank() == counterpart ? 2000ms : 300ms);
         if (engine.rank() == counterpart)  // so long the victim cannot get through
             while (std::chrono::steady_clock::now() < until) ::usleep(10'000);
         if (engine.rank() == victim) {
@@ -129,17 +129,16 @@ TEST_CASE("HierarchicalEngine: a rank that stops between the machines' stage and
 
 TEST_CASE("HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
     for (const int victim : {1, 2}) {
-        for (const std::size_t count : {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in its machine's first stage, or perhaps in a later one
+        for (const std::size_t count : {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in a stage that takes long, or before the first
             CAPTURE(victim);
             CAPTURE(count);
             const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
-                std::vector<float> data(count, 1.0f);
-                if (const std::string said = outcome(engine, data); !said.empty()) return said;
-                data.assign(data.size(), 1.0f);
+                std::vector<float> data(count, 1.0f), ready(1, 1.0f);
+                if (const std::string said = outcome(engine, ready); !said.empty()) return said;  // all begin to wait at about the same time
                 engine.set_timeout(3s);
                 if (engine.rank() != victim) return outcome(engine, data);
                 const std::uint64_t n = engine.start(all_reduce(data));
-                for (int looks = 0; looks < 3; ++looks) engine.test(n);
+                for (int looks = 0; looks < 3 && count > 1000; ++looks) engine.test(n);
                 while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
                 return "";
             });
