@@ -205,14 +205,14 @@ public:
                  name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
         const bool synchronises = no_sync_depth_.load(std::memory_order_relaxed) == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
-        if (copies && !readiness_.claim(i)) refuse_mark(i);  // before it is copied twice
         if (!synchronises) {
             readiness_.used()[i] = 1;
-            if (copies) gradients_.deposit(i);
+            if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
         }
-        if (copies) {
-            if (gradients_.parameter(i).gradient.bytes() < worth_timing) {
+        const std::size_t bytes = gradients_.parameter(i).gradient.bytes();
+        if (copies) {  // by two threads at once, if both mark it: fill() finds that
+            if (bytes < worth_timing) {
                 gradients_.deposit(i);
             } else {
                 const auto held = step_.watch().hold(Activity::copy, i);
@@ -228,7 +228,7 @@ public:
         failure_.guard([&] {
             if (full) overlap_.bucket_full(hook_);
             // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
-            const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + gradients_.parameter(i).gradient.bytes();
+            const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
             const bool poll = full || unpolled >= worth_polling;
             unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
             if (poll) overlap_.gradients_ready(hook_);
@@ -519,7 +519,8 @@ private:
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
             if (readiness_.used()[i] && !partly_marked) {  // its gradient is that of earlier micro-batches
-                if (gradients_.is_copied(i) && !gradients_.holds_sum(i)) gradients_.deposit(i);
+                if (gradients_.holds_sum(i)) gradients_.deposit_sum(i);
+                else if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
                 missing.push_back(i);
                 continue;

@@ -33,7 +33,6 @@ namespace gradsync::inline v0::detail {
 /// has started.
 class HierarchicalEngine final : public collective::Engine, collective::Chore {
     using Call = collective::Call;
-    using Clock = std::chrono::steady_clock;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
 
@@ -113,12 +112,11 @@ public:
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
         collective::Vigil vigil;
-        Clock::time_point limit_reached{};
         for (;;) {
             if (advance_to(n)) return;
             if (backoff.patient() || vigil.begun()) {
                 chores().try_advance();
-                vigil.look(timeout(), [&] { report_timeout(limit_reached); }, [&] { report_dead(); });
+                vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
             }
             if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
@@ -355,12 +353,10 @@ private:
         if (culprit >= 0) fail(collective::died(what, culprit));
     }
 
-    /// Called again and again from the time limit on. Who waits in a later stage may wait for one that waits itself for the rank that stopped:
+    /// Called again and again when the time limit has passed. Who waits in a later stage may wait for one that waits itself for the rank that stopped:
     /// it leaves those who know more some time to say so first, and those who began to wait a little later.
-    void report_timeout(Clock::time_point& limit_reached) {
-        const auto now = Clock::now();
-        if (limit_reached == Clock::time_point{}) limit_reached = now;
-        const auto respite = timeout() / 20;
+    void report_timeout(std::chrono::nanoseconds by) {
+        using collective::Vigil;
         collective::Late late;
         std::string what;
         {
@@ -372,16 +368,16 @@ private:
                 case Stage::meeting: late = flat_->late(oldest.met); break;
                 case Stage::scattering: late = scatter_->late(oldest.number); break;
                 case Stage::crossing:
-                    if (now - limit_reached < respite) return;
+                    if (Vigil::too_early(by, timeout())) return;
                     late = across_->late(oldest.number);
                     break;
                 case Stage::gathering:
-                    if (now - limit_reached < 2 * respite) return;
+                    if (Vigil::too_early(by, timeout(), 2)) return;
                     late = gather_->late(oldest.number);
                     break;
                 case Stage::complete: return;
             }
-            late.started |= oldest.stage != Stage::meeting;
+            if (oldest.stage != Stage::meeting) late.did = collective::Late::Did::not_go_on;
         }
         fail(collective::timed_out(what, late, world_rank(rank()), timeout()));
     }

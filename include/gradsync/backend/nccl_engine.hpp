@@ -262,7 +262,7 @@ public:
             if (backoff.patient() || vigil.begun())
                 vigil.look(
                     timeout(),
-                    [&] { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
+                    [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
         }
     }

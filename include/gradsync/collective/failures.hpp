@@ -32,15 +32,19 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
 
 /// Which ranks keep a collective from completing, as far as one rank can tell.
 struct Late {
+    enum class Did { not_start, not_go_on, not_answer };
     std::vector<int> ranks = {};  ///< world ranks; empty where that is not known
-    bool started = false;         ///< every rank has started it, and these did not go on
+    Did did = Did::not_start;     ///< what those did; `not_go_on`: every rank has started it
     bool certain = true;          ///< else these, or whoever it is, may wait themselves for one that others see
 };
 
 inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
     std::string who = late.ranks.empty() ? "its work did not end, though every rank started it" : late.ranks.size() == 1 ? "rank " : "ranks ";
     for (const int rank : late.ranks)
-        who += std::to_string(rank) + (rank != late.ranks.back() ? ", " : late.started ? " started it, as all did, but did not go on" : " did not start it");
+        who += std::to_string(rank) + (rank != late.ranks.back()             ? ", "
+                                       : late.did == Late::Did::not_start ? " did not start it"
+                                       : late.did == Late::Did::not_go_on ? " started it, as all did, but did not go on"
+                                                                          : " did not answer");
     return {Errc::timeout, late.ranks.empty() ? -1 : late.ranks.front(),
             what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::in_seconds(limit) +
                 "; find out what keeps it, or raise the limit with set_timeout()"};

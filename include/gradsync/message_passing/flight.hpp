@@ -21,9 +21,19 @@ using collective::Operation;
 
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
+/// How the hellos of a communicator travel.
+struct HelloRoute {
+    Transport& transport;
+    const std::vector<int>& transport_ranks;  ///< by rank of the communicator
+    int stream, rest_stream;
+};
+
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
 /// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its length
 /// is known, as far as the others have started the same.
+///
+/// With `few_owners`, where one rank owns all, every hello goes to it alone, rank 0: it hears the others, and answers with its own call and, where
+/// there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not learn who has started it.
 class Flight {
 public:
     /// `room`: the most bytes that a hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
@@ -32,9 +42,7 @@ public:
           place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(calls_.size() * place_),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
-    /// `transport_ranks[r]`: the transport's number of rank r.
-    void start(std::uint64_t number, const Call& call, const KnownMemory& known, Transport& transport, const std::vector<int>& transport_ranks,
-               int stream, int rest_stream) {
+    void start(std::uint64_t number, const Call& call, const KnownMemory& known, const HelloRoute& route) {
         number_ = number;
         call_ = call;
         sent_ = heard_ = complete_ = false;
@@ -49,22 +57,21 @@ public:
         in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
+        by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere;
+
         for (int r = 0; r < ranks_; ++r) {
-            if (r == rank_) continue;
-            hellos_in_[index(r)] = transport.receive(transport_ranks[index(r)], stream, hello_of(r), first_);
-            if (const std::size_t all = sizeof(Call) + brought_by(r); all > first_)
-                rests_in_[index(r)] = transport.receive_known(transport_ranks[index(r)], rest_stream, hello_of(r) + first_, all - first_, place_ - first_);
+            if (!talks_to(r)) continue;
+            const int from = route.transport_ranks[index(r)];
+            hellos_in_[index(r)] = route.transport.receive(from, route.stream, hello_of(r), first_);
+            if (const std::size_t all = sizeof(Call) + (is_answered() ? answer_to(rank_) : brought_by(r)); all > first_)
+                rests_in_[index(r)] = route.transport.receive_known(from, route.rest_stream, hello_of(r) + first_, all - first_, place_ - first_);
         }
         std::byte* const own = hello_of(rank_);
-        const std::size_t brought = brought_by(rank_), all = sizeof(Call) + brought;
+        const std::size_t brought = brought_by(rank_);
         std::memcpy(own, &call, sizeof call);
         // What has no weight is not read: what is sent then, nobody reads.
         if (brought != 0 && collective::contributes(call, rank_, rank_)) std::memcpy(own + sizeof(Call), call.in, std::min(brought, call.in_count * width));
-        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
-            const int r = (rank_ + k) % ranks_;
-            hellos_out_[index(r)] = transport.send(transport_ranks[index(r)], stream, own, std::min(all, first_));
-            if (all > first_) rests_out_[index(r)] = transport.send_known(transport_ranks[index(r)], rest_stream, own + first_, all - first_);
-        }
+        if (!answers()) send_hellos(route, [&](int) { return brought; });
         sent_ = true;
     }
 
@@ -74,11 +81,13 @@ public:
     /// Have all ranks started it? From then on `calls()` is valid.
     bool hear(Transport& transport) {
         if (!sent_ || !transport.finish_all(hellos_in_)) return false;
-        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(r), sizeof(Call));
+        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(is_answered() && r != rank_ ? 0 : r), sizeof(Call));
         return true;
     }
     /// Has that rank started it, as far as is known?
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
+    /// Is it rank 0's answer that this rank waits for? So rank 0 may have started it, and the others may not.
+    bool is_answered() const noexcept { return by_way_of_one_ && rank_ != 0; }
     /// Has that rank, which has started it, not sent all that it brings?
     bool owes(int rank) const noexcept { return rests_in_[index(rank)] != Transport::no_ticket; }
     const std::vector<Call>& calls() const noexcept { return calls_; }
@@ -95,19 +104,25 @@ public:
     bool small() const noexcept { return small_; }
     bool is_all_here(Transport& transport) { return transport.finish_all(rests_in_); }
 
-    /// A small one: computes this rank's results. `inputs`: scratch.
-    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs) {
-        const std::size_t width = size_of(call_.dtype);
-        const bool gathers = collective::in_is_shard(call_.operation);
-        inputs.assign(calls_.size(), nullptr);
-        for (int owner = 0; owner < ranks_; ++owner) {
-            const ElementRange range = shard(owner);
-            if (range.size() == 0 || !collective::receives(call_, rank_, owner)) continue;
-            for (int r = 0; r < ranks_; ++r)
-                inputs[index(r)] = hello_of(r) + sizeof(Call) + (gathers ? 0 : range.first * width);
-            void* const out = output(range);
-            if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&out, 1}, range.size());
-            else std::memcpy(out, inputs[index(gathers ? owner : call_.root)], range.size() * width);
+    /// One that is not small was accepted: says so to those that wait for an answer.
+    void answer(const HelloRoute& route) {
+        if (answers()) send_hellos(route, [](int) { return std::size_t{0}; });
+    }
+
+    /// A small one: computes this rank's results, or takes them from the answer; or answers the others. `inputs`: scratch.
+    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs, const HelloRoute& route) {
+        inputs.resize(calls_.size());
+        if (!by_way_of_one_) {
+            for (int owner = 0; owner < ranks_; ++owner)
+                if (const ElementRange range = shard(owner); range.size() != 0 && collective::receives(call_, rank_, owner))
+                    compute(owner, range, output(range), combiner, inputs);
+        } else {
+            const ElementRange all{0, whole_};
+            if (answers()) {
+                if (whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
+                send_hellos(route, [&](int r) { return answer_to(r); });
+            }
+            if (const std::size_t bytes = answer_to(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
         complete_ = true;
     }
@@ -156,6 +171,37 @@ private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
 
+    /// Of what came with that rank's hello.
+    std::byte* elements_of(int rank, std::size_t first = 0) noexcept { return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype); }
+
+    /// The result of an owner's share, from what came with the hellos. It may go where rank 0's elements are.
+    void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, std::vector<const void*>& inputs) {
+        const bool gathers = collective::in_is_shard(call_.operation);
+        for (int r = 0; r < ranks_; ++r) inputs[index(r)] = elements_of(r, gathers ? 0 : share.first);
+        if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&to, 1}, share.size());
+        else if (const void* const from = inputs[index(gathers ? owner : call_.root)]; from != to) std::memcpy(to, from, share.size() * size_of(call_.dtype));
+    }
+
+    bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
+    bool answers() const noexcept { return by_way_of_one_ && rank_ == 0; }
+
+    /// `bytes(r)`: that follow the call in what is sent to rank r.
+    template <class Bytes>
+    void send_hellos(const HelloRoute& route, Bytes&& bytes) {
+        const std::byte* const own = hello_of(rank_);
+        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
+            const int r = (rank_ + k) % ranks_;
+            if (!talks_to(r)) continue;
+            const int to = route.transport_ranks[index(r)];
+            const std::size_t all = sizeof(Call) + bytes(r);
+            hellos_out_[index(r)] = route.transport.send(to, route.stream, own, std::min(all, first_));
+            if (all > first_) rests_out_[index(r)] = route.transport.send_known(to, route.rest_stream, own + first_, all - first_);
+        }
+    }
+
+    /// Bytes of `rank`'s result that come with rank 0's answer.
+    std::size_t answer_to(int rank) const noexcept { return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0; }
+
     /// Bytes that `rank` sends with its hello, if all mean the same. As many where they have no weight: the others do not know of that.
     std::size_t brought_by(int rank) const noexcept {
         if (!small_) return 0;
@@ -175,7 +221,7 @@ private:
     const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
     int owners_ = 1;
     std::size_t whole_ = 0;
-    bool whole_is_known_ = false, small_ = false, sent_ = false, heard_ = false, complete_ = false;
+    bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;
     std::vector<std::byte> hellos_;
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;

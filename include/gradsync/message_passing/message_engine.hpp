@@ -50,7 +50,7 @@ public:
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
           timeout_(timeout), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
-          context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
+          hello_route_{world_->transport(), world_ranks_, stream(hellos), stream(rests)}, context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
         for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
         world_->chores().enlist(*this);
     }
@@ -138,7 +138,6 @@ private:
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = world_->arrivals();
         collective::Vigil vigil;
-        Clock::time_point limit_reached{};
         int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         for (;;) {
             Operation operation;
@@ -154,7 +153,7 @@ private:
                     if (over()) return;
                 } while (--looks > 0 && !failed);
                 if ((backoff.patient() || vigil.begun()) && !failed)
-                    vigil.look(timeout(), [&] { report_timeout(limit_reached); }, [&] { report_missing(); });
+                    vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_missing(); });
             }
             if (failed) throw_failure(operation);
             if (vigil.begun()) world_->chores().try_advance();
@@ -253,7 +252,7 @@ private:
     /// Of one round's share. Small enough that a few of every rank's are under way, large enough that their number does not
     /// matter.
     static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
-        std::size_t bytes = 512 * 1024;
+        std::size_t bytes = 1024 * 1024;
         while (bytes > 32 * 1024 && bytes * ranks > 2 * 1024 * 1024) bytes /= 2;
         return bytes;
     }
@@ -282,7 +281,7 @@ private:
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
-            started->start(n, call, *known_, world_->transport(), world_ranks_, stream(hellos), stream(rests));
+            started->start(n, call, *known_, hello_route_);
         } catch (const std::exception& error) {
             fail_transport(error);
         }
@@ -342,9 +341,10 @@ private:
                     return;
                 }
                 next.accept();
+                if (!next.small()) next.answer(hello_route_);
             }
             if (!next.is_all_here(world_->transport())) return;
-            if (next.small()) next.finish_small(combiner_, inputs_);
+            if (next.small()) next.finish_small(combiner_, inputs_, hello_route_);
             else if (Round::count(next, context_.piece_bytes) == 0) next.set_complete();
         }
     }
@@ -395,19 +395,19 @@ private:
         }
     }
 
-    /// Called again and again from the time limit on: who is not certain leaves those who are some time to say so first.
-    void report_timeout(Clock::time_point& limit_reached) {
-        const auto now = Clock::now();
-        if (limit_reached == Clock::time_point{}) limit_reached = now;
+    /// Called again and again when the time limit has passed: who is not certain leaves those who are some time to say so first.
+    void report_timeout(std::chrono::nanoseconds by) {
         const Flight* open = &oldest_open();
         collective::Late late = late_of(*open);
-        if (!late.certain && now - limit_reached < timeout() / 20) return;
+        if (!late.certain && collective::Vigil::too_early(by, timeout())) return;
         if (late.ranks.empty() && heard_ < next_) late = late_of(*(open = &flight(heard_)));  // who has stopped did not start this one
         world_->fail(collective::timed_out(collective::name_of(open->call(), open->number()), late, world_rank(rank_), timeout()));
     }
 
     collective::Late late_of(const Flight& flight) const {
-        if (std::vector<int> missing = missing_of(flight); !missing.empty()) return {.ranks = std::move(missing)};
+        using Did = collective::Late::Did;
+        if (std::vector<int> missing = missing_of(flight); !missing.empty())
+            return {.ranks = std::move(missing), .did = flight.is_answered() ? Did::not_answer : Did::not_start, .certain = !flight.is_answered()};
         std::vector<int> late, to_look, perhaps;
         for (int r = 0; r < size(); ++r) {
             bool owes = flight.owes(r), owes_a_look = false, owes_result = false;
@@ -422,9 +422,9 @@ private:
             if (owes_a_look) to_look.push_back(world_rank(r));
             if (owes_result) perhaps.push_back(world_rank(r));
         }
-        if (!late.empty()) return {.ranks = std::move(late), .started = true};
-        if (!to_look.empty()) return {.ranks = std::move(to_look), .started = true};
-        return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .started = true, .certain = false};
+        if (!late.empty()) return {.ranks = std::move(late), .did = Did::not_go_on};
+        if (!to_look.empty()) return {.ranks = std::move(to_look), .did = Did::not_go_on};
+        return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .did = Did::not_go_on, .certain = false};
     }
 
     std::vector<int> missing_of(const Flight& flight) const {
@@ -496,6 +496,7 @@ private:
     std::uint64_t opened_ = 0, closed_ = 0;
     collective::Combiner combiner_;
     std::vector<const void*> inputs_;
+    HelloRoute hello_route_;
     RoundContext context_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };

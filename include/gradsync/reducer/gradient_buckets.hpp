@@ -40,12 +40,13 @@ public:
           plan_(make_plan(backend)),
           passes_(passes_of(backend)),
           asked_for_(parameters_.size()),
-          deposited_(parameters_.size()) {}
+          summed_(parameters_.size()) {}
 
     /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
     void allocate(B& backend) {
         storage_ = make_storage(backend);
         allocate_shards(backend);
+        allocate_sums(backend);
     }
 
     const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
@@ -57,7 +58,7 @@ public:
 
     const std::vector<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
-    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_; }  ///< of memory that is the Reducer's
+    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that is the Reducer's
 
     /// What travels as bucket b.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
@@ -113,15 +114,25 @@ public:
     bool is_copied(std::size_t i) const noexcept {
         return !live_here() && storage_.parameter(i).data != parameters_[i].gradient.data;
     }
-    /// Does the bucket hold sums of gradient i's earlier micro-batches?
-    bool holds_sum(std::size_t i) const noexcept { return deposited_[i] != 0; }
+    /// Are there sums of gradient i's earlier micro-batches?
+    bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
 
-    /// Copies gradient i into its bucket, or adds it to what micro-batches left there.
-    void deposit(std::size_t i) {
-        const BufferView from = parameters_[i].gradient, to = storage_.parameter(i);
-        if (deposited_[i]) passes_.add(to, from);
+    /// Adds gradient i to the sum of its micro-batches; more are to come.
+    void add_up(std::size_t i) {
+        const BufferView from = parameters_[i].gradient, to = sum_of(i);
+        if (summed_[i]) passes_.add(to, from);
         else passes_.copy(from, to);
-        deposited_[i] = options_.accumulation == Accumulation::in_buckets;
+        summed_[i] = 1;
+    }
+    /// Gradient i is complete: it goes into its bucket, with what micro-batches left.
+    void deposit(std::size_t i) {
+        if (!summed_[i]) return passes_.copy(parameters_[i].gradient, storage_.parameter(i));
+        add_up(i);
+        deposit_sum(i);
+    }
+    /// What micro-batches left of gradient i goes into its bucket.
+    void deposit_sum(std::size_t i) {
+        if (is_summed_apart(i)) passes_.copy(sums_[i], storage_.parameter(i));
     }
 
     /// This rank has nothing for gradient i.
@@ -158,8 +169,8 @@ public:
         kept_bytes_.clear();
     }
 
-    /// The step is over: the next deposits overwrite.
-    void forget_sums() noexcept { deposited_.assign(deposited_.size(), 0); }
+    /// The step is over: the next sums begin anew.
+    void forget_sums() noexcept { summed_.assign(summed_.size(), 0); }
 
     /// What the policy of the next `reorder` is to go by, if it can.
     void set_ready_seconds(const std::vector<double>& times) {
@@ -175,7 +186,7 @@ public:
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
             // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
-            if (!pooled() && (live_here() || deposited_[i])) passes_.copy(storage_.parameter(i), storage.parameter(i));
+            if (!pooled() && (live_here() || (summed_[i] && !is_summed_apart(i)))) passes_.copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         allocate_shards(backend);
         return true;
@@ -189,6 +200,10 @@ public:
 
 private:
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
+
+    /// Do gradient i's micro-batches add up outside of its bucket, whose type would round each of them?
+    bool is_summed_apart(std::size_t i) const noexcept { return options_.accumulation == Accumulation::in_buckets && is_low_precision(infos_[i].dtype); }
+    BufferView sum_of(std::size_t i) const noexcept { return is_summed_apart(i) ? sums_[i] : storage_.parameter(i); }
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
@@ -257,6 +272,23 @@ private:
         }
     }
 
+    /// The memory of sums that are not kept in buckets; as much on every rank.
+    void allocate_sums(B& backend) {
+        sums_.resize(parameters_.size());
+        for (std::size_t i : order_)
+            if (is_summed_apart(i)) {
+                sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space};
+                sum_bytes_ += in_lines(sums_[i].bytes());
+            }
+        if (sum_bytes_ == 0) return;
+        sum_memory_ = backend.allocate(sum_bytes_);
+        auto* next = static_cast<std::byte*>(sum_memory_.data());
+        for (std::size_t i : order_) {
+            sums_[i].data = next;
+            next += in_lines(sums_[i].bytes());
+        }
+    }
+
     ReducerOptions options_;
     bool scattered_;  ///< only shards are of use once a bucket's collective is complete
     int size_, rank_;
@@ -271,9 +303,12 @@ private:
     std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
     std::size_t shard_bytes_ = 0;
     bool adds_to_shards_ = false;
+    decltype(std::declval<B&>().allocate(std::size_t{})) sum_memory_{};
+    std::vector<BufferView> sums_;  ///< by parameter; of those that are summed apart
+    std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;
     std::vector<std::uint8_t> asked_for_;  ///< by parameter, in this backward; where gradients are pooled
-    std::vector<std::uint8_t> deposited_;   ///< by parameter: the next deposit adds
+    std::vector<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
     std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
     std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other
 };

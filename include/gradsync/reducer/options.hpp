@@ -29,9 +29,9 @@ enum class Averaging : std::uint8_t {
 /// Who adds up the gradients of micro-batches under `no_sync()`.
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
-    in_buckets,    ///< the reducer: each micro-batch overwrites its gradients and marks them; low precision is added up,
-                   ///< and travels, in f32, or in the `reduce_dtype`: one of 16 bits rounds after every micro-batch,
-                   ///< one of 8 bits is refused. For borrowed gradients.
+    in_buckets,    ///< the reducer: each micro-batch overwrites its gradients and marks them. They are added up in the bucket, low precision
+                   ///< in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside it, rounded once when the step's last one is in. For
+                   ///< borrowed gradients.
 };
 
 /// What `finish()` makes of a parameter that got no gradient.
@@ -53,7 +53,7 @@ struct ReducerOptions {
     Accumulation accumulation = Accumulation::in_gradients;
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
-    /// In which type borrowed floating gradients are added up and travel; their own if not given.
+    /// In which type borrowed floating gradients travel; their own if not given, or f32 for low precision that the reducer adds up.
     std::optional<DType> reduce_dtype = {};
     /// Is told what happens, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;

@@ -82,9 +82,6 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
                "added up there by the trainer");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
         refuse("reduce_dtype must be a floating type, not " + text(*options.reduce_dtype));
-    if (adds_up && options.reduce_dtype && is_float8(*options.reduce_dtype))
-        refuse("with Accumulation::in_buckets micro-batches would be added up in " + text(*options.reduce_dtype) +
-               ", and rounded to 8 bits each time; use Accumulation::in_gradients, or another reduce_dtype");
 
     std::vector<ParameterInfo> infos(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -122,7 +122,7 @@ public:
         if (complete(n)) return {};
         if (!calls_[first_].whole) return direct_.late(n);
         collective::Late late = staged_.late(landed_);
-        late.started = true;
+        late.did = collective::Late::Did::not_go_on;
         return late;
     }
 

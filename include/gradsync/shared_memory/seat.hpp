@@ -118,7 +118,7 @@ public:
             return ranks;
         };
         if (!board_->all_arrived(n)) return {.ranks = those([&](int r) { return !board_->arrived(n, r); })};
-        collective::Late late{.ranks = those([&](int r) { return r != rank_ && board_->presence(r).busy.load(std::memory_order_acquire) != 0; }), .started = true};
+        collective::Late late{.ranks = those([&](int r) { return r != rank_ && board_->presence(r).busy.load(std::memory_order_acquire) != 0; }), .did = collective::Late::Did::not_go_on};
         if (late.ranks.empty()) late.ranks = those([&](int r) { return r != rank_ && board_->share(n, r).done.load(std::memory_order_acquire) <= n; });
         return late;
     }
@@ -323,7 +323,7 @@ private:
             }
             if (backoff.patient()) {
                 space_.idle();
-                vigil.look(timeout(), [&] { report_timeout(n, whole); }, [&] { report_dead(n, whole); });
+                vigil.look(timeout(), [&](std::chrono::nanoseconds) { report_timeout(n, whole); }, [&] { report_dead(n, whole); });
                 report_leavers(n, whole);
             }
             backoff.wait_a_little(world.bell, [&] {
@@ -343,7 +343,7 @@ private:
     void report_timeout(std::uint64_t n, const Whole* whole) noexcept {
         const std::uint64_t first = first_unstarted(n);
         collective::Late who = late(first);
-        who.started |= whole != nullptr;
+        if (whole != nullptr) who.did = collective::Late::Did::not_go_on;
         board_->world().fail(collective::timed_out(name(first, whole), who, board_->world_rank(rank_), timeout()));
     }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,4 +117,46 @@ TEST_CASE("the sum may exceed the type's range as long as the mean does not") {
             sync.finish();
             finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(5, large), "overflow");
         }) == "");
+}
+
+TEST_CASE("micro-batches are added up in f32 and rounded once to what travels: as if the trainer did so in f32 gradients") {
+    for (const DType own : {DType::f32, DType::bf16, DType::f16})
+        for (const DType wire : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2})
+            for (const int ranks : {1, 2, 3}) {
+                CAPTURE(name_of(own));
+                CAPTURE(name_of(wire));
+                CAPTURE(ranks);
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                    const int rank = comm.rank();
+                    auto model = tensors({50, 3, 0, 700}, own);
+                    auto wide = tensors({50, 3, 0, 700}, DType::f32);
+                    Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets, .reduce_dtype = wire},
+                                                                   SizeCappedBuckets(500));
+                    Reducer<ThreadBackend, SizeCappedBuckets> plain(comm, wide, {.reduce_dtype = wire}, SizeCappedBuckets(500));
+                    struct Guards {
+                        decltype(sync.no_sync()) one, other;
+                    };
+                    for (int step = 0; step < 2; ++step) {
+                        constexpr int last = 2;
+                        for (int micro = 0; micro <= last; ++micro) {
+                            const auto guard = micro == last ? nullptr : std::unique_ptr<Guards>(new Guards{sync.no_sync(), plain.no_sync()});
+                            for (std::size_t i = model.size(); i-- > 0;) {
+                                if (i == 1 && micro == last) continue;  // it gets none in the last one
+                                write(model[i].gradient_view(), random_gradient(model[i], rank, 10 * step + micro, i));
+                                const Bytes more = converted(model[i].gradient, own, DType::f32);
+                                const BufferView sum = wide[i].gradient_view();
+                                if (micro == 0) write(sum, more);
+                                else kernel::add(sum, {more.data(), sum.count, DType::f32});
+                                sync.mark_ready(i);
+                                plain.mark_ready(i);
+                            }
+                            if (micro == 0 && step == 1) sync.rebuild_buckets();  // sums outlive it
+                        }
+                        sync.finish();
+                        plain.finish();
+                        for (std::size_t i = 0; i < model.size(); ++i)
+                            finding.check(model[i].gradient == converted(wide[i].gradient, DType::f32, own), "gradient " + std::to_string(i));
+                    }
+                }) == "");
+            }
 }
