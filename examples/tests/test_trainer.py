@@ -529,8 +529,8 @@ class Processes(TrainerTest):
         """Of four processes, which goes on when one has died."""
         return [MPIEXEC, "--enable-recovery", "-n", "4"]
 
-    def lose(self, victims, *arguments):
-        """Kills some of four processes after some steps; returns what the others had to say."""
+    def lose(self, victims, *arguments, stop=False):
+        """Kills some of four processes after some steps, or stops them; returns what the others had to say."""
         # The launcher itself returns 0 from a job that it let go on, or (Open MPI 4.1) does not return at all.
         # Nor does it always pass on what its processes say once one has died: they write to the file themselves.
         file, launcher = self.folder / "errors", self.folder / "launcher"
@@ -544,9 +544,12 @@ class Processes(TrainerTest):
             processes = [self.process_of(victim) for victim in victims]
             job.stdout.readline()  # a line every twentieth of the run
             for process in processes:
-                os.kill(process, signal.SIGKILL)
-            self.assertTrue(wait_for(lambda: file.read_text().count("exit code ") == 4), file.read_text() + launcher.read_text())
+                os.kill(process, signal.SIGSTOP if stop else signal.SIGKILL)
+            exits = 4 - len(victims) if stop else 4
+            self.assertTrue(wait_for(lambda: file.read_text().count("exit code ") >= exits), file.read_text() + launcher.read_text())
         finally:
+            for process in processes if stop else []:
+                os.kill(process, signal.SIGKILL)
             job.terminate()
             job.communicate(timeout=60)
         return file.read_text()
@@ -658,14 +661,21 @@ class Mpi(Processes):
     def test_a_run_by_messages_that_loses_a_process_goes_on(self):
         self.check_losses(([0], [4]), ([3], [1, "--accumulate", 4]), flags=["--no-shared-memory"])
 
-    def check_losses(self, *cases, flags=()):
-        """Of four processes some are killed; the run goes on with others."""
+    def test_a_run_in_which_a_process_stops_goes_on(self):
+        """It lives, but does not go on (SIGSTOP): the others name it at the time limit."""
+        self.check_losses(([2], [4]), flags=["--timeout", 5], stop=True)
+
+    def test_a_run_by_messages_in_which_a_process_stops_goes_on(self):
+        self.check_losses(([0], [4]), ([3], [4]), flags=["--timeout", 5, "--no-shared-memory"], stop=True)
+
+    def check_losses(self, *cases, flags=(), stop=False):
+        """Of four processes some are killed, or stopped; the run goes on with others."""
         self.expect_recovery()
         flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200, *flags]
         expected = self.train_processes(4, *flags)["params_digest"]
         for victims, resume in cases:
             run = ["--checkpoint", self.folder / "-".join(map(str, ["without", *victims]))]
-            errors = self.lose(victims, *flags, *run)
+            errors = self.lose(victims, *flags, *run, stop=stop)
             said = [line for line in errors.splitlines() if line.startswith("gradsync_train:")]
             left = [rank for rank in range(4) if rank not in victims]
             self.assertEqual(errors.count("exit code 1\n"), len(left), errors)
