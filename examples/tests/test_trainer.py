@@ -536,6 +536,7 @@ class Processes(TrainerTest):
         file, launcher = self.folder / "errors", self.folder / "launcher"
         file.write_text("")
         telling = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "exit code $?" >&2', file]
+        processes = []
         with open(launcher, "w") as stderr:
             job = subprocess.Popen([*self.launcher(), *telling, *self.program(*arguments)],
                                    stdout=subprocess.PIPE, stderr=stderr, text=True, env=self.environment)

@@ -205,13 +205,15 @@ public:
                  name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
         const bool synchronises = no_sync_depth_.load(std::memory_order_relaxed) == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
+        // Before it is copied twice; where that adds it twice, not even by two threads that mark it at the same moment.
+        if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
             readiness_.used()[i] = 1;
             if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
         }
         const std::size_t bytes = gradients_.parameter(i).gradient.bytes();
-        if (copies) {  // by two threads at once, if both mark it: fill() finds that
+        if (copies) {
             if (bytes < worth_timing) {
                 gradients_.deposit(i);
             } else {

@@ -282,6 +282,15 @@ TEST_CASE("MpiBackend: a thread that MPI was not initialised for is told so") {
         CHECK(caught.find("barrier: MPI was initialised for the main thread alone") == 0);
         comm.barrier().wait();
     });
+    std::string caught;
+    std::thread([&] {
+        try {
+            const gradsync::MpiBackend comm(MPI_COMM_SELF);
+        } catch (const gradsync::Error& error) {
+            caught = error.what();
+        }
+    }).join();
+    CHECK(caught.find("MPI was initialised for the main thread alone") != std::string::npos);
 }
 
 TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {

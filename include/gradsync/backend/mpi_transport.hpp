@@ -63,12 +63,7 @@ public:
 
     const char* refusal() const noexcept override {
         if (closed_.load(std::memory_order_relaxed)) return "MPI was finalised; do so after the last collective";
-        if (thread_level_ >= MPI_THREAD_SERIALIZED) return nullptr;
-        int is_main = 0;
-        MPI_Is_thread_main(&is_main);
-        return is_main ? nullptr
-                       : "MPI was initialised for the main thread alone; ask MPI_Init_thread (or boost::mpi::environment) for "
-                         "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
+        return bootstrap::refusal_of_thread(thread_level_);
     }
 
     std::mutex& mutex() noexcept override {

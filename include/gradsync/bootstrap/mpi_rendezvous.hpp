@@ -34,6 +34,16 @@ inline std::mutex& mpi_mutex() noexcept {
     return only;
 }
 
+/// Why the calling thread may not call MPI, which was initialised for `level`; null where it may.
+inline const char* refusal_of_thread(int level) noexcept {
+    if (level >= MPI_THREAD_SERIALIZED) return nullptr;
+    int is_main = 0;
+    MPI_Is_thread_main(&is_main);
+    return is_main ? nullptr
+                   : "MPI was initialised for the main thread alone; ask MPI_Init_thread (or boost::mpi::environment) for "
+                     "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
+}
+
 /// What MPI says of a function that has failed.
 inline std::string mpi_text(const char* function, int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
@@ -55,13 +65,16 @@ struct MpiRendezvousOptions {
 /// rank is missing MPI does not say.)
 class MpiRendezvous {
 public:
-    /// Throws Error(invalid_argument) where MPI is not at work.
+    /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread.
     explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
         if (finalised) refuse(Errc::invalid_argument, "MPI is finalised already; make the backend, or the rendezvous, before");
         if (!initialised) refuse(Errc::invalid_argument, "MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
+        int level = MPI_THREAD_SINGLE;
+        MPI_Query_thread(&level);
+        if (const char* const refusal = bootstrap::refusal_of_thread(level)) refuse(Errc::invalid_argument, refusal);
         {
             const std::lock_guard lock(bootstrap::mpi_mutex());
             MPI_Comm_rank(comm_, &rank_);

@@ -44,8 +44,8 @@ inline Failure timed_out(const std::string& what, const Late& late, int self, st
         who += std::to_string(rank) + (rank != late.ranks.back()             ? ", "
                                        : late.did == Late::Did::not_start ? " did not start it"
                                        : late.did == Late::Did::not_go_on ? " started it, as all did, but did not go on"
-                                                                          : " did not answer");
-    return {Errc::timeout, late.ranks.empty() ? -1 : late.ranks.front(),
+                                                                          : " did not answer, or waits itself for one that did not start it,");
+    return {Errc::timeout, late.ranks.empty() || late.did == Late::Did::not_answer ? -1 : late.ranks.front(),
             what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::in_seconds(limit) +
                 "; find out what keeps it, or raise the limit with set_timeout()"};
 }

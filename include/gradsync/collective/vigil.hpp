@@ -1,6 +1,7 @@
 #pragma once
 
 #include "../core/clock.hpp"
+#include "../core/math.hpp"
 
 namespace gradsync::inline v0::collective {
 
@@ -12,7 +13,7 @@ class Vigil {
 public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
-    /// Calls `on_limit(by)` when `limit` has passed, by that much, and `roll_call()` every few milliseconds: it opens files.
+    /// Calls `on_limit(by)` when `limit` has passed, so long after it did so first, and `roll_call()` every few milliseconds: it opens files.
     template <class OnLimit, class OnRollCall>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnRollCall&& roll_call) {
         const auto now = Clock::now();
@@ -20,20 +21,25 @@ public:
             deadline_ = now + limit;
             roll_call_ = now + interval;
         }
-        if (now >= deadline_) on_limit(now - deadline_);
+        if (now >= deadline_) {
+            if (limit_seen_ == Clock::time_point{}) limit_seen_ = now;
+            on_limit(now - limit_seen_);
+        }
         if (now >= roll_call_) {
             roll_call();
             roll_call_ = now + interval;
         }
     }
 
-    /// A limit has passed by `by`. Is it too early to blame anybody who may be waiting himself? Those who know more have a twentieth of the
-    /// limit for each of `stages` to say so first.
-    static bool too_early(std::chrono::nanoseconds by, std::chrono::nanoseconds limit, int stages = 1) noexcept { return by < stages * (limit / 20); }
+    /// A limit was seen to have passed so long ago. Is it too early to blame anybody who may be waiting himself? Those who know more have a twentieth of the
+    /// limit, but no less than a quarter of a second, for each of `stages` to say so first.
+    static bool too_early(std::chrono::nanoseconds by, std::chrono::nanoseconds limit, int stages = 1) noexcept {
+        return by < stages * gradsync::detail::larger<std::chrono::nanoseconds>(limit / 20, std::chrono::milliseconds(250));
+    }
 
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
-    Clock::time_point deadline_{}, roll_call_{};
+    Clock::time_point deadline_{}, limit_seen_{}, roll_call_{};  ///< the second: a rank may have been off its core meanwhile
 };
 
 }  // namespace gradsync::inline v0::collective

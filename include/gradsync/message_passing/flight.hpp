@@ -25,15 +25,19 @@ static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 struct HelloRoute {
     Transport& transport;
     const std::vector<int>& transport_ranks;  ///< by rank of the communicator
-    int stream, rest_stream;
+    struct Streams {
+        int first, rest;
+    };
+    Streams hellos, answers;  ///< apart, as rank 0 may say the hello of a later collective before it can answer
 };
 
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
 /// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its length
 /// is known, as far as the others have started the same.
 ///
-/// With `few_owners`, where one rank owns all, every hello goes to it alone, rank 0: it hears the others, and answers with its own call and, where
-/// there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not learn who has started it.
+/// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own call
+/// and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not learn who has
+/// started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
 class Flight {
 public:
     /// `room`: the most bytes that a hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
@@ -57,37 +61,38 @@ public:
         in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
-        by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere;
+        by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere && call.operation != Operation::barrier;
 
         for (int r = 0; r < ranks_; ++r) {
             if (!talks_to(r)) continue;
             const int from = route.transport_ranks[index(r)];
-            hellos_in_[index(r)] = route.transport.receive(from, route.stream, hello_of(r), first_);
-            if (const std::size_t all = sizeof(Call) + (is_answered() ? answer_to(rank_) : brought_by(r)); all > first_)
-                rests_in_[index(r)] = route.transport.receive_known(from, route.rest_stream, hello_of(r) + first_, all - first_, place_ - first_);
+            const HelloRoute::Streams& streams = waits_for_hub() ? route.answers : route.hellos;
+            hellos_in_[index(r)] = route.transport.receive(from, streams.first, hello_of(r), first_);
+            if (const std::size_t all = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r)); all > first_)
+                rests_in_[index(r)] = route.transport.receive_known(from, streams.rest, hello_of(r) + first_, all - first_, place_ - first_);
         }
         std::byte* const own = hello_of(rank_);
         const std::size_t brought = brought_by(rank_);
         std::memcpy(own, &call, sizeof call);
         // What has no weight is not read: what is sent then, nobody reads.
         if (brought != 0 && collective::contributes(call, rank_, rank_)) std::memcpy(own + sizeof(Call), call.in, std::min(brought, call.in_count * width));
-        if (!answers()) send_hellos(route, [&](int) { return brought; });
+        if (!is_hub()) send_hellos(route, [&](int) { return brought; });
         sent_ = true;
     }
 
     std::uint64_t number() const noexcept { return number_; }
     const Call& call() const noexcept { return call_; }
 
-    /// Have all ranks started it? From then on `calls()` is valid.
+    /// Have all ranks started it? From then on `calls()` is valid: where the hub says so, of the hub and of this rank only.
     bool hear(Transport& transport) {
         if (!sent_ || !transport.finish_all(hellos_in_)) return false;
-        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(is_answered() && r != rank_ ? 0 : r), sizeof(Call));
+        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(waits_for_hub() && r != rank_ ? 0 : r), sizeof(Call));
         return true;
     }
-    /// Has that rank started it, as far as is known?
+    /// Has that rank started it, as far as is known? True of those of whom this rank does not hear.
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
-    /// Is it rank 0's answer that this rank waits for? So rank 0 may have started it, and the others may not.
-    bool is_answered() const noexcept { return by_way_of_one_ && rank_ != 0; }
+    /// Is it rank 0's answer that this rank waits for? Then rank 0 may have started it, and others may not.
+    bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
     /// Has that rank, which has started it, not sent all that it brings?
     bool owes(int rank) const noexcept { return rests_in_[index(rank)] != Transport::no_ticket; }
     const std::vector<Call>& calls() const noexcept { return calls_; }
@@ -104,9 +109,9 @@ public:
     bool small() const noexcept { return small_; }
     bool is_all_here(Transport& transport) { return transport.finish_all(rests_in_); }
 
-    /// One that is not small was accepted: says so to those that wait for an answer.
+    /// One that is not small was accepted: the hub says so to those that wait for it.
     void answer(const HelloRoute& route) {
-        if (answers()) send_hellos(route, [](int) { return std::size_t{0}; });
+        if (is_hub()) send_hellos(route, [](int) { return std::size_t{0}; });
     }
 
     /// A small one: computes this rank's results, or takes them from the answer; or answers the others. `inputs`: scratch.
@@ -118,13 +123,11 @@ public:
                     compute(owner, range, output(range), combiner, inputs);
         } else {
             const ElementRange all{0, whole_};
-            if (answers()) {
-                if (whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
-                send_hellos(route, [&](int r) { return answer_to(r); });
-            }
-            if (const std::size_t bytes = answer_to(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
+            if (is_hub() && whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
+            if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
-        complete_ = true;
+        complete_ = true;  // first: to send may throw, and this is not to be done twice
+        if (is_hub()) send_hellos(route, [&](int r) { return result_bytes(r); });
     }
 
     bool complete() const noexcept { return complete_; }
@@ -183,7 +186,7 @@ private:
     }
 
     bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
-    bool answers() const noexcept { return by_way_of_one_ && rank_ == 0; }
+    bool is_hub() const noexcept { return by_way_of_one_ && rank_ == 0; }
 
     /// `bytes(r)`: that follow the call in what is sent to rank r.
     template <class Bytes>
@@ -194,13 +197,14 @@ private:
             if (!talks_to(r)) continue;
             const int to = route.transport_ranks[index(r)];
             const std::size_t all = sizeof(Call) + bytes(r);
-            hellos_out_[index(r)] = route.transport.send(to, route.stream, own, std::min(all, first_));
-            if (all > first_) rests_out_[index(r)] = route.transport.send_known(to, route.rest_stream, own + first_, all - first_);
+            const HelloRoute::Streams& streams = is_hub() ? route.answers : route.hellos;
+            hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
+            if (all > first_) rests_out_[index(r)] = route.transport.send_known(to, streams.rest, own + first_, all - first_);
         }
     }
 
     /// Bytes of `rank`'s result that come with rank 0's answer.
-    std::size_t answer_to(int rank) const noexcept { return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0; }
+    std::size_t result_bytes(int rank) const noexcept { return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0; }
 
     /// Bytes that `rank` sends with its hello, if all mean the same. As many where they have no weight: the others do not know of that.
     std::size_t brought_by(int rank) const noexcept {

@@ -30,7 +30,7 @@ using collective::Failure;
 /// A communicator of ranks that send one another messages, on any memory.
 ///
 /// Every collective begins with a small message from every rank to every other, which says what it has started: so
-/// each knows who is there, and that all mean the same. Little data travels in it; more in rounds, some of which are under
+/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see Flight). Little data travels in it; more in rounds, some of which are under
 /// way at a time, of one collective after another.
 ///
 /// User memory is sent and received through areas of the engine's own, unless it is known to outlive every message: so a
@@ -42,7 +42,7 @@ class MessageEngine final : public collective::Engine, collective::Chore {
 
 public:
     static constexpr std::size_t slots = 256;  ///< collectives in flight before a start has to wait
-    static constexpr std::size_t streams = 4;  ///< of a communicator
+    static constexpr std::size_t streams = 6;  ///< of a communicator
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
     /// another one which has ranks in common with it.
@@ -50,7 +50,8 @@ public:
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
           timeout_(timeout), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
-          hello_route_{world_->transport(), world_ranks_, stream(hellos), stream(rests)}, context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
+          hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests)}, {stream(answers), stream(answer_rests)}},
+          context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
         for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
         world_->chores().enlist(*this);
     }
@@ -188,7 +189,7 @@ public:
         {
             std::lock_guard lock(world_->mutex());
             if (is_complete(n)) return;
-            try_advance_locked();  // it may be over without this rank's having had to do anything
+            try_advance_locked();  // it may be over with nothing more to be waited for
             if (is_complete(n)) return;
             what = collective::name_of(flight(n).call(), n);
         }
@@ -259,7 +260,7 @@ private:
     /// Of what a hello carries: as much as costs no more than another round trip.
     static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 32 * 1024 / ranks / 64 * 64; }
 
-    enum Stream { hellos, contributions, results, rests };
+    enum Stream { hellos, rests, answers, answer_rests, contributions, results };
     int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
 
     // All below: under the world's mutex.
@@ -344,6 +345,7 @@ private:
                 if (!next.small()) next.answer(hello_route_);
             }
             if (!next.is_all_here(world_->transport())) return;
+            if (next.complete()) continue;
             if (next.small()) next.finish_small(combiner_, inputs_, hello_route_);
             else if (Round::count(next, context_.piece_bytes) == 0) next.set_complete();
         }
@@ -407,7 +409,7 @@ private:
     collective::Late late_of(const Flight& flight) const {
         using Did = collective::Late::Did;
         if (std::vector<int> missing = missing_of(flight); !missing.empty())
-            return {.ranks = std::move(missing), .did = flight.is_answered() ? Did::not_answer : Did::not_start, .certain = !flight.is_answered()};
+            return {.ranks = std::move(missing), .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start, .certain = !flight.waits_for_hub()};
         std::vector<int> late, to_look, perhaps;
         for (int r = 0; r < size(); ++r) {
             bool owes = flight.owes(r), owes_a_look = false, owes_result = false;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../core/shard_range.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "bucket_storage.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
@@ -23,7 +25,7 @@
 namespace gradsync::inline v0::detail {
 
 /// The gradients and their way into and out of the buckets. Knows nothing of time: who calls what when is the
-/// Reducer's. `deposit` may run for different gradients at once.
+/// Reducer's. `add_up` and `deposit` may run for different gradients at once.
 template <Backend B, class Buckets>
 class GradientBuckets {
 public:
@@ -132,7 +134,7 @@ public:
     }
     /// What micro-batches left of gradient i goes into its bucket.
     void deposit_sum(std::size_t i) {
-        if (is_summed_apart(i)) passes_.copy(sums_[i], storage_.parameter(i));
+        if (sums_apart()) passes_.copy(sums_[i], storage_.parameter(i));
     }
 
     /// This rank has nothing for gradient i.
@@ -186,7 +188,7 @@ public:
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
             // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
-            if (!pooled() && (live_here() || (summed_[i] && !is_summed_apart(i)))) passes_.copy(storage_.parameter(i), storage.parameter(i));
+            if (!pooled() && (live_here() || (summed_[i] && !sums_apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         allocate_shards(backend);
         return true;
@@ -199,11 +201,15 @@ public:
     }
 
 private:
+    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    /// Do gradient i's micro-batches add up outside of its bucket, whose type would round each of them?
-    bool is_summed_apart(std::size_t i) const noexcept { return options_.accumulation == Accumulation::in_buckets && is_low_precision(infos_[i].dtype); }
-    BufferView sum_of(std::size_t i) const noexcept { return is_summed_apart(i) ? sums_[i] : storage_.parameter(i); }
+    /// Do micro-batches add up outside of the buckets, whose type would round each of them?
+    bool sums_apart() const noexcept {
+        return options_.accumulation == Accumulation::in_buckets && options_.reduce_dtype && is_low_precision(*options_.reduce_dtype);
+    }
+    BufferView sum_of(std::size_t i) const noexcept { return sums_apart() ? sums_[i] : storage_.parameter(i); }
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
@@ -272,16 +278,16 @@ private:
         }
     }
 
-    /// The memory of sums that are not kept in buckets; as much on every rank.
-    void allocate_sums(B& backend) {
+    /// The memory of sums that are not kept in buckets; as much on every rank. It does not travel.
+    void allocate_sums([[maybe_unused]] B& backend) {
+        if (!sums_apart()) return;
         sums_.resize(parameters_.size());
-        for (std::size_t i : order_)
-            if (is_summed_apart(i)) {
-                sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space};
-                sum_bytes_ += in_lines(sums_[i].bytes());
-            }
-        if (sum_bytes_ == 0) return;
-        sum_memory_ = backend.allocate(sum_bytes_);
+        for (std::size_t i : order_) {
+            sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space};
+            sum_bytes_ += in_lines(sums_[i].bytes());
+        }
+        if constexpr (B::memory_space == MemorySpace::host) sum_memory_ = kernel::HostBuffer(sum_bytes_);
+        else sum_memory_ = backend.allocate(sum_bytes_);
         auto* next = static_cast<std::byte*>(sum_memory_.data());
         for (std::size_t i : order_) {
             sums_[i].data = next;
@@ -299,12 +305,12 @@ private:
     BucketPlan plan_;
     BucketStorage<B> storage_;
     SpinLock slots_;
-    decltype(std::declval<B&>().allocate(std::size_t{})) shard_memory_{};
+    Memory shard_memory_{};
     std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
     std::size_t shard_bytes_ = 0;
     bool adds_to_shards_ = false;
-    decltype(std::declval<B&>().allocate(std::size_t{})) sum_memory_{};
-    std::vector<BufferView> sums_;  ///< by parameter; of those that are summed apart
+    std::conditional_t<B::memory_space == MemorySpace::host, kernel::HostBuffer, Memory> sum_memory_{};
+    std::vector<BufferView> sums_;  ///< by parameter, where sums are apart
     std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;
     std::vector<std::uint8_t> asked_for_;  ///< by parameter, in this backward; where gradients are pooled

@@ -55,12 +55,22 @@ public:
 
     enum class Mark { ready, more_to_come, too_often };
 
-    /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `fill` tells.
+    /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `claim` and `fill` tell.
     Mark mark(std::size_t i) noexcept {
         if (uses_[i] == 1) return filled(i) ? Mark::too_often : Mark::ready;
         const std::uint32_t before = remaining_[i].fetch_sub(1, std::memory_order_acq_rel);
         if (before == 1) return Mark::ready;
         return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
+    }
+
+    /// Gradient i, which was found ready, is to be copied: false where another thread does so already, or has done it. Unless `exactly`, two that
+    /// ask within a few nanoseconds may both do so (which costs no second atomic operation); `fill` tells.
+    bool claim(std::size_t i, bool exactly) noexcept {
+        if (uses_[i] != 1) return true;
+        if (exactly) return remaining_[i].exchange(0, std::memory_order_acq_rel) != 0;
+        if (remaining_[i].load(std::memory_order_relaxed) == 0) return false;
+        remaining_[i].store(0, std::memory_order_relaxed);
+        return true;
     }
 
     enum class Fill { filled, bucket_full, too_often };
@@ -81,7 +91,7 @@ public:
         if (uses_[i] == 1) return filled(i) ? 0 : 1;
         return remaining_[i].load(std::memory_order_acquire);
     }
-    /// Makes gradient i, which was not filled in, await its marks again.
+    /// Makes gradient i, which was not filled in, await its marks again, and a claim.
     void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
 
     /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
@@ -125,7 +135,7 @@ private:
     }
 
     std::vector<std::uint32_t> uses_;
-    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come, of those of several uses
+    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; where there is one use, 0 once it was claimed
     std::vector<std::uint8_t> used_;
     std::vector<std::uint32_t> bucket_of_;
     std::vector<std::size_t> place_;       ///< of the gradient's bit: in word place / 64

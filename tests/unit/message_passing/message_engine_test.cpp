@@ -91,19 +91,21 @@ private:
 }  // namespace
 
 TEST_CASE("messages: a buffer of many rounds, in memory that is known and in memory that is not") {
-    constexpr std::size_t count = 3'000'001;  // several pieces of each share, the last ones shorter
-    for (const bool known : {true, false}) {
-        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+    constexpr std::size_t count = 6'000'001;  // several pieces of each share, the last ones shorter
+    for (const int size : {2, 3})
+      for (const bool known : {true, false}) {
+        const auto errors = run(std::make_shared<LoopbackNetwork>(size), 30s, [&](mp::MessageEngine& own) {
             gs::collective::Memory lent = own.allocate(known ? count * sizeof(float) : 0);
             std::vector<float> apart(known ? 0 : count);
             auto* const data = known ? static_cast<float*>(lent.data()) : apart.data();
             for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 1000 + static_cast<std::size_t>(own.rank()));
             own.wait(own.start(all_reduce(data, count)));
             std::size_t wrong = 0;
-            for (std::size_t i = 0; i < count; ++i) wrong += data[i] != static_cast<float>(3 * (i % 1000) + 3);
+            const auto ranks = static_cast<std::size_t>(own.size());
+            for (std::size_t i = 0; i < count; ++i) wrong += data[i] != static_cast<float>(ranks * (i % 1000) + ranks * (ranks - 1) / 2);
             if (wrong != 0) throw std::runtime_error(std::to_string(wrong) + " elements are wrong");
         });
-        CHECK(errors == none);
+        CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
     }
 }
 
@@ -348,9 +350,10 @@ TEST_CASE("messages: where little data goes by way of one rank, it alone knows w
             CAPTURE(victim);
             std::atomic<int> given_up{0};
             const auto errors = run(
-                std::make_shared<LoopbackNetwork>(3), 1s,
+                std::make_shared<LoopbackNetwork>(3), 2s,
                 [&](mp::MessageEngine& own) {
                     float value = 1;
+                    own.wait(own.start(Call{}));  // they begin together
                     const bool is_victim = own.rank() == victim;
                     const std::uint64_t n = is_victim && !starts ? 0 : own.start(all_reduce(&value, 1));
                     while (is_victim && given_up < 2) std::this_thread::yield();
@@ -393,25 +396,98 @@ TEST_CASE("messages: who dies between its hello and what follows it is named") {
 
 TEST_CASE("messages: more collectives in flight than there are slots") {
     constexpr std::size_t many = 3 * mp::MessageEngine::slots;
-    const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
-        std::vector<float> data(many, 1.0f);
-        std::vector<std::uint64_t> numbers;
-        for (float& element : data) numbers.push_back(own.start(all_reduce(&element, 1)));
-        for (const std::uint64_t n : numbers) own.wait(n);
-        if (data != std::vector<float>(many, 3.0f)) throw std::runtime_error("wrong");
-    });
-    CHECK(errors == none);
+    for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores}) {
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+            std::vector<float> data(many, 1.0f);
+            std::vector<std::uint64_t> numbers;
+            for (float& element : data) numbers.push_back(own.start(all_reduce(&element, 1)));
+            for (const std::uint64_t n : numbers) own.wait(n);
+            if (data != std::vector<float>(many, 3.0f)) throw std::runtime_error("wrong");
+        }, process);
+        CHECK(errors == none);
+    }
 }
 
 TEST_CASE("messages: where the transport fails, every rank gets an error that says so") {
+    for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores})
+        for (const int who : {0, 2}) {
+            const auto network = std::make_shared<LoopbackNetwork>(3);
+            const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
+                float x = 1;
+                own.wait(own.start(all_reduce(&x, 1)));
+                own.wait(own.start(Call{}));  // all have the result of the first one
+                if (own.rank() == who) network->broken = true;
+                own.wait(own.start(all_reduce(&x, 1)));
+            }, process);
+            for (const std::string& error : errors) CHECK(error.find("the cable is cut") != std::string::npos);
+        }
+}
+
+TEST_CASE("messages: collectives that go by way of one rank among others that do not, all in flight") {
     const auto network = std::make_shared<LoopbackNetwork>(3);
+    network->quick_bytes = 1000;
     const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
-        float x = 1;
-        own.wait(own.start(all_reduce(&x, 1)));
-        if (own.rank() == 2) network->broken = true;
-        own.wait(own.start(all_reduce(&x, 1)));
-    });
-    for (const std::string& error : errors) CHECK(error.find("the cable is cut") != std::string::npos);
+        const auto rank = static_cast<float>(own.rank());
+        std::vector<std::vector<float>> data;
+        std::vector<float> expected;
+        std::vector<std::uint64_t> numbers;
+        for (int round = 0; round < 10; ++round)
+            for (const std::size_t count : {std::size_t{1}, std::size_t{300'000}, std::size_t{20'000}, std::size_t{30}}) {
+                const auto add = [&](Operation operation, int root, float result) {
+                    data.emplace_back(count, rank + 1);
+                    Call call = all_reduce(data.back().data(), count);
+                    call.operation = operation;
+                    call.root = root;
+                    if (operation == Operation::reduce && own.rank() != root) call.out = nullptr, call.out_count = 0, result = rank + 1;
+                    if (operation == Operation::all_gather) {
+                        const auto shard = gs::shard_range(count, 3, own.rank());
+                        call.in = data.back().data() + shard.first;
+                        call.in_count = shard.size();
+                        result = 0;  // by shard
+                    }
+                    expected.push_back(result);
+                    numbers.push_back(own.start(call));
+                };
+                add(Operation::all_reduce, 0, 6);
+                add(Operation::reduce, 1, 6);
+                add(Operation::all_gather, 0, 0);
+                add(Operation::broadcast, 2, 3);
+                Call mean = all_reduce(data.emplace_back(count, rank + 1).data(), count);
+                mean.op = gs::ReduceOp::mean;
+                if (own.rank() == 0) mean.contribution = {0, 0};
+                expected.push_back(2.5f);
+                numbers.push_back(own.start(mean));
+                numbers.push_back(own.start(Call{}));
+                data.emplace_back(), expected.push_back(0);
+            }
+        for (const std::uint64_t n : numbers) own.wait(n);
+        for (std::size_t k = 0; k < data.size(); ++k)
+            for (std::size_t i = 0; i < data[k].size(); ++i) {
+                float result = expected[k];
+                for (int r = 0; r < 3 && expected[k] == 0; ++r)
+                    if (const auto shard = gs::shard_range(data[k].size(), 3, r); shard.first <= i && i < shard.last) result = static_cast<float>(r + 1);
+                if (data[k][i] != result) throw std::runtime_error("element " + std::to_string(i) + " of collective " + std::to_string(k) + " is wrong");
+            }
+    }, on_two_cores);
+    CHECK(errors == none);
+}
+
+TEST_CASE("messages: the rank that others go by way of leaves, or fails, with answers on their way") {
+    for (const bool fails : {false, true}) {
+        CAPTURE(fails);
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+            float first = 1, second = 1;
+            const std::uint64_t a = own.start(all_reduce(&first, 1));
+            if (own.rank() != 0) own.start(all_reduce(&second, 1));
+            own.wait(a);
+            if (first != 3) throw std::runtime_error("wrong");
+            if (own.rank() != 0) return own.wait(a + 1);
+            if (fails) own.fail({gs::Errc::peer_failed, 0, "rank 0 has had enough"});
+        }, on_two_cores);
+        CHECK(errors[0] == "");
+        for (const int rank : {1, 2})
+            CHECK(errors[static_cast<std::size_t>(rank)].find(fails ? "rank 0 has had enough" : "rank 0 left without starting all_reduce") != std::string::npos);
+    }
 }
 
 TEST_CASE("messages: a process that is gone is named long before the limit") {

@@ -71,6 +71,9 @@ TEST_CASE("a gradient that two threads found ready is filled in once") {
     Readiness readiness(std::vector<std::uint32_t>(70, 1), plan);
     CHECK(readiness.mark(3) == Mark::ready);
     CHECK(readiness.mark(3) == Mark::ready);
+    CHECK(readiness.claim(3, true));
+    CHECK(!readiness.claim(3, true));
+    CHECK(!readiness.claim(3, false));
     CHECK(readiness.fill(3) == Fill::filled);
     CHECK(readiness.fill(3) == Fill::too_often);
     // Others of its word, some filled in and some not, do not notice.
@@ -83,28 +86,33 @@ TEST_CASE("a gradient that two threads found ready is filled in once") {
         CHECK(readiness.mark(i) == Mark::too_often);
     }
     readiness.reset();
-    CHECK(readiness.fill(3) == Fill::filled);
+    CHECK(readiness.claim(3, false));
+    CHECK(!readiness.claim(3, false));
+    CHECK(!readiness.claim(3, true));
+    readiness.rearm(3);
+    CHECK(readiness.claim(3, true));
 }
 
-TEST_CASE("of several threads that mark the same gradients at once, one fills each in") {
+TEST_CASE("of several threads that mark the same gradients at once, one claims each and one fills it in") {
     std::mt19937 random(5);
     const BucketPlan plan = random_plan({130, 40}, random);
     Readiness readiness(std::vector<std::uint32_t>(170, 1), plan);
     for (int step = 0; step < 20; ++step) {
-        std::vector<std::atomic<int>> filled(170);
+        std::vector<std::atomic<int>> claimed(170), filled(170);
         std::atomic<int> full{0};
         std::vector<std::thread> threads;
         for (std::size_t t = 0; t < 3; ++t)
             threads.emplace_back([&] {
                 for (std::size_t i = 0; i < 170; ++i) {
                     if (readiness.mark(i) != Mark::ready) continue;
+                    claimed[i] += readiness.claim(i, true);
                     const Fill fill = readiness.fill(i);
                     filled[i] += fill != Fill::too_often;
                     full += fill == Fill::bucket_full;
                 }
             });
         for (std::thread& thread : threads) thread.join();
-        for (std::size_t i = 0; i < 170; ++i) CHECK(filled[i] == 1);
+        for (std::size_t i = 0; i < 170; ++i) CHECK((claimed[i] == 1 && filled[i] == 1));
         CHECK(full == 2);
         readiness.reset();
     }
