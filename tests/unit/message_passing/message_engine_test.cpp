@@ -319,7 +319,7 @@ TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped,
         network->quick_bytes = 300;
         std::atomic<int> given_up{0};
         const auto errors = run(
-            network, 2s,
+            network, 1s,
             [&](mp::MessageEngine& own) {
                 std::vector<float> values(20'000);
                 const std::uint64_t stuck = own.start(all_reduce(values.data(), values.size()));
@@ -350,7 +350,7 @@ TEST_CASE("messages: where little data goes by way of one rank, it alone knows w
             CAPTURE(victim);
             std::atomic<int> given_up{0};
             const auto errors = run(
-                std::make_shared<LoopbackNetwork>(3), 2s,
+                std::make_shared<LoopbackNetwork>(3), 1s,
                 [&](mp::MessageEngine& own) {
                     float value = 1;
                     own.wait(own.start(Call{}));  // they begin together
