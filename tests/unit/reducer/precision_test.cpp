@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -159,4 +160,48 @@ TEST_CASE("micro-batches are added up in f32 and rounded once to what travels: a
                     }
                 }) == "");
             }
+}
+
+TEST_CASE("sums beside the buckets: of a parameter that one rank used in an earlier micro-batch only, of one that nobody used, of one of several uses") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+        const bool first = comm.rank() == 0;
+        auto model = tensors({3, 2, 1});
+        model[2].uses = 2;
+        Reducer<ThreadBackend, Flat> sync(comm, model,
+                                          {.averaging = Averaging::sum,
+                                           .accumulation = Accumulation::in_buckets,
+                                           .unused = UnusedParameters::agree,
+                                           .reduce_dtype = DType::bf16});
+        const auto fill = [&](std::size_t i, float value) {
+            const std::vector<float> values(model[i].count(), value);
+            std::memcpy(model[i].gradient.data(), values.data(), model[i].gradient.size());
+        };
+        const auto check = [&](std::size_t i, float value) {
+            for (std::size_t k = 0; k < model[i].count(); ++k) {
+                float x;
+                std::memcpy(&x, model[i].gradient.data() + k * sizeof x, sizeof x);
+                finding.check(x == value, "gradient " + std::to_string(i) + " is " + std::to_string(x));
+            }
+        };
+        for (int step = 0; step < 2; ++step) {
+            fill(1, 77);
+            {
+                const auto guard = sync.no_sync();
+                for (int micro = 0; micro < 2; ++micro) {
+                    fill(0, first ? 256.0f : -1.0f);
+                    if (first) sync.mark_ready(0);
+                    fill(2, micro == 0 ? 256.0f : 1.0f);
+                    sync.mark_ready(2);
+                    sync.mark_ready(2);
+                }
+            }
+            fill(2, 1);
+            sync.mark_ready(2);
+            if (first) sync.mark_ready(2);  // the other rank's second use does not come
+            sync.finish();
+            check(0, 512);
+            check(1, 77);
+            check(2, 516);  // twice 256 + 1 + 1, which in bf16 is 256
+        }
+    }) == "");
 }
