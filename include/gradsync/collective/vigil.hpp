@@ -13,7 +13,8 @@ class Vigil {
 public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
-    /// Calls `on_limit(by)` when `limit` has passed, so long after it did so first, and `roll_call()` every few milliseconds: it opens files.
+    /// Once `limit` has passed calls `on_limit(by)`, `by` since it was first seen to have, and `roll_call()` every few milliseconds: it
+    /// opens files.
     template <class OnLimit, class OnRollCall>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnRollCall&& roll_call) {
         const auto now = Clock::now();
@@ -31,15 +32,16 @@ public:
         }
     }
 
-    /// A limit was seen to have passed so long ago. Is it too early to blame anybody who may be waiting himself? Those who know more have a twentieth of the
-    /// limit, but no less than a quarter of a second, for each of `stages` to say so first.
+    /// A limit was seen to have passed `by` ago. Is it too early to name a rank that may be waiting itself? Those who know more have a
+    /// twentieth of the limit, but no less than a quarter of a second, for each of `stages` to say so first.
     static bool too_early(std::chrono::nanoseconds by, std::chrono::nanoseconds limit, int stages = 1) noexcept {
         return by < stages * gradsync::detail::larger<std::chrono::nanoseconds>(limit / 20, std::chrono::milliseconds(250));
     }
 
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
-    Clock::time_point deadline_{}, limit_seen_{}, roll_call_{};  ///< the second: a rank may have been off its core meanwhile
+    Clock::time_point deadline_{}, roll_call_{};
+    Clock::time_point limit_seen_{};  ///< to have passed: later than the deadline where the rank was off its core
 };
 
 }  // namespace gradsync::inline v0::collective

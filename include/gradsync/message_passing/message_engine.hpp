@@ -30,8 +30,8 @@ using collective::Failure;
 /// A communicator of ranks that send one another messages, on any memory.
 ///
 /// Every collective begins with a small message from every rank to every other, which says what it has started: so
-/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see Flight). Little data travels in it; more in rounds, some of which are under
-/// way at a time, of one collective after another.
+/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see Flight). Little
+/// data travels in it; more in rounds, some of which are under way at a time, of one collective after another.
 ///
 /// User memory is sent and received through areas of the engine's own, unless it is known to outlive every message: so a
 /// rank that fails can be unwound at once, whatever the others do.

@@ -65,6 +65,12 @@ Call all_reduce(void* data, std::size_t count) {
 
 const std::vector<std::string> none(3);
 
+/// Counts the ranks whose wait has ended, with an error or without.
+struct GivesUp {
+    std::atomic<int>& count;
+    ~GivesUp() { ++count; }
+};
+
 /// A transport that does not let the thread in.
 class LockedTransport : public mp::Transport {
 public:
@@ -297,10 +303,7 @@ TEST_CASE("messages: at the time limit a rank that started it and stopped is nam
             own.start(all_reduce(more.data(), count));
             own.start(all_reduce(last.data(), 1));
             while (own.rank() == 1 && given_up < 2) std::this_thread::yield();
-            struct GivesUp {
-                std::atomic<int>& count;
-                ~GivesUp() { ++count; }
-            } gives_up{given_up};
+            const GivesUp gives_up{given_up};
             own.wait(stuck);
         });
         for (const int rank : {0, 2}) {
@@ -324,10 +327,7 @@ TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped,
                 std::vector<float> values(20'000);
                 const std::uint64_t stuck = own.start(all_reduce(values.data(), values.size()));
                 while (own.rank() == victim && given_up < 2) std::this_thread::yield();
-                struct GivesUp {
-                    std::atomic<int>& count;
-                    ~GivesUp() { ++count; }
-                } gives_up{given_up};
+                const GivesUp gives_up{given_up};
                 own.wait(stuck);
             },
             on_two_cores);
@@ -358,10 +358,7 @@ TEST_CASE("messages: where little data goes by way of one rank, it alone knows w
                     const std::uint64_t n = is_victim && !starts ? 0 : own.start(all_reduce(&value, 1));
                     while (is_victim && given_up < 2) std::this_thread::yield();
                     if (is_victim && !starts) return;
-                    struct GivesUp {
-                        std::atomic<int>& count;
-                        ~GivesUp() { ++count; }
-                    } gives_up{given_up};
+                    const GivesUp gives_up{given_up};
                     own.wait(n);
                 },
                 on_two_cores);
