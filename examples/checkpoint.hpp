@@ -2,8 +2,8 @@
 // A training run on disk: written whole or not at all, read back only if every byte is as it was written.
 //
 // Layout: magic (8 bytes) | version | steps | samples | text fingerprint | length of the model description (8 bytes
-// each) | the description, padded to a multiple of 8 | for each parameter its value and the optimizer's two means, each
-// padded likewise | digest of all before. All of it is written and read in pieces: nobody needs to hold the whole state.
+// each) | the description, padded to a multiple of 8 | for each parameter its arrays (see StatePlace), each padded
+// likewise | digest of all before. All of it is written and read in pieces: nobody needs to hold the whole state.
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -66,11 +66,11 @@ inline void update(Digest& digest, std::span<const float> array) {
 /// Where in a checkpoint the arrays are.
 class Layout {
 public:
-    Layout(std::size_t begin, const Parameters& parameters) : end_{begin} {
+    Layout(std::size_t begin, const Parameters& parameters, std::size_t arrays) : end_{begin} {
         for (const auto& p : parameters) {
             begins_.push_back(end_);
             strides_.push_back(padded_bytes(p.count));
-            end_ += state_arrays * strides_.back();
+            end_ += arrays * strides_.back();
         }
     }
     std::size_t at(StatePlace place) const {
@@ -174,11 +174,11 @@ inline std::filesystem::path checkpoint_file(const std::filesystem::path& direct
 /// Writes checkpoints of one run.
 class CheckpointWriter {
 public:
-    /// `model`: its description.
-    CheckpointWriter(std::filesystem::path directory, const std::string& model, const Parameters& parameters)
+    /// `model`: its description; `arrays`: of each parameter.
+    CheckpointWriter(std::filesystem::path directory, const std::string& model, const Parameters& parameters, std::size_t arrays)
         : directory_{std::move(directory)},
           description_{checkpoint_detail::padded(model)},
-          layout_{checkpoint_detail::header_bytes + description_.size(), parameters} {}
+          layout_{checkpoint_detail::header_bytes + description_.size(), parameters, arrays} {}
 
     /// By one rank, with all state of `collect(sink)`, in whatever order it comes. Several ranks may be at it at a time,
     /// in a run that fails: each has a temporary file of its own.
@@ -286,8 +286,8 @@ public:
         }
     }
 
-    void restore(const Parameters& parameters, Synchroniser& sync) const {
-        const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(40), parameters};
+    void restore(const Parameters& parameters, std::size_t arrays, Synchroniser& sync) const {
+        const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(40), parameters, arrays};
         if (layout.end() + 8 != size_) refuse("has another number of parameters");
         sync.restore(progress().steps, [&](StatePlace place, std::span<float> piece) {
             file_.read(layout.at(place), piece.data(), piece.size_bytes());

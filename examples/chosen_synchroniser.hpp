@@ -15,6 +15,8 @@
 #include <vector>
 
 #include <gradsync/bucket/optimal.hpp>
+#include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/plan/calibrate.hpp>
@@ -122,6 +124,16 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
         if (o.shard == "parameters")
             return std::make_unique<ParameterSharding<Ops, Backend, ChosenOverlap>>(comm, parameters, units, o, observer,
                                                                                     ChosenOverlap{o});
+    }
+    if constexpr (!Ops::on_device) {  // and so is compressed
+        const auto compressing = [&]<class Exchange>(Exchange exchange) -> std::unique_ptr<Synchroniser> {
+            return std::make_unique<PlainSynchroniser<Ops, Backend, ChosenBuckets, ChosenOverlap, Exchange>>(
+                comm, parameters, units, o, observer, ChosenBuckets{o, cost_of_calls(comm, o)}, ChosenOverlap{o}, ops, exchange);
+        };
+        if (o.compress == "top-k")
+            return compressing(gs::TopK<Backend>({.density = o.compress_density, .start_step = o.compress_after}));
+        if (o.compress == "power-sgd")
+            return compressing(gs::PowerSgd<Backend>({.rank = o.compress_rank, .start_step = o.compress_after}));
     }
     if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
     return make_overlapping(ops, comm, o, ChosenOverlap{o}, parameters, units, observer);

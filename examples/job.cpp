@@ -24,7 +24,7 @@ void prepare_for(Job& job, bool speaks) {
     check_text(o, job.reading, job.text);
     if (!o.resume) return;
     job.checkpoint = std::make_unique<Checkpoint const>(o.checkpoint);
-    job.checkpoint->expect_model(config.description());
+    job.checkpoint->expect_model(o.describe_run(config.description()));
     const Progress progress = job.checkpoint->progress();
     if (progress.steps > o.last_step()) {
         throw UsageError("--resume: the checkpoint is at step " + std::to_string(progress.steps) +

@@ -51,6 +51,13 @@ void complete(Options& o) {
         throw UsageError("--buckets optimal is for --shard none; shards stay where the first plan has put them");
     }
     if (o.shard == "parameters") o.buckets = "unit";
+    if (o.compress != "none") {
+        const std::string flag = "--compress " + o.compress;
+        if (o.shard != "none") throw UsageError(flag + " is for --shard none; what is sharded travels whole");
+        if (o.device == "cuda") throw UsageError(flag + " is for --device cpu; gradients are compressed in the host's memory so far");
+        if (o.overlap == "forward")
+            throw UsageError(flag + " does not go with --overlap forward, which splits an all-reduce in two; use --overlap backward");
+    }
     if (o.device == "cuda") {
         if (o.shard != "none") {
             throw UsageError("--shard " + o.shard + " is for --device cpu; sharding is for the host's memory so far");
@@ -202,6 +209,19 @@ Options parse_options(int argc, char** argv, int processes) {
                    "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
         ->check(CLI::IsMember({"in-buckets", "borrowed"}))
         ->group(group);
+    app.add_option("--compress", o.compress,
+                   "what travels of the gradients: none: all of them; top-k: the largest elements; power-sgd: factors of low\n"
+                   "rank. What does not travel is added to the gradients of the next step")
+        ->check(CLI::IsMember({"none", "top-k", "power-sgd"}))
+        ->group(group);
+    const std::array<CLI::Option*, 3> of_compression{
+        app.add_option("--compress-after", o.compress_after, "--compress: steps before it begins")->check(count_or_none)->group(group),
+        app.add_option("--compress-density", o.compress_density, "--compress top-k: the part of the elements that travels")
+            ->check(within(1e-9, 1.0))
+            ->group(group),
+        app.add_option("--compress-rank", o.compress_rank, "--compress power-sgd: of the matrices that travel instead")
+            ->check(size)
+            ->group(group)};
     app.add_option("--shard", o.shard,
                    "what is split over the ranks: the optimizer's state; the gradients, too; the parameters, too.\n"
                    "The same result as none, except for the last two with --accumulate: there gradients\n"
@@ -290,6 +310,13 @@ Options parse_options(int argc, char** argv, int processes) {
     for (const CLI::Option* option : of_parameters) {
         if (option->count() > 0 && o.shard != "parameters")
             throw UsageError(option->get_name() + " is for --shard parameters; leave it out");
+    }
+    const std::array<bool, 3> fits{o.compress != "none", o.compress == "top-k", o.compress == "power-sgd"};
+    for (std::size_t k = 0; k < fits.size(); ++k) {
+        if (of_compression[k]->count() > 0 && !fits[k]) {
+            throw UsageError(of_compression[k]->get_name() + " is for --compress " +
+                             (k == 0 ? "top-k or power-sgd" : k == 1 ? "top-k" : "power-sgd") + "; leave it out");
+        }
     }
     for (const CLI::Option* option : of_buckets) {
         if (option->count() > 0 && o.shard == "parameters")

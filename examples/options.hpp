@@ -37,6 +37,10 @@ struct Options {
     double bucket_mib = 25, first_bucket_mib = 1;
     std::string overlap = "backward";
     std::string gradients = "in-buckets";
+    std::string compress = "none";
+    double compress_density = 0.01;  // of --compress top-k
+    std::size_t compress_rank = 4;   // of --compress power-sgd
+    std::uint64_t compress_after = 0;
     std::string shard = "none";
     std::size_t prefetch = 1, replicate_below = 0;  // of --shard parameters
     bool no_reshard = false;
@@ -53,6 +57,14 @@ struct Options {
 
     std::size_t samples_per_step() const { return static_cast<std::size_t>(ranks) * accumulate * micro_batch; }
     std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }
+
+    /// What a checkpoint is of: the model, and how gradients are compressed, as ranks have a part of that each.
+    std::string describe_run(const std::string& of_model) const {
+        if (compress == "none") return of_model;
+        return of_model + " compress=" + compress + ":" +
+               (compress == "top-k" ? std::to_string(compress_density) : std::to_string(compress_rank)) + ":" +
+               std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
+    }
 
     void model_config(MlpConfig& c) const {
         c = {.context = context, .embedding = d_model, .hidden = hidden, .sequences = micro_batch, .seed = seed};

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <gradsync/compress/compressor.hpp>
 #include <gradsync/gradsync.hpp>
 
 #include "optimizer.hpp"
@@ -18,16 +19,17 @@
 
 namespace gradsync_train {
 
-template <class Ops, class Backend, class BucketPolicy, class OverlapPolicy>
+template <class Ops, class Backend, class BucketPolicy, class OverlapPolicy, class Exchange = gs::AllReduce>
 class PlainSynchroniser final : public BackendSynchroniser<Backend> {
-    using Reducer = gs::Reducer<Backend, BucketPolicy, OverlapPolicy>;
+    using Reducer = gs::Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>;
     using Base = BackendSynchroniser<Backend>;
     using Base::parameters_, Base::comm_, Base::units_;
     static constexpr bool gathers_in_forward = requires { OverlapPolicy::gathers_in_forward; };
+    static constexpr bool compresses = gs::Compressor<Exchange, Backend>;
 
 public:
     PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
-                      BucketPolicy buckets, OverlapPolicy overlap, Ops ops = {})
+                      BucketPolicy buckets, OverlapPolicy overlap, Ops ops = {}, Exchange exchange = Exchange{})
         : Base{comm, parameters, std::move(units)},
           ops_{ops},
           micro_batches_{o.accumulate},
@@ -57,7 +59,7 @@ public:
                                // Micro-batches are added up, over ranks and over time, and divided by their number.
                                .averaging = gs::Averaging::mean_over_count,
                                .observer = observer},
-            std::move(buckets), std::move(overlap));
+            std::move(buckets), std::move(overlap), std::move(exchange));
         reducer_->set_weight(static_cast<double>(micro_batches_));
         reducer_->broadcast_parameters();
     }
@@ -102,15 +104,23 @@ public:
         // A device goes on computing with what a lost rank has left: it is known here, before anything is kept.
         if constexpr (Ops::on_device) comm_.barrier().wait();
         if (comm_.rank() == 0) for_whole_state(sink);
+        if constexpr (compresses) collect_compression(sink);
     }
     void restore(std::uint64_t steps, const Synchroniser::StateSource& source) override {
         for_each_array([&](StatePlace place, std::size_t n, float* data) {
             ops_.write(n, data, [&](std::span<float> out) { source(place, out); });
         });
         optimizer_.set_steps(steps);
+        if constexpr (compresses) {
+            for (std::size_t i = 0; i < weights_.size(); ++i) {
+                source({i, 3, 0}, floats(reducer_->exchange().shared(i)));
+                source({i, 4 + static_cast<std::size_t>(comm_.rank()), 0}, floats(reducer_->exchange().residual(i)));
+            }
+            reducer_->exchange().set_steps(steps);
+        }
     }
-    /// A device may have taken steps that the host does not know to have failed.
-    bool has_whole_state() const override { return !Ops::on_device && due_count_ == 0; }
+    /// A device may have taken steps that the host does not know to have failed; what a lost rank had not sent is lost with it.
+    bool has_whole_state() const override { return !Ops::on_device && !compresses && due_count_ == 0; }
     void for_whole_state(const Synchroniser::StateSink& sink) const override {
         std::vector<float> own;
         for_each_array([&](StatePlace place, std::size_t n, const float* data) { sink(place, ops_.read(n, data, own)); });
@@ -120,7 +130,7 @@ public:
     MemoryUse memory() const override {
         const std::uint64_t weights = parameters_.count() * sizeof(float);
         return {.parameters = weights,
-                .gradients = reducer_->bytes() + (own_gradients_.empty() ? 0 : weights),
+                .gradients = reducer_->bytes() + (own_gradients_.empty() ? 0 : weights) + (compresses ? weights : 0),
                 .optimizer = 2 * weights};
     }
 
@@ -140,6 +150,22 @@ private:
         if (steps_ == 1) reducer_->record_order(3);
         if (steps_ == 4) reducer_->rebuild_buckets();
         ++steps_;
+    }
+
+    static std::span<float> floats(gs::BufferView view) { return {static_cast<float*>(view.data), view.count}; }
+
+    /// What each rank has not sent yet is its own.
+    void collect_compression(const Synchroniser::StateSink& sink) {
+        const auto ranks = static_cast<std::size_t>(comm_.size());
+        std::vector<float> all;
+        for (std::size_t i = 0; i < weights_.size(); ++i) {
+            const auto own = floats(reducer_->exchange().residual(i));
+            all.resize(ranks * own.size());
+            comm_.all_gather(gs::const_buffer(own), gs::buffer(all)).wait();
+            if (comm_.rank() != 0) continue;
+            sink({i, 3, 0}, floats(reducer_->exchange().shared(i)));
+            for (std::size_t r = 0; r < ranks; ++r) sink({i, 4 + r, 0}, std::span{all}.subspan(r * own.size(), own.size()));
+        }
     }
 
     void clip() {

@@ -37,11 +37,15 @@ nlohmann::json flags(const Options& o) {
                           {"buckets", o.buckets},
                           {"overlap", o.overlap},
                           {"gradients", o.gradients},
+                          {"compress", o.compress},
                           {"shard", o.shard},
                           {"independent", o.independent},
                           {"no_shared_memory", o.no_shared_memory},
                           {"reproducible", o.reproducible}};
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
+    if (o.compress != "none") config["compress_after"] = o.compress_after;
+    if (o.compress == "top-k") config["compress_density"] = o.compress_density;
+    if (o.compress == "power-sgd") config["compress_rank"] = o.compress_rank;
     if (o.shard == "parameters")
         config.update({{"prefetch", o.prefetch}, {"no_reshard", o.no_reshard}, {"replicate_below", o.replicate_below}});
     if (o.device == "cuda") config["precision"] = o.precision;
@@ -89,6 +93,7 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
         {"comm_ms", communication},
         {"exposed_comm_ms", exposed},
         {"bucket_bytes", results.bucket_bytes},
+        {"comm_bytes", results.communicated_bytes},
         {"overlap_ratio", communication > 0 ? std::clamp(1 - exposed / communication, 0.0, 1.0) : 0.0},
         {"bytes_parameters", largest([](const RankSummary& r) { return r.memory.parameters; })},
         {"bytes_gradients", largest([](const RankSummary& r) { return r.memory.gradients; })},
@@ -116,6 +121,8 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     if (o.device == "cuda") row("device", "cuda, matrix products of " + o.precision);
     row("batch", formatted("%zu samples a step", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
+    if (o.compress != "none")
+        row("compressed", o.compress + formatted(": %s bytes a step", rounded(number("comm_bytes")).c_str()));
     row("sharded", o.shard == "none"        ? "nothing"
                    : o.shard == "optimizer" ? "optimizer"
                    : o.shard == "gradients" ? "optimizer, gradients"

@@ -127,6 +127,7 @@ struct Results {
     std::vector<RankSummary> ranks;         // of all ranks that trained together
     std::string transport;                  // how they reached one another
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
+    std::size_t communicated_bytes = 0;     // handed to collectives in the last step
     BucketProfile profile;                  // with --buckets optimal
     std::string timeline;                   // its summary, with --trace
     std::string sample;                     // rank 0 only

@@ -20,14 +20,17 @@ namespace gradsync_train {
 
 namespace gs = gradsync;
 
-/// A part of the training's state: elements of parameter i from `first` on, of its weights (array 0) or of the
-/// optimizer's running means (arrays 1 and 2).
+/// A part of the training's state: elements of parameter i from `first` on, of its weights (array 0), of the
+/// optimizer's running means (arrays 1 and 2), or of what compression keeps: what the ranks have in common (array 3), and
+/// what each has not sent yet (array 4 of rank 0, 5 of rank 1, ...).
 struct StatePlace {
     std::size_t parameter;
     std::size_t array;
     std::size_t first;
 };
-constexpr std::size_t state_arrays = 3;
+constexpr std::size_t state_arrays(bool compresses, int ranks) {
+    return compresses ? 4 + static_cast<std::size_t>(ranks) : 3;
+}
 
 /// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see
 /// plain_synchroniser.hpp and sharded_synchroniser.hpp. The loop does not know which way it is. All ranks call the

@@ -119,13 +119,14 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     GradientWriter<Ops> writer{parameters, *sync, ops};
 
     const Schedule schedule{o.lr, o.warmup, o.steps};
+    const std::size_t arrays = state_arrays(o.compress != "none", o.ranks);
     Progress progress{};
     if (job.checkpoint) {
-        job.checkpoint->restore(parameters, *sync);
+        job.checkpoint->restore(parameters, arrays, *sync);
         progress = job.checkpoint->progress();
     }
     progress.fingerprint = job.text.fingerprint();
-    const CheckpointWriter checkpoints{o.checkpoint, config.description(), parameters};
+    const CheckpointWriter checkpoints{o.checkpoint, o.describe_run(config.description()), parameters, arrays};
 
     const int rank = o.independent ? 0 : shard.rank, size = o.independent ? 1 : shard.size;  // of those in step
     const Samples training{job.text.training, config.reading(), o.seed};
@@ -223,6 +224,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         summary.peak_rss_bytes = peak_rss_bytes();
         results.ranks = sync->gather(summary);
         for (const auto& bucket : sync->statistics().buckets) results.bucket_bytes.push_back(bucket.bytes);
+        results.communicated_bytes = sync->statistics().last.bytes;
         results.profile = sync->profile();
     } catch (const gs::Error& error) {
         // Another rank is lost. Where nothing was changed since the last step that this rank has completed, and it holds

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
-usage: test_trainer.py command_line|digests|sharding|checkpoints|report PROGRAM
+usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|report PROGRAM
        test_trainer.py mpi|cluster PROGRAM MPIEXEC
 """
 import itertools
@@ -70,7 +70,8 @@ class CommandLine(TrainerTest):
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory reproducible shard prefetch
-                       no-reshard replicate-below device precision""".split():
+                       no-reshard replicate-below device precision compress compress-after compress-density
+                       compress-rank""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -106,7 +107,12 @@ class CommandLine(TrainerTest):
         for flags in (["--buckets", "flat"], ["--bucket-mib", "2"], ["--first-bucket-mib", "2"]):
             self.refused((flags[0], "--shard parameters"), *flags, "--shard", "parameters")
         self.refused(("--overlap forward", "--prefetch"), "--shard", "parameters", "--overlap", "forward")
+        self.refused(("--compress top-k", "--overlap forward"), "--compress", "top-k", "--overlap", "forward")
+        for flags in (["--compress-after", "1"], ["--compress-density", "0.5"], ["--compress-rank", "2"]):
+            self.refused((flags[0], "--compress"), *flags)
+        self.refused("--compress top-k", "--compress", "power-sgd", "--compress-density", "0.5")
         for stage in STAGES[1:]:
+            self.refused(("--compress power-sgd", "--shard none"), "--shard", stage, "--compress", "power-sgd")
             self.refused("--gradients borrowed", "--shard", stage, "--gradients", "borrowed")
 
     def test_every_backend_is_there_or_says_what_is_missing(self):
@@ -183,6 +189,48 @@ class Digests(TrainerTest):
         for flags in MODELS.values():
             self.assertEqual(self.digest(*flags), self.digest(*flags))
             self.assertNotEqual(self.digest(*flags), self.digest(*flags, "--seed", 2))
+
+
+class Compression(TrainerTest):
+    """--compress: fewer bytes, other bits, which are the same on all ranks (or a run fails) and in all runs."""
+
+    LOW_RANK = ["--compress", "power-sgd", "--compress-rank", 1]
+    LARGEST = ["--compress", "top-k", "--compress-density", 0.02]
+    MANY = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
+
+    def test_fewer_bytes_travel(self):
+        for flags in MODELS.values():
+            whole = self.train(*flags)
+            for compress in (self.LOW_RANK, self.LARGEST):
+                compressed = self.train(*flags, *compress)
+                self.assertLess(compressed["comm_bytes"], whole["comm_bytes"] / 2, compress)
+                self.assertNotEqual(compressed["params_digest"], whole["params_digest"])
+                late = self.digest(*flags, *compress, "--compress-after", 4)
+                self.assertEqual(late, whole["params_digest"], compress)
+
+    def test_low_rank_does_not_depend_on_policies(self):
+        for ranks in (2, 3):
+            expected = self.digest(*TRANSFORMER, *self.LOW_RANK, "--ranks", ranks)
+            for buckets, overlap, gradients in (("per-parameter", "backward", "borrowed"), ("flat", "none", "in-buckets"),
+                                                ("capped", "backward-thread", "in-buckets"), ("optimal", "backward-polls", "borrowed")):
+                found = self.digest(*TRANSFORMER, *self.LOW_RANK, "--ranks", ranks, "--buckets", buckets, "--overlap", overlap,
+                                    "--gradients", gradients, *(self.MANY if buckets == "capped" else []))
+                self.assertEqual(found, expected, (ranks, buckets, overlap, gradients))
+
+    def test_a_resumed_run_gives_the_same_bits(self):
+        for compress in (self.LOW_RANK, self.LARGEST):
+            run = [*TRANSFORMER, *compress, *self.MANY, "--accumulate", 2, "--ranks", 3, "--compress-after", 1]
+            kept = ["--checkpoint", self.folder / compress[1]]
+            whole = self.digest(*run)
+            self.train(*run, *kept, "--stop-after", 3)
+            self.assertEqual(self.digest(*run, *kept, "--resume"), whole, compress)
+            self.refused(("another model", "compress=" + compress[1]), *TRANSFORMER, *kept, "--resume")
+            self.refused(("another model", "ranks=3"), *run, *kept, "--resume", "--ranks", 2)
+
+    def test_compressed_runs_learn(self):
+        for compress in (self.LOW_RANK, self.LARGEST):
+            begun, longer = (self.train(*MLP, *compress, "--steps", steps, "--lr", 0.003) for steps in (4, 150))
+            self.assertLess(longer["validation_loss"], begun["validation_loss"] - 1, compress)
 
 
 class Sharding(TrainerTest):
@@ -589,6 +637,14 @@ class Mpi(Processes):
                     "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)["params_digest"]
                 self.assertEqual(found, expected, (name, ranks, buckets, overlap, gradients))
 
+    def test_compressed_to_the_same_bits_as_over_threads(self):
+        for compress, ranks in itertools.product((Compression.LOW_RANK, Compression.LARGEST), (2, 3)):
+            run = [*TRANSFORMER, *compress, *Compression.MANY]
+            expected = self.digest(*run, "--ranks", ranks)
+            for transport in ([], ["--no-shared-memory"]):
+                found = self.train_processes(ranks, *run, "--reproducible", *transport)["params_digest"]
+                self.assertEqual(found, expected, (compress, ranks, transport))
+
     def test_the_same_bits_by_messages(self):
         some = (("capped", "backward", "in-buckets"), ("per-parameter", "none", "borrowed"), ("flat", "backward", "borrowed"),
                 ("per-parameter", "backward-polls", "borrowed"), ("optimal", "backward-thread", "in-buckets"))
@@ -785,7 +841,7 @@ if __name__ == "__main__":
     if len(rest) != (suite in ("mpi", "cluster")):
         sys.exit(__doc__)
     MPIEXEC = rest[0] if rest else None
-    classes = {"command_line": CommandLine, "digests": Digests, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi, "cluster": Cluster}
+    classes = {"command_line": CommandLine, "digests": Digests, "compression": Compression, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi, "cluster": Cluster}
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(classes[suite])
     result = unittest.TextTestRunner(verbosity=2).run(tests)
     sys.exit(1 if not result.wasSuccessful() else 77 if result.skipped and not result.testsRun else 0)

@@ -63,6 +63,9 @@ class Reducer {
                   "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
                   "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>");
 
+    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::scatters || !detail::gathers_in_forward<Overlap>(),
+                  "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
+
     /// `finish()` leaves half of the all-reduce to be waited for.
     static constexpr bool decoupled = !Exchange::scatters && detail::gathers_in_forward<Overlap>();
     static constexpr bool scatters = Exchange::scatters || decoupled;
@@ -416,6 +419,12 @@ public:
     const Statistics& statistics() const noexcept { return statistics_; }
     const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
+    /// What the buckets are exchanged by: for its state, between steps. (With OverlapForward it has none.)
+    Exchange& exchange() noexcept
+        requires(!decoupled)
+    {
+        return step_.exchange();
+    }
     std::size_t size() const noexcept { return gradients_.parameters().size(); }  ///< parameters, frozen ones too
     const ParameterView& parameter(std::size_t i) const {
         check_index(i, "parameter");

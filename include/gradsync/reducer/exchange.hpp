@@ -1,27 +1,52 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "../core/backend.hpp"
 #include "bucket_layout.hpp"
 
 namespace gradsync::inline v0 {
 
+/// What an exchange has handed to collectives for one bucket.
+struct Traffic {
+    std::size_t bytes = 0;
+    std::size_t collectives = 1;
+};
+
+/// What lies in a bucket.
+struct BucketContents {
+    struct Part {
+        std::size_t parameter = 0;
+        std::size_t offset = 0;  ///< elements from the bucket's first
+        std::size_t count = 0;
+        std::vector<std::size_t> shape;  ///< as its `ParameterView` has it; may be empty
+    };
+    std::size_t count = 0;  ///< elements, with the zeros between parts that keep them apart
+    DType dtype = DType::f32;
+    std::vector<Part> parts;
+};
+
 /// How a Reducer's buckets are exchanged over backend B.
 ///
-/// - `start(backend, bucket, op, contribution)` starts it and returns a `WorkType<B>`.
+/// - `start(backend, b, bucket, op, contribution)` starts it for bucket b and returns a `WorkType<B>`. One thread at a time; those
+///   that were started are advanced, in their order, by one thread at a time, which may be another one.
 /// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
 /// - `alone(backend)`: is there nothing to exchange?
 /// - `describe()` is compared over the ranks.
 ///
-/// One that starts several collectives for a bucket says so, for the statistics: `static constexpr std::size_t collectives`, and
-/// `bytes(backend, bucket)`, handed to all of them.
+/// Optional:
+/// - `adopt_plan(backend, contents)`, the contents by bucket: at construction and when the plan changes, before a bucket is started;
+///   collective.
+/// - `traffic(backend, b, bucket)`, a `Traffic`, for the statistics: where it is not one collective of the bucket's bytes.
+/// - `progress_time()`: what it has computed itself, inside `WorkType::test`, so far; for the statistics, too.
 template <class X, class B>
 concept ExchangePolicy = std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
-                         requires(X& exchange, const X& constant, B& backend, BufferView bucket, ReduceOp op, Contribution contribution) {
+                         requires(X& exchange, const X& constant, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
                              { X::scatters } -> std::convertible_to<bool>;
-                             { exchange.start(backend, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
+                             { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
                              { constant.alone(backend) } -> std::same_as<bool>;
                              { constant.describe() } -> std::convertible_to<std::string>;
                          };
@@ -34,7 +59,7 @@ struct AllReduce {
     using WorkType = typename B::WorkType;
 
     template <Backend B>
-    WorkType<B> start(B& backend, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
+    WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         return backend.all_reduce(bucket, op, contribution);
     }
     /// Has this rank nobody to exchange with?
@@ -53,7 +78,7 @@ struct ReduceScatter {
     using WorkType = typename B::WorkType;
 
     template <Backend B>
-    WorkType<B> start(B& backend, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
+    WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         return backend.reduce_scatter(bucket, detail::shard_of(bucket, backend.size(), backend.rank()), op, contribution);
     }
     template <Backend B>

@@ -12,6 +12,7 @@
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
 #include "contribution.hpp"
+#include "exchange.hpp"
 #include "flight.hpp"
 #include "gradient_buckets.hpp"
 #include "launch_groups.hpp"
@@ -48,6 +49,8 @@ public:
         const BucketPlan& plan = gradients_.plan();
         flight_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
+        if constexpr (requires(std::span<const BucketContents> contents) { exchange_.adopt_plan(backend_, contents); })
+            if (!alone()) exchange_.adopt_plan(backend_, contents());
         if (watch_.observer() == nullptr) return;
         std::vector<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
@@ -63,6 +66,7 @@ public:
     bool has_batch() const noexcept { return has_batch_; }
     /// Is there nobody to exchange with?
     bool alone() const noexcept { return exchange_.alone(backend_); }
+    Exchange& exchange() noexcept { return exchange_; }
 
     // ------------------------------------------------------------------------------------------------- for any thread
 
@@ -115,10 +119,10 @@ public:
     void poll(bool in_hook) {
         if (!polling_.try_lock()) return;
         std::lock_guard polling(polling_, std::adopt_lock);
-        const auto before = backend_.progress_time();
+        const auto before = progress_time();
         advance();
         if (!in_hook) return;
-        const auto worked = std::chrono::duration_cast<Time::duration>(backend_.progress_time() - before);
+        const auto worked = std::chrono::duration_cast<Time::duration>(progress_time() - before);
         if (worked == Time::duration::zero()) return;  // and the clock need not be read
         const Time now = watch_.now();
         watch_.add(now - worked, now);
@@ -152,9 +156,11 @@ public:
         if (!alone()) {
             for (std::size_t b = 0; b < flight_.size(); ++b) {
                 buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
-                step.bytes += bytes_of(gradients_.bucket(b));
+                const Traffic traffic = traffic_of(b);
+                step.bytes += traffic.bytes;
+                step.collectives += traffic.collectives;
             }
-            step.collectives = collectives_a_bucket * flight_.size() + (options_.unused == UnusedParameters::agree ? 1 : 0);
+            step.collectives += options_.unused == UnusedParameters::agree ? 1 : 0;
             step.communication_seconds = watch_.take_covered_seconds();
         }
         flight_.reset();
@@ -177,13 +183,24 @@ private:
         void operator()(W& work) { await(step.backend_, work); }
     };
 
-    static constexpr std::size_t collectives_a_bucket = [] {
-        if constexpr (requires { Exchange::collectives; }) return Exchange::collectives;
-        else return std::size_t{1};
-    }();
-    std::size_t bytes_of(BufferView bucket) const {
-        if constexpr (requires { exchange_.bytes(backend_, bucket); }) return exchange_.bytes(backend_, bucket);
-        else return bucket.bytes();
+    Traffic traffic_of(std::size_t b) const {
+        const BufferView bucket = gradients_.bucket(b);
+        if constexpr (requires { exchange_.traffic(backend_, b, bucket); }) return exchange_.traffic(backend_, b, bucket);
+        else return {bucket.bytes(), 1};
+    }
+    std::chrono::nanoseconds progress_time() const {
+        std::chrono::nanoseconds time = backend_.progress_time();
+        if constexpr (requires { exchange_.progress_time(); }) time += exchange_.progress_time();
+        return time;
+    }
+    std::vector<BucketContents> contents() const {
+        std::vector<BucketContents> all;
+        for (std::size_t b = 0; b < gradients_.plan().size(); ++b) {
+            BucketContents& bucket = all.emplace_back(BucketContents{gradients_.bucket(b).count, gradients_.bucket(b).dtype, {}});
+            for (std::size_t i : gradients_.plan().bucket(b))
+                bucket.parts.push_back({i, gradients_.layout().offsets[i], gradients_.infos()[i].count, gradients_.parameter(i).shape});
+        }
+        return all;
     }
 
     auto start(std::size_t b) -> typename Exchange::template WorkType<B> {
@@ -191,11 +208,11 @@ private:
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) gradients_.clear_bucket(b);
             if (alone()) return {};
-            return exchange_.start(backend_, bucket, ReduceOp::sum, {});
+            return exchange_.start(backend_, b, bucket, ReduceOp::sum, {});
         }
         const Contribution own = contribution_of(options_, backend_.rank(), weight_, has_batch_);
         if (alone() && own.scale == own.weight && own.scale != 0) return {};  // x w / w
-        return exchange_.start(backend_, bucket, ReduceOp::mean, own);
+        return exchange_.start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
     B& backend_;

@@ -7,6 +7,8 @@
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "../reducer/bucket_layout.hpp"
+#include "../reducer/exchange.hpp"
+#include "../reducer/staged_work.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -30,74 +32,32 @@ public:
     /// `replicas`: those that hold the same shards.
     explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)) {}
 
-    /// The two collectives of a bucket, one after the other. See the concept `Work`.
-    class Work {
-    public:
-        Work() = default;
-        Work(Work&& other) noexcept
-            : scatter_(std::move(other.scatter_)), replicate_(std::move(other.replicate_)), shard_(other.shard_), op_(other.op_),
-              replicas_(std::exchange(other.replicas_, nullptr)) {}
-        Work& operator=(Work&& other) noexcept {
-            Work(std::move(other)).swap(*this);
-            return *this;
-        }
-        /// Dropped before its second half: the others are not to wait for it.
-        ~Work() {
-            if (replicas_ != nullptr) replicas_->fail("the exchange of a bucket was dropped before it was complete");
-        }
+    /// What follows the first collective of a bucket.
+    struct Replicate {
+        B* replicas = nullptr;
+        BufferView shard;
+        ReduceOp op = ReduceOp::mean;
 
-        Work(typename B::WorkType scatter, BufferView shard, ReduceOp op, B& replicas)
-            : scatter_(std::move(scatter)), shard_(shard), op_(op), replicas_(&replicas) {}
-
-        bool test() {
-            if (replicas_ != nullptr) {
-                if (!scatter_.test()) return false;
-                replicate();
-            }
-            return replicate_.test();
+        bool next(typename B::WorkType& work) {
+            work = replicas->all_reduce(shard, op);
+            return false;
         }
-        void wait() {
-            if (replicas_ != nullptr) {
-                scatter_.wait();
-                replicate();
-            }
-            replicate_.wait();
-        }
-
-    private:
-        // Buckets are tested and waited for in their order, so that all replicas start these in one order too.
-        void replicate() {
-            replicate_ = replicas_->all_reduce(shard_, op_);
-            replicas_ = nullptr;
-        }
-        void swap(Work& other) noexcept {
-            std::swap(scatter_, other.scatter_);
-            std::swap(replicate_, other.replicate_);
-            std::swap(shard_, other.shard_);
-            std::swap(op_, other.op_);
-            std::swap(replicas_, other.replicas_);
-        }
-
-        typename B::WorkType scatter_, replicate_;
-        BufferView shard_;
-        ReduceOp op_ = ReduceOp::mean;
-        B* replicas_ = nullptr;  ///< until the second collective is started
+        void drop() noexcept { replicas->fail("the exchange of a bucket was dropped before it was complete"); }
     };
 
     template <class>
-    using WorkType = Work;
+    using WorkType = detail::StagedWork<typename B::WorkType, Replicate>;
 
-    Work start(B& group, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
+    WorkType<B> start(B& group, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
             throw Error(Errc::invalid_argument, "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
                         {.operation = "HybridReduceScatter", .rank = group.rank()});
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
-        return Work(group.reduce_scatter(bucket, shard, op), shard, op, replicas_);
+        return WorkType<B>(group.reduce_scatter(bucket, shard, op), Replicate{&replicas_, shard, op});
     }
 
-    static constexpr std::size_t collectives = 2;
-    std::size_t bytes(const B& group, BufferView bucket) const noexcept {
-        return bucket.bytes() + detail::shard_of(bucket, group.size(), group.rank()).bytes();
+    Traffic traffic(const B& group, std::size_t, BufferView bucket) const noexcept {
+        return {bucket.bytes() + detail::shard_of(bucket, group.size(), group.rank()).bytes(), 2};
     }
 
     bool alone(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "../core/backend.hpp"
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+#include "../reducer/exchange.hpp"
+
+namespace gradsync::inline v0 {
+
+/// An exchange that sends less than the gradients have, and keeps what it did not send for the next step. It is the fourth argument of a
+/// Reducer:
+///
+///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {}, gs::PowerSgd<B>({.rank = 2}));
+///
+/// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. What has travelled so far, plus what the
+/// ranks keep, is the sum of all their gradients. Buckets of f64 or integers, and a world of one rank, are not compressed.
+///
+/// State, for checkpoints (see docs/compression.md), between steps:
+/// - `residual(i)`: what this rank keeps of parameter i, f32, as many as its elements (empty if nothing is ever kept). Every rank's own.
+/// - `shared(i)`: what else there is of it, the same on all ranks, f32; may be empty.
+/// - `steps()`, `set_steps(n)`: how many it has seen.
+template <class X, class B>
+concept Compressor = ExchangePolicy<X, B> && !X::scatters && requires(X& compressor, const X& constant, std::size_t i, std::uint64_t n) {
+    { constant.residual(i) } -> std::same_as<BufferView>;
+    { constant.shared(i) } -> std::same_as<BufferView>;
+    { constant.steps() } -> std::same_as<std::uint64_t>;
+    { compressor.set_steps(n) } -> std::same_as<void>;
+};
+
+namespace detail {
+
+/// What compressors have in common: they work in host memory.
+template <Backend B>
+consteval bool compresses_on() {
+    static_assert(B::memory_space == MemorySpace::host,
+                  "gradsync: TopK and PowerSgd compress in host memory; on a device send fewer bits (ReducerOptions::reduce_dtype)");
+    return true;
+}
+
+constexpr bool is_compressible(DType dtype) noexcept { return is_floating(dtype) && dtype != DType::f64; }
+
+}  // namespace detail
+
+}  // namespace gradsync::inline v0

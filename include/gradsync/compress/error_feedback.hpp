@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../core/buffer_view.hpp"
+#include "../core/math.hpp"
+#include "../kernel/elementwise.hpp"
+#include "../kernel/host_buffer.hpp"
+#include "../reducer/exchange.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// Whole cache lines of f32.
+constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept { return (count + 15) / 16 * 16; }
+
+/// One more than the highest parameter of a plan.
+inline std::size_t parameters_of(std::span<const BucketContents> contents) noexcept {
+    std::size_t count = 0;
+    for (const BucketContents& bucket : contents)
+        for (const BucketContents::Part& part : bucket.parts) count = larger(count, part.parameter + 1);
+    return count;
+}
+
+/// Where numbers of parameters lie in a memory of f32.
+struct NumbersOf {
+    std::size_t first = 0;
+    std::size_t count = 0;
+};
+
+/// Numbers in f32 that a compressor remembers of parameters, in host memory. They move along when the plan changes.
+template <class Memory>
+class Remembered {
+public:
+    /// In `memory`, which is zeroed, at places[i] for parameter i; what there was of it before is kept.
+    void adopt(std::vector<NumbersOf> places, Memory memory) {
+        Remembered next;
+        next.memory_ = std::move(memory);
+        next.places_ = std::move(places);
+        for (std::size_t i = 0; i < places_.size(); ++i)
+            if (const BufferView from = of(i), to = next.of(i); from.count != 0 && from.count == to.count) std::memcpy(to.data, from.data, from.bytes());
+        *this = std::move(next);
+    }
+
+    float* at(std::size_t first) const noexcept { return static_cast<float*>(memory_.data()) + first; }
+    BufferView of(std::size_t parameter) const noexcept {
+        if (parameter >= places_.size() || places_[parameter].count == 0) return {};
+        return {at(places_[parameter].first), places_[parameter].count};
+    }
+
+private:
+    Memory memory_{};
+    std::vector<NumbersOf> places_;  ///< by parameter
+};
+
+/// What a rank's gradients had that did not travel: it is added to those of the next step, so that nothing is lost, only late ("error feedback":
+/// Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets.
+class ErrorFeedback {
+public:
+    void adopt_plan(std::span<const BucketContents> contents) {
+        std::vector<NumbersOf> places(parameters_of(contents));
+        first_.clear();
+        std::size_t numbers = 0;
+        for (const BucketContents& bucket : contents) {
+            for (const BucketContents::Part& part : bucket.parts) places[part.parameter] = {numbers + part.offset, part.count};
+            first_.push_back(numbers);
+            numbers += in_lines_of_floats(bucket.count);
+        }
+        residuals_.adopt(std::move(places), kernel::HostBuffer(numbers * sizeof(float)));
+    }
+
+    /// Bucket b's residual.
+    float* bucket(std::size_t b) const noexcept { return residuals_.at(first_[b]); }
+    BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
+
+    /// residual += scale gradient; of all of bucket b. A scale of 0 says that the gradients are not to be used.
+    void add(std::size_t b, ConstBufferView gradients, double scale) const {
+        if (scale == 0) return;
+        const BufferView residual = {bucket(b), gradients.count};
+        if (scale == 1) return kernel::add(residual, gradients);
+        kernel::detail::for_blocks(gradients.count, [&](std::size_t first, std::size_t n) {
+            alignas(64) float block[kernel::detail::elementwise_block];
+            const BufferView scaled = {block, n};
+            kernel::copy(gradients.subview(first, n), scaled);
+            kernel::scale(scaled, scale);
+            kernel::add(residual.subview(first, n), scaled);
+        });
+    }
+
+private:
+    Remembered<kernel::HostBuffer> residuals_;
+    std::vector<std::size_t> first_;  ///< by bucket: its first number
+};
+
+}  // namespace gradsync::inline v0::detail

@@ -1,0 +1,281 @@
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/clock.hpp"
+#include "../kernel/low_rank.hpp"
+#include "../reducer/passes.hpp"
+#include "../reducer/staged_work.hpp"
+#include "compressor.hpp"
+#include "error_feedback.hpp"
+
+namespace gradsync::inline v0 {
+
+struct PowerSgdOptions {
+    std::size_t rank = 1;              ///< of the matrices that travel instead; 1 at least
+    std::uint64_t start_step = 1000;   ///< steps before this one are not compressed: gradients change most in the beginning
+    double min_compression_rate = 2;   ///< a matrix travels whole unless it shrinks by this
+    std::uint64_t seed = 0;            ///< of the first guess; the same on all ranks
+};
+
+/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... is taken for a matrix M of m rows and n
+/// columns, with what is left of earlier steps; with Q from the step before, the ranks average P = M Q, make it orthonormal, average Q = M^T P, and
+/// all get P Q^T: `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and parameters without a `shape` travel whole,
+/// together with the P of their bucket.
+///
+/// What a rank keeps is M - P (M^T P)^T, of its own M: its sum over the ranks is that of M minus what all have got, as in the paper, which
+/// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not. Where a gradient has an
+/// infinity or a NaN, all of that parameter is NaN on every rank in this step, and what was kept of it is forgotten. See the concept `Compressor`.
+template <Backend B>
+class PowerSgd {
+    static_assert(detail::compresses_on<B>());
+
+public:
+    static constexpr bool scatters = false;
+
+    explicit PowerSgd(PowerSgdOptions options = {}) : options_(options) {
+        if (options.rank == 0) refuse("the rank must be 1 at least");
+        if (!(options.min_compression_rate > 0)) refuse("min_compression_rate must be more than 0");
+    }
+    // Its state is the Reducer's that it is given to: a copy begins anew.
+    PowerSgd(const PowerSgd& other) : options_(other.options_) {}
+    PowerSgd& operator=(const PowerSgd&) = delete;
+
+    /// What follows when the ranks' P are averaged, and when their Q are.
+    struct Rest {
+        PowerSgd* owner = nullptr;
+        std::size_t b = 0;
+        BufferView bucket;
+        double weight = 1;
+        bool has_left = false;
+
+        bool next(typename B::WorkType& work) {
+            if (has_left) {
+                work = {};
+                owner->expand(b, bucket);
+                return false;
+            }
+            work = owner->average_right(b, weight);
+            has_left = true;
+            return true;
+        }
+        void drop() noexcept { owner->second_->fail("the exchange of a bucket was dropped before it was complete"); }
+    };
+
+    template <class>
+    using WorkType = detail::StagedWork<typename B::WorkType, Rest>;
+
+    void adopt_plan(B& backend, std::span<const BucketContents> contents) {
+        if (!second_) second_.emplace(backend.duplicate());
+        residuals_.adopt_plan(contents);
+        const std::uint64_t seen = steps();
+        buckets_.assign(contents.size(), {});
+        std::vector<detail::NumbersOf> rights(detail::parameters_of(contents));
+        std::size_t lefts = 0, right_numbers = 0, largest = 0;
+        for (std::size_t b = 0; b < contents.size(); ++b) {
+            Bucket& bucket = buckets_[b];
+            bucket.steps = seen;
+            bucket.left = lefts;
+            bucket.right = right_numbers;
+            if (!detail::is_compressible(contents[b].dtype)) continue;
+            for (const BucketContents::Part& part : contents[b].parts) {
+                const Matrix matrix = matrix_of(part);
+                if (matrix.rank == 0) continue;
+                rights[part.parameter] = {bucket.right + bucket.right_count, matrix.rank * matrix.columns};
+                bucket.left_count += matrix.rank * matrix.rows;
+                bucket.right_count += matrix.rank * matrix.columns;
+                bucket.matrices.push_back(matrix);
+                if (contents[b].dtype != DType::f32) largest = detail::larger(largest, part.count);
+            }
+            if (bucket.matrices.empty()) continue;
+            for (const BucketContents::Part& part : contents[b].parts) {
+                if (matrix_of(part).rank != 0) continue;
+                bucket.whole.push_back({part.offset, part.count});
+                bucket.left_count += part.count;
+            }
+            lefts += detail::in_lines_of_floats(bucket.left_count);
+            right_numbers += detail::in_lines_of_floats(bucket.right_count);
+        }
+        left_ = backend.allocate(lefts * sizeof(float));
+        right_.adopt(std::move(rights), backend.allocate(right_numbers * sizeof(float)));
+        product_ = kernel::HostBuffer(largest * sizeof(float));
+    }
+
+    WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+        Bucket& own = buckets_[b];
+        const std::uint64_t step = own.steps++;
+        if (step < options_.start_step || own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        residuals_.add(b, bucket, contribution.scale);
+        float* left = left_of(own);
+        float* right = right_.at(own.right);
+        for (const Matrix& m : own.matrices) {
+            prepare(m, right, step);
+            kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
+            left += m.rank * m.rows;
+            right += m.rank * m.columns;
+        }
+        for (const Whole& part : own.whole) {
+            float* const sum = residuals_.bucket(b) + part.offset;
+            std::memcpy(left, sum, part.count * sizeof(float));
+            std::memset(sum, 0, part.count * sizeof(float));
+            left += part.count;
+        }
+        // The ranks' own gradients are in these numbers with their scale already.
+        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
+                           Rest{this, b, bucket, contribution.weight});
+    }
+
+    template <class Any>
+    bool alone(const Any& backend) const noexcept {
+        return backend.size() == 1;
+    }
+    Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
+        const Bucket& own = buckets_[b];
+        if (own.matrices.empty() || own.steps <= options_.start_step) return {bucket.bytes(), 1};
+        return {(own.left_count + own.right_count) * sizeof(float), 2};
+    }
+    std::chrono::nanoseconds progress_time() const noexcept {
+        return second_ ? computed_ + std::chrono::nanoseconds(second_->progress_time()) : computed_;
+    }
+    std::string describe() const {
+        return "PowerSgd{" + std::to_string(options_.rank) + "," + std::to_string(options_.start_step) + "," + std::to_string(options_.min_compression_rate) + "," +
+               std::to_string(options_.seed) + "}";
+    }
+
+    BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
+    /// Q, from which the next step starts: up to `rank` vectors of n elements.
+    BufferView shared(std::size_t i) const noexcept { return right_.of(i); }
+    std::uint64_t steps() const noexcept { return buckets_.empty() ? 0 : buckets_.front().steps; }
+    void set_steps(std::uint64_t n) noexcept {
+        for (Bucket& bucket : buckets_) bucket.steps = n;
+    }
+
+private:
+    struct Matrix {
+        std::size_t parameter = 0;
+        std::size_t offset = 0;  ///< in its bucket
+        std::size_t rows = 0, columns = 0;
+        std::size_t rank = 0;  ///< 0: it travels whole
+    };
+    struct Whole {
+        std::size_t offset = 0, count = 0;
+    };
+    struct Bucket {
+        std::vector<Matrix> matrices;
+        std::vector<Whole> whole;
+        std::size_t left = 0, left_count = 0;    ///< P of all matrices, and what travels whole
+        std::size_t right = 0, right_count = 0;  ///< Q of all matrices
+        std::uint64_t steps = 0;
+    };
+
+    Matrix matrix_of(const BucketContents::Part& part) const noexcept {
+        if (part.shape.size() < 2 || part.count == 0) return {};
+        const std::size_t rows = part.shape.front(), columns = part.count / rows;
+        const std::size_t rank = detail::smaller(options_.rank, detail::smaller(rows, columns));
+        const double sent = static_cast<double>(rank * (rows + columns));
+        if (!(sent * options_.min_compression_rate < static_cast<double>(part.count))) return {};
+        return {part.parameter, part.offset, rows, columns, rank};
+    }
+
+    float* left_of(const Bucket& bucket) const noexcept { return static_cast<float*>(left_.data()) + bucket.left; }
+
+    /// Makes the vectors that a step starts from orthonormal, so that P has the size of the gradient, and guesses those that there are none of yet, or
+    /// that are lost.
+    void prepare(const Matrix& m, float* right, std::uint64_t step) const {
+        const std::size_t n = m.columns;
+        if (!kernel::orthonormalise(right, n, m.rank)) std::memset(right, 0, m.rank * n * sizeof(float));
+        bool guessed = false;
+        for (std::size_t c = 0; c < m.rank; ++c) {
+            if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
+            std::uint64_t state = options_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
+            for (std::size_t j = 0; j < n; ++j) right[c * n + j] = guess(state);
+            guessed = true;
+        }
+        if (guessed) kernel::orthonormalise(right, n, m.rank);
+    }
+    /// Evenly from [-1, 1). SplitMix64 (Steele, Lea, Flood, 2014).
+    static float guess(std::uint64_t& state) noexcept {
+        std::uint64_t z = state += 0x9e3779b97f4a7c15u;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+        return static_cast<float>(static_cast<std::int64_t>(z ^ z >> 31)) * 0x1p-63f;
+    }
+
+    /// All ranks have P: each computes its Q, and keeps what the two do not say.
+    typename B::WorkType average_right(std::size_t b, double weight) {
+        const auto begin = std::chrono::steady_clock::now();
+        const Bucket& own = buckets_[b];
+        float* left = left_of(own);
+        float* right = right_.at(own.right);
+        for (const Matrix& m : own.matrices) {
+            float* const sum = residuals_.bucket(b) + m.offset;
+            if (kernel::orthonormalise(left, m.rows, m.rank)) {
+                kernel::left_times(sum, m.rows, m.columns, left, m.rank, right);
+                kernel::add_product(sum, m.rows, m.columns, left, right, m.rank, -1);
+            } else {  // so on every rank: their product becomes NaN
+                for (std::size_t i = 0; i < m.rank * m.rows; ++i) left[i] = std::numeric_limits<float>::quiet_NaN();
+                forget(m, sum, right);
+            }
+            left += m.rank * m.rows;
+            right += m.rank * m.columns;
+        }
+        computed_ += std::chrono::steady_clock::now() - begin;
+        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
+    }
+
+    /// All ranks have P and Q.
+    void expand(std::size_t b, BufferView bucket) {
+        const auto begin = std::chrono::steady_clock::now();
+        const Bucket& own = buckets_[b];
+        float* left = left_of(own);
+        float* right = right_.at(own.right);
+        for (const Matrix& m : own.matrices) {
+            const BufferView gradient = bucket.subview(m.offset, m.rows * m.columns);
+            float* const product = static_cast<float*>(bucket.dtype == DType::f32 ? gradient.data : product_.data());
+            std::memset(product, 0, gradient.count * sizeof(float));
+            kernel::add_product(product, m.rows, m.columns, left, right, m.rank);
+            kernel::copy(ConstBufferView{product, gradient.count}, gradient);
+            if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
+            left += m.rank * m.rows;
+            right += m.rank * m.columns;
+        }
+        for (const Whole& part : own.whole) {
+            kernel::copy(ConstBufferView{left, part.count}, bucket.subview(part.offset, part.count));
+            left += part.count;
+        }
+        computed_ += std::chrono::steady_clock::now() - begin;
+    }
+
+    static void forget(const Matrix& m, float* sum, float* right) noexcept {
+        std::memset(sum, 0, m.rows * m.columns * sizeof(float));
+        std::memset(right, 0, m.rank * m.columns * sizeof(float));
+    }
+
+    [[noreturn]] static void refuse(const char* why) {
+        throw Error(Errc::invalid_argument, std::string("PowerSgd: ") + why, {.operation = "PowerSgd"});
+    }
+
+    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
+    PowerSgdOptions options_;
+    std::optional<B> second_;  ///< the averages of Q have an order of their own
+    detail::ErrorFeedback residuals_;
+    std::vector<Bucket> buckets_;
+    Memory left_{};
+    detail::Remembered<Memory> right_;
+    kernel::HostBuffer product_;  ///< of a matrix of low precision
+    std::chrono::nanoseconds computed_{};
+};
+
+}  // namespace gradsync::inline v0

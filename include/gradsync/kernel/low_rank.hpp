@@ -1,0 +1,142 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "../core/math.hpp"
+#include "elementwise.hpp"
+#include "isa.hpp"
+
+/// Products of a matrix and a few vectors. Matrices are of m rows and n columns, one row after the other; the r vectors of each side lie
+/// one after the other: `left` are r of m elements, `right` r of n. In f32. Products are rounded before they are added, and added in an order that does
+/// not depend on the vector width: the bits are the same on every processor, as ranks that compute the same for themselves need it.
+
+namespace gradsync::inline v0::kernel {
+
+namespace detail {
+
+inline constexpr std::size_t dot_block = 64;
+
+GRADSYNC_ALWAYS_INLINE void multiply_block(const float* __restrict a, const float* __restrict b, float (&products)[dot_block]) {
+    for (std::size_t i = 0; i < dot_block; ++i) products[i] = a[i] * b[i];
+    round_now(products);
+}
+
+GRADSYNC_ALWAYS_INLINE float dot(const float* a, const float* b, std::size_t count) {
+    alignas(64) float sums[dot_block] = {};
+    std::size_t first = 0;
+    for (; first + dot_block <= count; first += dot_block) {
+        alignas(64) float products[dot_block];
+        multiply_block(a + first, b + first, products);
+        for (std::size_t i = 0; i < dot_block; ++i) sums[i] += products[i];
+    }
+    for (std::size_t i = 0; first + i < count; ++i) {
+        float product = a[first + i] * b[first + i];
+        round_now(product);
+        sums[i] += product;
+    }
+    for (std::size_t half = dot_block / 2; half != 0; half /= 2)
+        for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+/// to += factor x
+GRADSYNC_ALWAYS_INLINE void add_multiple(float* __restrict to, float factor, const float* __restrict x, std::size_t count) {
+    std::size_t first = 0;
+    for (; first + dot_block <= count; first += dot_block) {
+        alignas(64) float products[dot_block];
+        for (std::size_t i = 0; i < dot_block; ++i) products[i] = factor * x[first + i];
+        round_now(products);
+        for (std::size_t i = 0; i < dot_block; ++i) to[first + i] += products[i];
+    }
+    for (; first < count; ++first) {
+        float product = factor * x[first];
+        round_now(product);
+        to[first] += product;
+    }
+}
+
+struct TimesRight {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r, float* left) {
+        for (std::size_t i = 0; i < m; ++i)
+            for (std::size_t c = 0; c < r; ++c) left[c * m + i] = dot(matrix + i * n, right + c * n, n);
+    }
+};
+struct LeftTimes {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r, float* right) {
+        for (std::size_t j = 0; j < r * n; ++j) right[j] = 0;
+        for (std::size_t i = 0; i < m; ++i)
+            for (std::size_t c = 0; c < r; ++c) add_multiple(right + c * n, left[c * m + i], matrix + i * n, n);
+    }
+};
+struct AddProduct {
+    GRADSYNC_ALWAYS_INLINE static void run(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right, std::size_t r, float sign) {
+        for (std::size_t i = 0; i < m; ++i)
+            for (std::size_t c = 0; c < r; ++c) add_multiple(matrix + i * n, sign * left[c * m + i], right + c * n, n);
+    }
+};
+struct Dot {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* a, const float* b, std::size_t count, float* result) { *result = dot(a, b, count); }
+};
+struct AddMultiple {
+    GRADSYNC_ALWAYS_INLINE static void run(float* to, float factor, const float* x, std::size_t count) { add_multiple(to, factor, x, count); }
+};
+
+}  // namespace detail
+
+/// left[c] = matrix right[c]
+inline void times_right(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r, float* left) {
+    dispatch<detail::TimesRight>(matrix, m, n, right, r, left);
+}
+/// right[c] = matrix^T left[c]
+inline void left_times(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r, float* right) {
+    dispatch<detail::LeftTimes>(matrix, m, n, left, r, right);
+}
+/// matrix += sign sum over c of left[c] right[c]^T
+inline void add_product(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right, std::size_t r, float sign = 1) {
+    dispatch<detail::AddProduct>(matrix, m, n, left, right, r, sign);
+}
+inline float dot(const float* a, const float* b, std::size_t count) {
+    float result;
+    dispatch<detail::Dot>(a, b, count, &result);
+    return result;
+}
+
+/// The largest magnitude; not finite if there is a number among them that is not.
+inline float largest_magnitude(const float* x, std::size_t count) noexcept {
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < count; ++i)
+        largest = gradsync::detail::larger(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu);  // in the order of the numbers
+    return std::bit_cast<float>(largest);
+}
+
+/// Makes the r vectors of `count` elements orthonormal, one after the other; one that lies within the span of those before it, but for rounding,
+/// becomes zero. False if there is a number among them that is not finite; then they are worth nothing.
+inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
+    constexpr float rounding = 1e-10f;  // of squares
+    constexpr float smallest = 1e-37f;  // of which the inverse is a number
+    for (std::size_t c = 0; c < r; ++c) {
+        float* const own = vectors + c * count;
+        // Its largest element becomes 1 first, so that squares neither vanish nor overflow.
+        const float largest = largest_magnitude(own, count);
+        if (!gradsync::detail::is_finite(largest)) return false;
+        if (largest < smallest) {
+            scale({own, count}, 0);
+            continue;
+        }
+        scale({own, count}, 1 / static_cast<double>(largest));
+        const float before = dot(own, own, count);
+        for (int turn = 0; turn < 2; ++turn)  // the second time what rounding has left
+            for (std::size_t d = 0; d < c; ++d) {
+                const float* const other = vectors + d * count;
+                dispatch<detail::AddMultiple>(own, -dot(own, other, count), other, count);
+            }
+        const float after = dot(own, own, count);
+        const bool within = after <= rounding * before;
+        scale({own, count}, within ? 0 : 1 / gradsync::detail::square_root(after));
+    }
+    return true;
+}
+
+}  // namespace gradsync::inline v0::kernel
