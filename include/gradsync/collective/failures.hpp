@@ -39,13 +39,15 @@ struct Late {
 };
 
 inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
-    std::string who = late.ranks.empty() ? "its work did not end, though every rank started it" : late.ranks.size() == 1 ? "rank " : "ranks ";
-    for (const int rank : late.ranks)
-        who += std::to_string(rank) + (rank != late.ranks.back()             ? ", "
-                                       : late.did == Late::Did::not_start ? " did not start it"
-                                       : late.did == Late::Did::not_go_on ? " started it, as all did, but did not go on"
-                                                                          : " did not answer, or waits itself for one that did not start it,");
-    return {Errc::timeout, late.ranks.empty() || late.did == Late::Did::not_answer ? -1 : late.ranks.front(),
+    constexpr const char* did[] = {" did not start it", " started it, as all did, but did not go on",
+                                   " did not answer, or waits itself for one that did not start it,"};  // by Late::Did
+    const bool blames = !late.ranks.empty() && late.did != Late::Did::not_answer;
+    std::string who = "its work did not end, though every rank started it";
+    if (!late.ranks.empty()) {
+        who = late.ranks.size() == 1 ? "rank " : "ranks ";
+        for (const int rank : late.ranks) who += std::to_string(rank) + (rank == late.ranks.back() ? did[static_cast<int>(late.did)] : ", ");
+    }
+    return {Errc::timeout, blames ? late.ranks.front() : -1,
             what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::in_seconds(limit) +
                 "; find out what keeps it, or raise the limit with set_timeout()"};
 }

@@ -4,41 +4,77 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "isa.hpp"
+
 namespace gradsync::inline v0::kernel {
 
-/// Takes the k elements of largest magnitude out of `data`: their places, ascending, and their values; they become 0 there. A NaN counts as
-/// larger than all else; of equal magnitudes the first are taken. k <= count <= 2^32.
-///
-/// Exact, in three counting passes over the bits of the magnitudes (which are in the order of the numbers) and one that takes.
-inline void take_largest(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) noexcept {
-    if (k == 0) return;
-    const auto magnitude = [](float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu; };
-    // Digit by digit from the top: which value has the k-th largest magnitude, and how many of those that have it are to be taken?
-    struct Digit {
-        unsigned shift, bits;
-    };
-    std::uint32_t prefix = 0;
-    std::size_t wanted = k;
-    for (const Digit digit : {Digit{20, 11}, Digit{10, 10}, Digit{0, 10}}) {
-        std::size_t counts[2048] = {};
-        const std::uint32_t mask = (1u << digit.bits) - 1;
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::uint32_t m = magnitude(data[i]);
-            if (std::uint64_t{m} >> (digit.shift + digit.bits) == prefix) ++counts[m >> digit.shift & mask];
+namespace detail {
+
+/// Without its sign: these integers are in the order of the magnitudes, NaN last.
+GRADSYNC_ALWAYS_INLINE std::uint32_t magnitude_bits(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu; }
+
+/// Calls visit(i, bits) for the elements whose magnitude is `floor` at least, in order. Most blocks have none, which whole registers see.
+template <class Visit>
+GRADSYNC_ALWAYS_INLINE void for_large(const float* data, std::size_t count, std::uint32_t floor, Visit visit) {
+    constexpr std::size_t block = 32;
+    std::size_t first = 0;
+    for (; first + block <= count; first += block) {
+        std::uint32_t any = 0;
+        for (std::size_t i = 0; i < block; ++i) any |= magnitude_bits(data[first + i]) >= floor ? 1u : 0u;
+        if (any == 0) continue;
+        for (std::size_t i = first; i < first + block; ++i)
+            if (const std::uint32_t bits = magnitude_bits(data[i]); bits >= floor) visit(i, bits);
+    }
+    for (; first < count; ++first)
+        if (const std::uint32_t bits = magnitude_bits(data[first]); bits >= floor) visit(first, bits);
+}
+
+struct TakeLargest {
+    GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
+        // Digit by digit from the top, 11, 10 and 10 bits: which magnitude is the k-th largest, and how many that have it are to be taken?
+        std::size_t wanted = k;
+        std::uint32_t counts[4][2048] = {};  // four, as one would wait for its own last addition
+        std::size_t i = 0;
+        for (; i + 4 <= count; i += 4)
+            for (std::size_t t = 0; t < 4; ++t) ++counts[t][magnitude_bits(data[i + t]) >> 20];
+        for (; i < count; ++i) ++counts[0][magnitude_bits(data[i]) >> 20];
+        for (std::size_t v = 0; v < 2048; ++v) counts[0][v] += counts[1][v] + counts[2][v] + counts[3][v];
+        std::uint32_t kth = digit_of(counts[0], 2047, wanted) << 20;
+        for (unsigned shift = 10;; shift = 0) {
+            for (std::size_t v = 0; v < 1024; ++v) counts[0][v] = 0;
+            const std::uint32_t above = kth >> shift >> 10;
+            for_large(data, count, kth, [&](std::size_t, std::uint32_t bits) {
+                if (bits >> shift >> 10 == above) ++counts[0][bits >> shift & 1023];
+            });
+            kth |= digit_of(counts[0], 1023, wanted) << shift;
+            if (shift == 0) break;
         }
-        std::uint32_t value = mask;
-        for (; counts[value] < wanted; --value) wanted -= counts[value];
-        prefix = prefix << digit.bits | value;
+        std::size_t taken = 0;
+        for_large(data, count, kth, [&](std::size_t place, std::uint32_t bits) {
+            if (bits == kth) {
+                if (wanted == 0) return;
+                --wanted;
+            }
+            places[taken] = static_cast<std::uint32_t>(place);
+            values[taken++] = data[place];
+            data[place] = 0;
+        });
     }
-    std::size_t taken = 0;
-    for (std::size_t i = 0; taken < k; ++i) {
-        const std::uint32_t m = magnitude(data[i]);
-        if (m < prefix || (m == prefix && wanted == 0)) continue;
-        if (m == prefix) --wanted;
-        places[taken] = static_cast<std::uint32_t>(i);
-        values[taken++] = data[i];
-        data[i] = 0;
+
+private:
+    /// The digit of the `wanted`-th largest; `wanted` becomes its number among those that have this digit.
+    GRADSYNC_ALWAYS_INLINE static std::uint32_t digit_of(const std::uint32_t* counts, std::uint32_t digit, std::size_t& wanted) {
+        for (; counts[digit] < wanted; --digit) wanted -= counts[digit];
+        return digit;
     }
+};
+
+}  // namespace detail
+
+/// Takes the k elements of largest magnitude out of `data`: their places, ascending, and their values; they become 0 there. A NaN counts as
+/// larger than all else; of equal magnitudes the first are taken. k <= count < 2^32. Exact.
+inline void take_largest(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
+    if (k != 0) dispatch<detail::TakeLargest>(data, count, k, places, values);
 }
 
 }  // namespace gradsync::inline v0::kernel

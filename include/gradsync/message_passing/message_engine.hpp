@@ -21,7 +21,7 @@
 #include "flight.hpp"
 #include "known_memory.hpp"
 #include "message_world.hpp"
-#include "round.hpp"
+#include "rounds.hpp"
 
 namespace gradsync::inline v0::message_passing {
 
@@ -51,8 +51,7 @@ public:
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
           timeout_(timeout), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
           hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests)}, {stream(answers), stream(answer_rests)}},
-          context_{world_->transport(), world_ranks_, rank, stream(contributions), stream(results), piece_bytes(world_ranks_.size()), combiner_} {
-        for (std::size_t i = 0; i < rounds_in_flight; ++i) rounds_.emplace_back(size());
+          rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_) {
         world_->chores().enlist(*this);
     }
     ~MessageEngine() override {
@@ -244,19 +243,9 @@ private:
         collective::Memory memory;
     };
 
-    /// One is sent, one combined, one taken. More would keep the pieces out of the cache.
-    static constexpr std::size_t rounds_in_flight = 3;
-
     /// Nobody rings when a message comes: naps are short.
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }
 
-    /// Of one round's share. Small enough that a few of every rank's are under way, large enough that their number does not
-    /// matter.
-    static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
-        std::size_t bytes = 1024 * 1024;
-        while (bytes > 32 * 1024 && bytes * ranks > 2 * 1024 * 1024) bytes /= 2;
-        return bytes;
-    }
     /// Of what a hello carries: as much as costs no more than another round trip.
     static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 32 * 1024 / ranks / 64 * 64; }
 
@@ -313,7 +302,7 @@ private:
             hear();
             if (failed) return;
             open_rounds();
-            advance_rounds();
+            rounds_.advance([this] { world_->poll(); }, [](Flight& last) { last.set_complete(); });
             retire();
         });
     }
@@ -347,33 +336,14 @@ private:
             if (!next.is_all_here(world_->transport())) return;
             if (next.complete()) continue;
             if (next.small()) next.finish_small(combiner_, inputs_, hello_route_);
-            else if (Round::count(next, context_.piece_bytes) == 0) next.set_complete();
+            else if (rounds_.none_for(next)) next.set_complete();
         }
     }
 
     void open_rounds() {
-        for (; opening_ < next_; ++opening_, next_piece_ = 0) {
+        for (; opening_ < next_; ++opening_) {
             Flight& next = flight(opening_);
-            if (next.small()) continue;
-            if (!next.whole_is_known()) return;
-            for (const std::size_t count = Round::count(next, context_.piece_bytes); next_piece_ < count; ++next_piece_) {
-                if (opened_ - closed_ == rounds_in_flight) return;
-                if (opened_ == closed_) opened_ = closed_ = 0;  // the first one's memory is still in the cache
-                rounds_[opened_++ % rounds_in_flight].open(next, next_piece_, context_);
-            }
-        }
-    }
-
-    void advance_rounds() {
-        Round::Gates gates;
-        for (std::uint64_t i = closed_; i < opened_; ++i) {
-            Round& round = rounds_[i % rounds_in_flight];
-            if (round.hear(gates, context_)) world_->poll();
-            const bool over = round.advance(gates, context_);
-            if (!over || i != closed_) continue;
-            ++closed_;
-            const bool last = closed_ == opened_ ? opening_ > round.flight().number() : &rounds_[closed_ % rounds_in_flight].flight() != &round.flight();
-            if (last) round.flight().set_complete();
+            if (!next.small() && (!next.whole_is_known() || !rounds_.open(next))) return;
         }
     }
 
@@ -412,17 +382,10 @@ private:
             return {.ranks = std::move(missing), .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start, .certain = !flight.waits_for_hub()};
         std::vector<int> late, to_look, perhaps;
         for (int r = 0; r < size(); ++r) {
-            bool owes = flight.owes(r), owes_a_look = false, owes_result = false;
-            for (std::uint64_t i = closed_; i < opened_; ++i) {
-                const Round& round = rounds_[i % rounds_in_flight];
-                if (&round.flight() != &flight) continue;
-                owes |= round.owes(r);
-                owes_a_look |= round.owes_a_look(r);
-                owes_result |= round.owes_result(r);
-            }
-            if (owes) late.push_back(world_rank(r));
-            if (owes_a_look) to_look.push_back(world_rank(r));
-            if (owes_result) perhaps.push_back(world_rank(r));
+            const Rounds::Debts debts = rounds_.debts(flight, r);
+            if (flight.owes(r) || debts.own) late.push_back(world_rank(r));
+            if (debts.look) to_look.push_back(world_rank(r));
+            if (debts.result) perhaps.push_back(world_rank(r));
         }
         if (!late.empty()) return {.ranks = std::move(late), .did = Did::not_go_on};
         if (!to_look.empty()) return {.ranks = std::move(to_look), .did = Did::not_go_on};
@@ -467,11 +430,11 @@ private:
         bool all = transport.refusal() == nullptr;
         if (all) {
             for (std::uint64_t n = first_; n < next_; ++n) all &= flight(n).give_up(transport);
-            for (std::uint64_t i = closed_; i < opened_; ++i) all &= rounds_[i % rounds_in_flight].give_up(transport);
+            all &= rounds_.give_up();
         }
         if (all) return;
         keep_for_good(std::make_shared<decltype(flights_)>(std::move(flights_)));
-        keep_for_good(std::make_shared<decltype(rounds_)>(std::move(rounds_)));
+        keep_for_good(std::make_shared<std::vector<Round>>(rounds_.take()));
     }
 
     const std::shared_ptr<MessageWorld> world_;
@@ -490,16 +453,13 @@ private:
     std::uint64_t heard_ = 0;    ///< of all below it is known that all ranks have started them
     std::uint64_t opening_ = 0;  ///< of all below all rounds were opened
     std::uint64_t next_ = 0;
-    std::size_t next_piece_ = 0;  ///< of opening_
 
     collective::RollCall roll_call_;
 
-    std::vector<Round> rounds_;
-    std::uint64_t opened_ = 0, closed_ = 0;
     collective::Combiner combiner_;
     std::vector<const void*> inputs_;
     HelloRoute hello_route_;
-    RoundContext context_;
+    Rounds rounds_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };
 
