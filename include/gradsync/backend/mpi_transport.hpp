@@ -30,10 +30,7 @@ public:
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
         MPI_Query_thread(&thread_level_);
-        void* bound = nullptr;
-        int found = 0;
-        MPI_Comm_get_attr(comm_, MPI_TAG_UB, &bound, &found);
-        if (found) last_stream_ = *static_cast<int*>(bound);
+        last_stream_ = bootstrap::roll_call_tag(comm_) - 1;
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
         MPI_Comm_create_keyval(
             MPI_COMM_NULL_COPY_FN,
@@ -212,7 +209,7 @@ private:
     MPI_Errhandler error_handler_ = MPI_ERRHANDLER_NULL;
     int rank_ = 0, size_ = 1;
     int thread_level_ = MPI_THREAD_SINGLE;
-    int last_stream_ = 32767;  ///< what the standard guarantees
+    int last_stream_ = 0;
     int key_ = MPI_KEYVAL_INVALID;
     std::atomic<bool> closed_{false};  ///< MPI was finalised
     bool orphans_ = false;             ///< somebody's memory may be in use for good

@@ -1,27 +1,22 @@
 #pragma once
 
-// The C interface alone: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
-#ifndef OMPI_SKIP_MPICXX
-#define OMPI_SKIP_MPICXX
-#endif
-#ifndef MPICH_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX
-#endif
-#include <mpi.h>
-
 #include <cstddef>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "mpi_roll_call.hpp"  // first of all that include mpi.h: without its C++ bindings
+
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/keep_for_good.hpp"
+#include "../core/math.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0 {
@@ -61,8 +56,8 @@ struct MpiRendezvousOptions {
 /// Ranks that have MPI already. The communicator stays yours, and lives as long as this.
 ///
 /// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator is
-/// good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does not. (Which
-/// rank is missing MPI does not say.)
+/// good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does not. The error names
+/// the ranks that did not come: those that wait tell one another so (`MpiRollCall`), in messages of the communicator's largest tag, which is the library's.
 class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread.
@@ -81,6 +76,7 @@ public:
             MPI_Comm_size(comm_, &size_);
         }
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        roll_call_.emplace(comm_, rank_, size_);
     }
 
     int rank() const noexcept { return rank_; }
@@ -139,39 +135,51 @@ public:
 private:
     /// Begins something of MPI's and returns when it is over. `memory`: what MPI works on meanwhile.
     template <class Memory, class Begin>
-    void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) const {
+    void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
+        // To hear of the others, as `collective::Vigil` has it at a time limit.
+        const auto respite = gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
+        bool asked = false;
+        roll_call_->begin();
         for (bool first = true;; first = false) {
+            const auto spent = Clock::now() - begun;
             {
                 const std::lock_guard lock(bootstrap::mpi_mutex());
                 if (first) check(begin(*memory, &request), function);
                 int over = 0;
                 check(MPI_Test(&request, &over, MPI_STATUS_IGNORE), function);
                 if (over) return;
+                if (spent > std::chrono::milliseconds(1)) roll_call_->look();
+                if (spent >= options_.timeout && !std::exchange(asked, true)) roll_call_->ask();
             }
-            const auto spent = Clock::now() - begun;
-            if (spent >= options_.timeout) break;
+            if (spent >= options_.timeout + respite) break;
             if (spent < std::chrono::milliseconds(1)) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
         gradsync::detail::keep_for_good(memory);
-        refuse(Errc::timeout, "waited " + bootstrap::in_seconds(options_.timeout) + " in " + function + " for the " + std::to_string(size_) +
-                                  " ranks of its communicator; each of them has to make its backend, or rendezvous, at the same place in the program");
+        const std::vector<int> silent = roll_call_->silent();
+        // All were heard of: those have given up before, or are at another place.
+        const std::string ranks = silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
+        refuse(Errc::timeout, "waited " + bootstrap::in_seconds(options_.timeout) + " in " + function + " for " + ranks +
+                                  "; every rank has to make its backend, or rendezvous, at the same place in the program",
+               silent.size() == 1 ? silent.front() : -1);
     }
 
     void check(int code, const char* function) const {
         if (code != MPI_SUCCESS) refuse(Errc::peer_failed, bootstrap::mpi_text(function, code) + "; look at MPI's own output");
     }
 
-    [[noreturn]] void refuse(Errc code, const std::string& why) const {
-        throw Error(code, (rank_ < 0 ? "rendezvous over MPI: " : "rendezvous of rank " + std::to_string(rank_) + ": ") + why, {.operation = "rendezvous", .rank = rank_});
+    [[noreturn]] void refuse(Errc code, const std::string& why, int peer = -1) const {
+        throw Error(code, (rank_ < 0 ? "rendezvous over MPI: " : "rendezvous of rank " + std::to_string(rank_) + ": ") + why,
+                    {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
     MPI_Comm comm_;
     MpiRendezvousOptions options_;
     int rank_ = -1, size_ = 0;  ///< not known yet
+    std::optional<bootstrap::MpiRollCall> roll_call_;
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

@@ -30,7 +30,7 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 /// | `all_gather(own)` | every rank's bytes, by rank; they may be of different lengths |
 ///
 /// Both are collective, the same calls in the same order on all ranks, and limited in time and in bytes (`largest_blob`). They
-/// throw Error where another rank did not arrive, or is gone: the message names it (but MPI does not say which). A model is for one thread
+/// throw Error where another rank did not arrive, or is gone: the message names it. A model is for one thread
 /// at a time.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {

@@ -1,0 +1,89 @@
+#pragma once
+
+// The C interface alone: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#endif
+#include <mpi.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "../core/keep_for_good.hpp"
+#include "../core/math.hpp"
+
+namespace gradsync::inline v0::bootstrap {
+
+/// The largest tag, which is ours: of the communicators that the library is given, as long as backends are made.
+inline int roll_call_tag(MPI_Comm comm) noexcept {
+    void* bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
+    return found ? *static_cast<int*>(bound) : 32767;  // what the standard guarantees
+}
+
+/// Who is there, where a collective of MPI's does not end: MPI itself does not say. A rank that has waited for too long tells all others which call it
+/// is in; those that wait, too, tell it theirs. Nothing is sent while nobody asks. For whoever may call MPI.
+class MpiRollCall {
+public:
+    MpiRollCall(MPI_Comm comm, int rank, int size)
+        : comm_(comm), tag_(roll_call_tag(comm)), rank_(rank), heard_(static_cast<std::size_t>(size)), told_(heard_.size()) {}
+
+    /// The next call, the same on all ranks, begins.
+    void begin() noexcept {
+        ++call_;
+        asked_ = false;
+    }
+
+    /// Takes in what others have told, and tells them.
+    void look() {
+        for (;;) {
+            int there = 0, call = 0;
+            MPI_Status status;
+            if (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &there, &status) != MPI_SUCCESS || !there) return;
+            if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
+            const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
+            // Who answers is there, also where it has not come as far as this rank yet: it may wait for the same one.
+            heard_[source] = gradsync::detail::larger(heard_[source], asked_ ? call_ : call);
+            tell(source);
+        }
+    }
+
+    void ask() {
+        asked_ = true;
+        for (std::size_t r = 0; r < heard_.size(); ++r)
+            if (static_cast<int>(r) != rank_) tell(r);
+    }
+
+    /// The ranks that have not come to this call, as far as this one was told.
+    std::vector<int> silent() const {
+        std::vector<int> ranks;
+        for (std::size_t r = 0; r < heard_.size(); ++r)
+            if (static_cast<int>(r) != rank_ && heard_[r] < call_) ranks.push_back(static_cast<int>(r));
+        return ranks;
+    }
+
+private:
+    /// Once a call.
+    void tell(std::size_t rank) {
+        if (told_[rank] == call_) return;
+        told_[rank] = call_;
+        const auto message = std::make_shared<int>(call_);
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (MPI_Isend(message.get(), 1, MPI_INT, static_cast<int>(rank), tag_, comm_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
+        gradsync::detail::keep_for_good(message);  // whoever it is for may never take it
+    }
+
+    MPI_Comm comm_;
+    int tag_, rank_;
+    int call_ = 0;  ///< the number of the one under way, from 1
+    bool asked_ = false;
+    std::vector<int> heard_;  ///< by rank: the last call that it is known to have come to
+    std::vector<int> told_;   ///< by rank: the call that it was told of
+};
+
+}  // namespace gradsync::inline v0::bootstrap
