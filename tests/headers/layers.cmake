@@ -8,10 +8,10 @@ set(layers
     "collective|bootstrap"
     "shared_memory|message_passing"
     "simulation"
-    "backend|bucket|compress|observe|overlap"
+    "backend|bucket|observe|overlap"
     "reducer"
     "reducer.hpp"
-    "shard|interop"
+    "shard|interop|compress"
     "gradsync.hpp")
 
 function(layer_of folder result)

@@ -3,6 +3,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <string>
 
 #include "../core/backend.hpp"
 #include "../core/buffer_view.hpp"
@@ -41,7 +43,12 @@ consteval bool compresses_on() {
     return true;
 }
 
-constexpr bool is_compressible(DType dtype) noexcept { return is_floating(dtype) && dtype != DType::f64; }
+/// So that no two numbers have one text.
+inline std::string text_of(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.17g", x);
+    return text;
+}
 
 }  // namespace detail
 

@@ -10,6 +10,7 @@
 #include "../core/math.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/host_buffer.hpp"
+#include "../kernel/largest.hpp"
 #include "../reducer/exchange.hpp"
 
 namespace gradsync::inline v0::detail {
@@ -24,6 +25,9 @@ inline std::size_t parameters_of(std::span<const BucketContents> contents) noexc
         for (const BucketContents::Part& part : bucket.parts) count = larger(count, part.parameter + 1);
     return count;
 }
+
+/// Other floating types and integers travel whole, and nothing of them is kept.
+constexpr bool is_compressible(DType dtype) noexcept { return is_floating(dtype) && dtype != DType::f64; }
 
 /// Where numbers of parameters lie in a memory of f32.
 struct NumbersOf {
@@ -65,6 +69,10 @@ public:
         first_.clear();
         std::size_t numbers = 0;
         for (const BucketContents& bucket : contents) {
+            if (!is_compressible(bucket.dtype)) {
+                first_.push_back(numbers);
+                continue;
+            }
             for (const BucketContents::Part& part : bucket.parts) places[part.parameter] = {numbers + part.offset, part.count};
             first_.push_back(numbers);
             numbers += in_lines_of_floats(bucket.count);
@@ -88,6 +96,28 @@ public:
             kernel::scale(scaled, scale);
             kernel::add(residual.subview(first, n), scaled);
         });
+    }
+
+    /// What is not finite in bucket b becomes 0.
+    void forget_infinite(std::size_t b, std::size_t count) const noexcept {
+        for (float& x : std::span(bucket(b), count))
+            if (!is_finite(x)) x = 0;
+    }
+
+    /// Bucket b, which is compressible, travels whole: what there is of it, from another plan or a checkpoint, goes into it. Returns what
+    /// this rank brings then.
+    Contribution release(std::size_t b, BufferView gradients, Contribution own) const {
+        const BufferView residual = {bucket(b), gradients.count};
+        if (kernel::largest_magnitude(bucket(b), gradients.count) == 0) return own;
+        if (own.scale == 0) {
+            kernel::copy(residual, gradients);
+            own.scale = 1;
+        } else {
+            kernel::scale(residual, 1 / own.scale);
+            kernel::add(gradients, residual);
+        }
+        std::memset(residual.data, 0, residual.bytes());
+        return own;
     }
 
 private:

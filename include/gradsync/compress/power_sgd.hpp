@@ -32,7 +32,7 @@ struct PowerSgdOptions {
 /// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... is taken for a matrix M of m rows and n
 /// columns, with what is left of earlier steps; with Q from the step before, the ranks average P = M Q, make it orthonormal, average Q = M^T P, and
 /// all get P Q^T: `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and parameters without a `shape` travel whole,
-/// together with the P of their bucket.
+/// together with the P of their bucket, in f32. A bucket that would not become smaller is not compressed.
 ///
 /// What a rank keeps is M - P (M^T P)^T, of its own M: its sum over the ranks is that of M minus what all have got, as in the paper, which
 /// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not. Where a gradient has an
@@ -84,25 +84,15 @@ public:
         std::vector<detail::NumbersOf> rights(detail::parameters_of(contents));
         std::size_t lefts = 0, right_numbers = 0, largest = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
-            Bucket& bucket = buckets_[b];
+            Bucket& bucket = buckets_[b] = split(contents[b]);
             bucket.steps = seen;
             bucket.left = lefts;
             bucket.right = right_numbers;
-            if (!detail::is_compressible(contents[b].dtype)) continue;
-            for (const BucketContents::Part& part : contents[b].parts) {
-                const Matrix matrix = matrix_of(part);
-                if (matrix.rank == 0) continue;
-                rights[part.parameter] = {bucket.right + bucket.right_count, matrix.rank * matrix.columns};
-                bucket.left_count += matrix.rank * matrix.rows;
-                bucket.right_count += matrix.rank * matrix.columns;
-                bucket.matrices.push_back(matrix);
-                if (contents[b].dtype != DType::f32) largest = detail::larger(largest, part.count);
-            }
-            if (bucket.matrices.empty()) continue;
-            for (const BucketContents::Part& part : contents[b].parts) {
-                if (matrix_of(part).rank != 0) continue;
-                bucket.whole.push_back({part.offset, part.count});
-                bucket.left_count += part.count;
+            std::size_t right = right_numbers;
+            for (const Matrix& m : bucket.matrices) {
+                rights[m.parameter] = {right, m.rank * m.columns};
+                right += m.rank * m.columns;
+                if (contents[b].dtype != DType::f32) largest = detail::larger(largest, m.rows * m.columns);
             }
             lefts += detail::in_lines_of_floats(bucket.left_count);
             right_numbers += detail::in_lines_of_floats(bucket.right_count);
@@ -113,9 +103,11 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+        if (alone(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
         const std::uint64_t step = own.steps++;
-        if (step < options_.start_step || own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (step < options_.start_step || !detail::is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         residuals_.add(b, bucket, contribution.scale);
         float* left = left_of(own);
         float* right = right_.at(own.right);
@@ -149,7 +141,7 @@ public:
         return second_ ? computed_ + std::chrono::nanoseconds(second_->progress_time()) : computed_;
     }
     std::string describe() const {
-        return "PowerSgd{" + std::to_string(options_.rank) + "," + std::to_string(options_.start_step) + "," + std::to_string(options_.min_compression_rate) + "," +
+        return "PowerSgd{" + std::to_string(options_.rank) + "," + std::to_string(options_.start_step) + "," + detail::text_of(options_.min_compression_rate) + "," +
                std::to_string(options_.seed) + "}";
     }
 
@@ -186,6 +178,25 @@ private:
         const double sent = static_cast<double>(rank * (rows + columns));
         if (!(sent * options_.min_compression_rate < static_cast<double>(part.count))) return {};
         return {part.parameter, part.offset, rows, columns, rank};
+    }
+
+    /// What of a bucket travels how; all of it whole, in its own type, if that is no more.
+    Bucket split(const BucketContents& contents) const {
+        Bucket bucket;
+        if (!detail::is_compressible(contents.dtype)) return bucket;
+        for (const BucketContents::Part& part : contents.parts) {
+            const Matrix matrix = matrix_of(part);
+            if (matrix.rank == 0) {
+                bucket.whole.push_back({part.offset, part.count});
+                bucket.left_count += part.count;
+            } else {
+                bucket.matrices.push_back(matrix);
+                bucket.left_count += matrix.rank * matrix.rows;
+                bucket.right_count += matrix.rank * matrix.columns;
+            }
+        }
+        const bool pays = (bucket.left_count + bucket.right_count) * sizeof(float) < contents.count * size_of(contents.dtype);
+        return pays && !bucket.matrices.empty() ? bucket : Bucket();
     }
 
     float* left_of(const Bucket& bucket) const noexcept { return static_cast<float*>(left_.data()) + bucket.left; }

@@ -31,7 +31,7 @@ struct TopKOptions {
 /// than an all-reduce is not compressed.
 ///
 /// Sums are in the order of the ranks, in f32. Which elements travel depends on what they share a bucket with: not the bits of other buckets.
-/// An infinity or a NaN travels at once. See the concept `Compressor`.
+/// An infinity or a NaN travels at once; where there are more such than elements travel, all of the bucket is NaN in this step. See the concept `Compressor`.
 template <Backend B>
 class TopK {
     static_assert(detail::compresses_on<B>());
@@ -94,19 +94,20 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+        if (alone(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
         const bool early = own.steps++ < options_.start_step;
         if (early || !detail::is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (own.k == 0) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         residuals_.add(b, bucket, contribution.scale);
-        float* const sum = residuals_.bucket(b);
-        if (own.k == 0) {  // what an earlier plan has left is not to stay behind
-            kernel::copy(ConstBufferView{sum, bucket.count}, bucket);
-            std::memset(sum, 0, bucket.count * sizeof(float));
-            return WorkType<B>(backend.all_reduce(bucket, op, {1, contribution.weight}));
+        const Message message = message_of(own, rank_);
+        kernel::take_largest(residuals_.bucket(b), bucket.count, own.k, message.places, message.values);
+        double weight = contribution.weight;
+        if (none_is_finite({message.values, own.k})) {  // there may be more such than travel: so all of the bucket
+            residuals_.forget_infinite(b, bucket.count);
+            weight = std::numeric_limits<double>::quiet_NaN();
         }
-        Message message = message_of(own, rank_);
-        std::memcpy(message.weight, &contribution.weight, sizeof contribution.weight);
-        kernel::take_largest(sum, bucket.count, own.k, message.places, message.values);
+        std::memcpy(message.weight, &weight, sizeof weight);
         const BufferView all = {words(own), own.words() * static_cast<std::size_t>(size_), DType::i32};
         return WorkType<B>(backend.all_gather(all.subview(own.words() * static_cast<std::size_t>(rank_), own.words()), all), Spread{this, b, bucket});
     }
@@ -121,7 +122,7 @@ public:
         return {whole ? bucket.bytes() : own.words() * static_cast<std::size_t>(size_) * sizeof(std::int32_t), 1};
     }
     std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
-    std::string describe() const { return "TopK{" + std::to_string(options_.density) + "," + std::to_string(options_.start_step) + "}"; }
+    std::string describe() const { return "TopK{" + detail::text_of(options_.density) + "," + std::to_string(options_.start_step) + "}"; }
 
     BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
     BufferView shared(std::size_t) const noexcept { return {}; }
@@ -145,6 +146,12 @@ private:
         float* values;
     };
 
+    static bool none_is_finite(std::span<const float> values) noexcept {
+        for (const float x : values)
+            if (detail::is_finite(x)) return false;
+        return true;
+    }
+
     std::int32_t* words(const Bucket& bucket) const noexcept { return static_cast<std::int32_t*>(gathered_.data()) + bucket.first; }
     Message message_of(const Bucket& bucket, int rank) const noexcept {
         std::int32_t* const begin = words(bucket) + bucket.words() * static_cast<std::size_t>(rank);
@@ -162,8 +169,17 @@ private:
             std::memcpy(&weight, message_of(own, r).weight, sizeof weight);
             weights += weight;
         }
+        if (weights == 0 || !detail::is_finite(weights)) {
+            // As in AllReduce, a mean of no weight is 0. What was to travel stays.
+            const Message message = message_of(own, rank_);
+            for (std::size_t e = 0; e < own.k; ++e)
+                if (detail::is_finite(message.values[e])) residuals_.bucket(b)[message.places[e]] = message.values[e];
+            if (weights != 0)
+                for (std::size_t i = 0; i < bucket.count; ++i) sums[i] = std::numeric_limits<float>::quiet_NaN();
+            weights = 0;
+        }
         const auto factor = static_cast<float>(1 / weights);
-        for (int r = 0; r < size_; ++r) {
+        for (int r = 0; r < size_ && weights != 0; ++r) {
             const Message message = message_of(own, r);
             for (std::size_t e = 0; e < own.k; ++e) {
                 float value = message.values[e] * factor;

@@ -69,7 +69,27 @@ private:
     }
 };
 
+struct LargestMagnitude {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* x, std::size_t count, std::uint32_t* result) {
+        constexpr std::size_t block = 64;
+        std::uint32_t largest[block] = {};
+        std::size_t first = 0;
+        for (; first + block <= count; first += block)
+            for (std::size_t i = 0; i < block; ++i) largest[i] = larger_of(largest[i], magnitude_bits(x[first + i]));
+        for (; first < count; ++first) largest[0] = larger_of(largest[0], magnitude_bits(x[first]));
+        for (const std::uint32_t bits : largest) *result = larger_of(*result, bits);
+    }
+    GRADSYNC_ALWAYS_INLINE static std::uint32_t larger_of(std::uint32_t a, std::uint32_t b) { return a < b ? b : a; }
+};
+
 }  // namespace detail
+
+/// Of no elements 0; not finite if one of them is not.
+inline float largest_magnitude(const float* x, std::size_t count) {
+    std::uint32_t bits = 0;
+    dispatch<detail::LargestMagnitude>(x, count, &bits);
+    return std::bit_cast<float>(bits);
+}
 
 /// Takes the k elements of largest magnitude out of `data`: their places, ascending, and their values; they become 0 there. A NaN counts as
 /// larger than all else; of equal magnitudes the first are taken. k <= count < 2^32. Exact.

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <bit>
 #include <cstddef>
-#include <cstdint>
 
 #include "../core/math.hpp"
 #include "elementwise.hpp"
 #include "isa.hpp"
+#include "largest.hpp"
 
 /// Products of a matrix and a few vectors. Matrices are of m rows and n columns, one row after the other; the r vectors of each side lie
 /// one after the other: `left` are r of m elements, `right` r of n. In f32. Products are rounded before they are added, and added in an order that does
@@ -101,14 +100,6 @@ inline float dot(const float* a, const float* b, std::size_t count) {
     float result;
     dispatch<detail::Dot>(a, b, count, &result);
     return result;
-}
-
-/// The largest magnitude; not finite if there is a number among them that is not.
-inline float largest_magnitude(const float* x, std::size_t count) noexcept {
-    std::uint32_t largest = 0;
-    for (std::size_t i = 0; i < count; ++i)
-        largest = gradsync::detail::larger(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu);  // in the order of the numbers
-    return std::bit_cast<float>(largest);
 }
 
 /// Makes the r vectors of `count` elements orthonormal, one after the other; one that lies within the span of those before it, but for rounding,

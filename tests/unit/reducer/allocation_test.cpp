@@ -9,8 +9,11 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
+#include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
@@ -164,6 +167,30 @@ TEST_CASE("a steady step allocates nothing: unused parameters whose gradients li
         CAPTURE(ranks);
         CHECK(allocations_of<Flat, OverlapBackward>(ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, DType::f32, some) == 0);
     }
+}
+
+TEST_CASE("a steady step allocates nothing: compressed") {
+    const auto check = [](const auto& compressor) {
+        using Exchange = std::remove_cvref_t<decltype(compressor)>;
+        for (const int ranks : {1, 2, 3})
+            for (const DType dtype : {DType::f32, DType::bf16}) {
+                CAPTURE(ranks);
+                CAPTURE(name_of(dtype));
+                const auto make = [&](ThreadBackend comm, auto& model) {
+                    model[0].shape = {25, 40};
+                    model[2].shape = {60, 50};
+                    return std::make_unique<Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, Exchange>>(
+                        comm, model, ReducerOptions{.averaging = Averaging::weighted_mean}, SizeCappedBuckets(8000), OverlapBackward{}, compressor);
+                };
+                CHECK(allocations_of(ranks, dtype, make, [](auto& sync, auto& model, int k) {
+                    sync.set_weight(1 + k % 3);
+                    for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+                    sync.finish();
+                }) == 0);
+            }
+    };
+    check(PowerSgd<ThreadBackend>({.rank = 2, .start_step = 0}));
+    check(TopK<ThreadBackend>());
 }
 
 TEST_CASE("a steady step allocates nothing: sharded") {
