@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/interop/pointer.hpp>
 
