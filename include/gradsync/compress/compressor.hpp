@@ -19,7 +19,8 @@ namespace gradsync::inline v0 {
 ///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {}, gs::PowerSgd<B>({.rank = 2}));
 ///
 /// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. What has travelled so far, plus what the
-/// ranks keep, is the sum of all their gradients. Buckets of f64 or integers, and a world of one rank, are not compressed.
+/// ranks keep, is the sum of all their gradients (but for rounding, and for what came of a parameter in a step in which nobody used it, see
+/// UnusedParameters::agree). Buckets of f64 or integers, and a world of one rank, are not compressed.
 ///
 /// State, for checkpoints (see docs/compression.md), between steps:
 /// - `residual(i)`: what this rank keeps of parameter i, f32, as many as its elements (empty if nothing is ever kept). Every rank's own.

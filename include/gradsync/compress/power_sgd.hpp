@@ -35,7 +35,8 @@ struct PowerSgdOptions {
 /// together with the P of their bucket, in f32. A bucket that would not become smaller is not compressed.
 ///
 /// What a rank keeps is M - P (M^T P)^T, of its own M: its sum over the ranks is that of M minus what all have got, as in the paper, which
-/// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not. Where a gradient has an
+/// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not and all buckets
+/// become smaller. Where a gradient has an
 /// infinity or a NaN, all of that parameter is NaN on every rank in this step, and what was kept of it is forgotten. See the concept `Compressor`.
 template <Backend B>
 class PowerSgd {
@@ -108,6 +109,7 @@ public:
         const std::uint64_t step = own.steps++;
         if (step < options_.start_step || !detail::is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
+        second_->set_timeout(backend.timeout());
         residuals_.add(b, bucket, contribution.scale);
         float* left = left_of(own);
         float* right = right_.at(own.right);

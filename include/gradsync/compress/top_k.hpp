@@ -169,17 +169,18 @@ private:
             std::memcpy(&weight, message_of(own, r).weight, sizeof weight);
             weights += weight;
         }
-        if (weights == 0 || !detail::is_finite(weights)) {
+        const bool lost = !detail::is_finite(weights);  // asked first: under -ffast-math a NaN may be equal to 0
+        const bool none = lost || weights == 0;
+        if (none) {
             // As in AllReduce, a mean of no weight is 0. What was to travel stays.
             const Message message = message_of(own, rank_);
             for (std::size_t e = 0; e < own.k; ++e)
                 if (detail::is_finite(message.values[e])) residuals_.bucket(b)[message.places[e]] = message.values[e];
-            if (weights != 0)
+            if (lost)
                 for (std::size_t i = 0; i < bucket.count; ++i) sums[i] = std::numeric_limits<float>::quiet_NaN();
-            weights = 0;
         }
-        const auto factor = static_cast<float>(1 / weights);
-        for (int r = 0; r < size_ && weights != 0; ++r) {
+        const auto factor = static_cast<float>(1 / (none ? 1 : weights));
+        for (int r = 0; r < size_ && !none; ++r) {
             const Message message = message_of(own, r);
             for (std::size_t e = 0; e < own.k; ++e) {
                 float value = message.values[e] * factor;
