@@ -200,12 +200,8 @@ public:
             case detail::Readiness::Mark::ready: break;
         }
         if constexpr (decoupled)
-            if (gathers_.pending(readiness_.bucket_of(i)))
-                fail(Errc::invalid_argument, "mark_ready", "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()",
-                     name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
-        if (gradients_.pooled() && !gradients_.was_asked_for(i))
-            fail(Errc::invalid_argument, "mark_ready", "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
-                 name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+            if (gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
+        if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
         const bool synchronises = no_sync_depth_.load(std::memory_order_relaxed) == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
         // Before it is copied twice; where that adds it twice, not even by two threads that mark it at the same moment.
@@ -228,15 +224,16 @@ public:
         const auto filled = readiness_.fill(i);
         if (filled == detail::Readiness::Fill::too_often) refuse_mark(i);
         readiness_.used()[i] = 1;
-        const bool full = filled == detail::Readiness::Fill::bucket_full;
         if (step_.alone()) return;  // nothing travels; what is to be scaled is scaled in finish()
+        const bool full = filled == detail::Readiness::Fill::bucket_full;
+        // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
+        const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
+        const bool poll = full || unpolled >= worth_polling;
+        unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
+        if (!poll) return;
         failure_.guard([&] {
             if (full) overlap_.bucket_full(hook_);
-            // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
-            const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
-            const bool poll = full || unpolled >= worth_polling;
-            unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
-            if (poll) overlap_.gradients_ready(hook_);
+            overlap_.gradients_ready(hook_);
         });
     }
 
@@ -623,8 +620,7 @@ private:
     const std::string& name(std::size_t i) const noexcept { return gradients_.parameter(i).name; }
 
     void check_index(std::size_t i, const char* operation) const {
-        if (i >= size())
-            throw_here(Errc::invalid_argument, operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(size()));
+        if (i >= size()) refuse_index(i, operation);
     }
 
     /// No gradient was marked since the last `finish()`, but under `no_sync()`.
@@ -638,8 +634,27 @@ private:
     }
 
     void check_usable(const char* operation) const {
-        if (failure_.failed())
-            throw_here(Errc::invalid_argument, operation, "this Reducer failed earlier and cannot go on: " + failure_.what());
+        if (failure_.failed()) refuse_use(operation);
+    }
+
+    // What is refused in hooks says so elsewhere: a mark takes nanoseconds, and texts in it keep the compiler from inlining the rest.
+
+    [[noreturn]] void refuse_index(std::size_t i, const char* operation) const {
+        throw_here(Errc::invalid_argument, operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(size()));
+    }
+
+    [[noreturn]] void refuse_use(const char* operation) const {
+        throw_here(Errc::invalid_argument, operation, "this Reducer failed earlier and cannot go on: " + failure_.what());
+    }
+
+    [[noreturn]] void refuse_unwaited(std::size_t i) {
+        fail(Errc::invalid_argument, "mark_ready", "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()",
+             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
+    [[noreturn]] void refuse_unasked(std::size_t i) {
+        fail(Errc::invalid_argument, "mark_ready", "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
+             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
     [[noreturn]] void refuse_mark(std::size_t i) {

@@ -81,14 +81,15 @@ public:
         return ticket;
     }
 
+    bool in_parts(std::size_t bytes) const noexcept override { return bytes <= most_parts * quick_bytes(); }
     Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
-        return in_parts(false, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
+        return for_parts(false, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
             begin_send(ticket, rank, stream, static_cast<const std::byte*>(data) + from, std::min(part, bytes - from));
         });
     }
     Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room) override {
         assert(bytes <= room);
-        return in_parts(true, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
+        return for_parts(true, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
             begin_receive(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
         });
     }
@@ -145,13 +146,13 @@ private:
     };
 
     /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
-    static constexpr std::size_t most_parts = 9;
+    static constexpr std::size_t most_parts = 8;
 
     /// `begin(ticket, from, part)`: the part that begins at byte `from`.
     template <class Begin>
-    Ticket in_parts(bool receives, std::size_t bytes, Begin&& begin) {
+    Ticket for_parts(bool receives, std::size_t bytes, Begin&& begin) {
         const Ticket ticket = new_ticket(receives);
-        const std::size_t part = bytes <= most_parts * quick_bytes() ? quick_bytes() : bytes;
+        const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
         try {
             for (std::size_t from = 0; from < bytes; from += part) begin(ticket, from, part);
         } catch (...) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -26,14 +27,15 @@ struct HelloRoute {
     Transport& transport;
     const std::vector<int>& transport_ranks;  ///< by rank of the communicator
     struct Streams {
-        int first, rest;
+        int first;
+        int rest, whole_rest;  ///< in parts, and in one message
     };
     Streams hellos, answers;  ///< apart, as rank 0 may say the hello of a later collective before it can answer
 };
 
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
 /// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its length
-/// is known, as far as the others have started the same.
+/// is known, as far as the others have started the same. (Where they have not, no message is longer than what it is received in.)
 ///
 /// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own call
 /// and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not learn who has
@@ -43,7 +45,7 @@ public:
     /// `room`: the most bytes that a hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
     Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
         : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), few_owners_(few_owners), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
-          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(calls_.size() * place_),
+          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(std::make_unique_for_overwrite<std::byte[]>(calls_.size() * place_)),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
     void start(std::uint64_t number, const Call& call, const KnownMemory& known, const HelloRoute& route) {
@@ -69,7 +71,7 @@ public:
             const HelloRoute::Streams& streams = waits_for_hub() ? route.answers : route.hellos;
             hellos_in_[index(r)] = route.transport.receive(from, streams.first, hello_of(r), first_);
             if (const std::size_t all = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r)); all > first_)
-                rests_in_[index(r)] = route.transport.receive_known(from, streams.rest, hello_of(r) + first_, all - first_, place_ - first_);
+                rests_in_[index(r)] = receive_rest(route.transport, from, streams, hello_of(r) + first_, all - first_);
         }
         std::byte* const own = hello_of(rank_);
         const std::size_t brought = brought_by(rank_);
@@ -172,7 +174,7 @@ private:
     static constexpr std::size_t least_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
+    std::byte* hello_of(int rank) noexcept { return hellos_.get() + index(rank) * place_; }
 
     /// Of what came with that rank's hello.
     std::byte* elements_of(int rank, std::size_t first = 0) noexcept { return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype); }
@@ -199,8 +201,16 @@ private:
             const std::size_t all = sizeof(Call) + bytes(r);
             const HelloRoute::Streams& streams = is_hub() ? route.answers : route.hellos;
             hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
-            if (all > first_) rests_out_[index(r)] = route.transport.send_known(to, streams.rest, own + first_, all - first_);
+            if (all > first_) rests_out_[index(r)] = send_rest(route.transport, to, streams, own + first_, all - first_);
         }
+    }
+
+    Transport::Ticket receive_rest(Transport& transport, int from, const HelloRoute::Streams& streams, std::byte* to, std::size_t bytes) const {
+        const std::size_t room = place_ - first_;
+        return transport.in_parts(bytes) ? transport.receive_known(from, streams.rest, to, bytes, room) : transport.receive(from, streams.whole_rest, to, room);
+    }
+    static Transport::Ticket send_rest(Transport& transport, int to, const HelloRoute::Streams& streams, const std::byte* from, std::size_t bytes) {
+        return transport.in_parts(bytes) ? transport.send_known(to, streams.rest, from, bytes) : transport.send(to, streams.whole_rest, from, bytes);
     }
 
     /// Bytes of `rank`'s result that come with rank 0's answer.
@@ -227,7 +237,7 @@ private:
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;
-    std::vector<std::byte> hellos_;
+    std::unique_ptr<std::byte[]> hellos_;  ///< by rank
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 

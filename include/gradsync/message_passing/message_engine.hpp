@@ -42,7 +42,7 @@ class MessageEngine final : public collective::Engine, collective::Chore {
 
 public:
     static constexpr std::size_t slots = 256;  ///< collectives in flight before a start has to wait
-    static constexpr std::size_t streams = 6;  ///< of a communicator
+    static constexpr std::size_t streams = 8;  ///< of a communicator
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
     /// another one which has ranks in common with it.
@@ -50,7 +50,7 @@ public:
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
           timeout_(timeout), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
-          hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests)}, {stream(answers), stream(answer_rests)}},
+          hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests), stream(whole_rests)}, {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
           rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_) {
         world_->chores().enlist(*this);
     }
@@ -246,10 +246,11 @@ private:
     /// Nobody rings when a message comes: naps are short.
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }
 
-    /// Of what a hello carries: as much as costs no more than another round trip.
-    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return 32 * 1024 / ranks / 64 * 64; }
+    /// Of what a hello carries: as much as costs no more than another round trip. Two ranks send one another all of it, which is no more than
+    /// a share and its result.
+    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return (ranks == 2 ? 128 : 32) * 1024 / ranks / 64 * 64; }
 
-    enum Stream { hellos, rests, answers, answer_rests, contributions, results };
+    enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
 
     // All below: under the world's mutex.

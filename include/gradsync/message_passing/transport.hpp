@@ -43,8 +43,9 @@ public:
     /// `bytes`: the most that may come.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
 
-    /// A message of which the receiver knows how long it is: it may travel in parts, where these are quicker. The one meets the other, with
-    /// the same `bytes`, not 0.
+    /// Is a message of so many bytes quicker in parts? It can travel so if the receiver knows how long it is.
+    virtual bool in_parts(std::size_t /*bytes*/) const noexcept { return false; }
+    /// A message that travels so, where that is quicker. The one meets the other, with the same `bytes`, not 0.
     virtual Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) { return send(rank, stream, data, bytes); }
     /// `room`: bytes that may be written. Whole quick messages, where a rank that errs may send something else in this stream.
     virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room) {

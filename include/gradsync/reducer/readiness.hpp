@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../core/bucket_plan.hpp"
+#include "../kernel/isa.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -16,6 +17,7 @@ namespace gradsync::inline v0::detail {
 ///
 /// Each gradient has a bit, which is set until it lies in its bucket, so that a gradient of one use costs one atomic
 /// operation: it finds a mark that is too many, and the last gradient of 64. Bits of different buckets share no word.
+/// What a mark calls is inlined always: GCC calls it from some Reducers and not from others, at 2 ns of 10.
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
@@ -56,7 +58,7 @@ public:
     enum class Mark { ready, more_to_come, too_often };
 
     /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `claim` and `fill` tell.
-    Mark mark(std::size_t i) noexcept {
+    GRADSYNC_ALWAYS_INLINE Mark mark(std::size_t i) noexcept {
         if (uses_[i] == 1) return filled(i) ? Mark::too_often : Mark::ready;
         const std::uint32_t before = remaining_[i].fetch_sub(1, std::memory_order_acq_rel);
         if (before == 1) return Mark::ready;
@@ -65,7 +67,7 @@ public:
 
     /// Gradient i, which was found ready, is to be copied: false where another thread does so already, or has done it. Unless `exactly`, two that
     /// ask within a few nanoseconds may both do so (which costs no second atomic operation); `fill` tells.
-    bool claim(std::size_t i, bool exactly) noexcept {
+    GRADSYNC_ALWAYS_INLINE bool claim(std::size_t i, bool exactly) noexcept {
         if (uses_[i] != 1) return true;
         if (exactly) return remaining_[i].exchange(0, std::memory_order_acq_rel) != 0;
         if (remaining_[i].load(std::memory_order_relaxed) == 0) return false;
@@ -76,7 +78,7 @@ public:
     enum class Fill { filled, bucket_full, too_often };
 
     /// Gradient i lies in its bucket now.
-    Fill fill(std::size_t i) noexcept {
+    GRADSYNC_ALWAYS_INLINE Fill fill(std::size_t i) noexcept {
         // Not a subtraction, which would be faster: of a bit that is clear already it would borrow from others.
         const std::uint64_t before = unfilled_[place_[i] / 64].fetch_and(~bit(i), std::memory_order_acq_rel);
         if ((before & bit(i)) == 0) return Fill::too_often;
