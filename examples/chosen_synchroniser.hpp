@@ -16,6 +16,7 @@
 
 #include <gradsync/bucket/optimal.hpp>
 #include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/compress/quantizer.hpp>
 #include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
@@ -134,6 +135,8 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
             return compressing(gs::TopK<Backend>({.density = o.compress_density, .start_step = o.compress_after}));
         if (o.compress == "power-sgd")
             return compressing(gs::PowerSgd<Backend>({.rank = o.compress_rank, .start_step = o.compress_after}));
+        if (o.compress == "quantize")
+            return compressing(gs::Quantizer<Backend>({.bits = o.compress_bits, .start_step = o.compress_after}));
     }
     if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
     return make_overlapping(ops, comm, o, ChosenOverlap{o}, parameters, units, observer);

@@ -40,6 +40,7 @@ struct Options {
     std::string compress = "none";
     double compress_density = 0.01;  // of --compress top-k
     std::size_t compress_rank = 4;   // of --compress power-sgd
+    unsigned compress_bits = 8;      // of --compress quantize
     std::uint64_t compress_after = 0;
     std::string shard = "none";
     std::size_t prefetch = 1, replicate_below = 0;  // of --shard parameters
@@ -62,7 +63,10 @@ struct Options {
     std::string describe_run(const std::string& of_model) const {
         if (compress == "none") return of_model;
         return of_model + " compress=" + compress + ":" +
-               (compress == "top-k" ? std::to_string(compress_density) : std::to_string(compress_rank)) + ":" +
+               (compress == "top-k"       ? std::to_string(compress_density)
+                : compress == "power-sgd" ? std::to_string(compress_rank)
+                                          : std::to_string(compress_bits)) +
+               ":" +
                std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
     }
 

@@ -46,6 +46,7 @@ nlohmann::json flags(const Options& o) {
     if (o.compress != "none") config["compress_after"] = o.compress_after;
     if (o.compress == "top-k") config["compress_density"] = o.compress_density;
     if (o.compress == "power-sgd") config["compress_rank"] = o.compress_rank;
+    if (o.compress == "quantize") config["compress_bits"] = o.compress_bits;
     if (o.shard == "parameters")
         config.update({{"prefetch", o.prefetch}, {"no_reshard", o.no_reshard}, {"replicate_below", o.replicate_below}});
     if (o.device == "cuda") config["precision"] = o.precision;

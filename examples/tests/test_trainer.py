@@ -71,7 +71,7 @@ class CommandLine(TrainerTest):
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory reproducible shard prefetch
                        no-reshard replicate-below device precision compress compress-after compress-density
-                       compress-rank""".split():
+                       compress-rank compress-bits""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -108,9 +108,10 @@ class CommandLine(TrainerTest):
             self.refused((flags[0], "--shard parameters"), *flags, "--shard", "parameters")
         self.refused(("--overlap forward", "--prefetch"), "--shard", "parameters", "--overlap", "forward")
         self.refused(("--compress top-k", "--overlap forward"), "--compress", "top-k", "--overlap", "forward")
-        for flags in (["--compress-after", "1"], ["--compress-density", "0.5"], ["--compress-rank", "2"]):
+        for flags in (["--compress-after", "1"], ["--compress-density", "0.5"], ["--compress-rank", "2"], ["--compress-bits", "4"]):
             self.refused((flags[0], "--compress"), *flags)
         self.refused("--compress top-k", "--compress", "power-sgd", "--compress-density", "0.5")
+        self.refused(("--compress-bits", "8,4,1"), "--compress", "quantize", "--compress-bits", "2")
         for stage in STAGES[1:]:
             self.refused(("--compress power-sgd", "--shard none"), "--shard", stage, "--compress", "power-sgd")
             self.refused("--gradients borrowed", "--shard", stage, "--gradients", "borrowed")
@@ -196,12 +197,14 @@ class Compression(TrainerTest):
 
     LOW_RANK = ["--compress", "power-sgd", "--compress-rank", 1]
     LARGEST = ["--compress", "top-k", "--compress-density", 0.02]
+    FEW_BITS = ["--compress", "quantize", "--compress-bits", 1]
+    ALL = (LOW_RANK, LARGEST, FEW_BITS)
     MANY = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
 
     def test_fewer_bytes_travel(self):
         for flags in MODELS.values():
             whole = self.train(*flags)
-            for compress in (self.LOW_RANK, self.LARGEST):
+            for compress in self.ALL:
                 compressed = self.train(*flags, *compress)
                 self.assertLess(compressed["comm_bytes"], whole["comm_bytes"] / 2, compress)
                 self.assertNotEqual(compressed["params_digest"], whole["params_digest"])
@@ -218,7 +221,7 @@ class Compression(TrainerTest):
                 self.assertEqual(found, expected, (ranks, buckets, overlap, gradients))
 
     def test_a_resumed_run_gives_the_same_bits(self):
-        for compress in (self.LOW_RANK, self.LARGEST):
+        for compress in self.ALL:
             run = [*TRANSFORMER, *compress, *self.MANY, "--accumulate", 2, "--ranks", 3, "--compress-after", 1]
             kept = ["--checkpoint", self.folder / compress[1]]
             whole = self.digest(*run)
@@ -228,7 +231,7 @@ class Compression(TrainerTest):
             self.refused(("another model", "ranks=3"), *run, *kept, "--resume", "--ranks", 2)
 
     def test_compressed_runs_learn(self):
-        for compress in (self.LOW_RANK, self.LARGEST):
+        for compress in self.ALL:
             begun, longer = (self.train(*MLP, *compress, "--steps", steps, "--lr", 0.003) for steps in (4, 150))
             self.assertLess(longer["validation_loss"], begun["validation_loss"] - 1, compress)
 
@@ -638,7 +641,7 @@ class Mpi(Processes):
                 self.assertEqual(found, expected, (name, ranks, buckets, overlap, gradients))
 
     def test_compressed_to_the_same_bits_as_over_threads(self):
-        for compress, ranks in itertools.product((Compression.LOW_RANK, Compression.LARGEST), (2, 3)):
+        for compress, ranks in itertools.product(Compression.ALL, (2, 3)):
             run = [*TRANSFORMER, *compress, *Compression.MANY]
             expected = self.digest(*run, "--ranks", ranks)
             for transport in ([], ["--no-shared-memory"]):

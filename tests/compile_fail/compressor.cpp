@@ -1,7 +1,7 @@
 // expect 1: gradsync: OverlapForward splits AllReduce in two halves
 // expect 2: gradsync: OverlapForward splits AllReduce in two halves
-// expect 3: gradsync: TopK and PowerSgd compress in host memory
-// expect 4: gradsync: TopK and PowerSgd compress in host memory
+// expect 3: gradsync: TopK, PowerSgd and Quantizer compress in host memory
+// expect 4: gradsync: TopK, PowerSgd and Quantizer compress in host memory
 #include <vector>
 
 #include <gradsync/compress/power_sgd.hpp>

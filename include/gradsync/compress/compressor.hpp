@@ -40,7 +40,7 @@ namespace detail {
 template <Backend B>
 consteval bool compresses_on() {
     static_assert(B::memory_space == MemorySpace::host,
-                  "gradsync: TopK and PowerSgd compress in host memory; on a device send fewer bits (ReducerOptions::reduce_dtype)");
+                  "gradsync: TopK, PowerSgd and Quantizer compress in host memory; on a device send fewer bits (ReducerOptions::reduce_dtype)");
     return true;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/compress/quantizer.hpp>
 #include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 
@@ -81,6 +82,10 @@ TEST_CASE("gradient descent with compressed gradients comes where it comes witho
     CHECK(exact < 1e-3 * at_first);
     CHECK(sparse < 1e-2 * at_first);
     CHECK(low_rank < 1e-2 * at_first);
+    for (const unsigned bits : {8u, 4u, 1u}) {
+        CAPTURE(bits);
+        CHECK(loss_after(steps, Quantizer<ThreadBackend>({.bits = bits})) < 1e-2 * at_first);
+    }
     CHECK(lossy > 5 * sparse);
 }
 

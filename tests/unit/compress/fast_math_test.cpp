@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/compress/quantizer.hpp>
 #include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 
@@ -48,5 +49,6 @@ TEST_CASE("fast-math: what is not finite reaches every rank at once, and is gone
     for (const std::uint32_t bits : {0x7fc00000u, 0x7f800000u, 0xff800000u}) {
         CHECK(wrong_after(bits, TopK<ThreadBackend>({.density = 0.05})) == "");
         CHECK(wrong_after(bits, PowerSgd<ThreadBackend>({.start_step = 0})) == "");
+        for (const unsigned few : {8u, 4u, 1u}) CHECK(wrong_after(bits, Quantizer<ThreadBackend>({.bits = few})) == "");
     }
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/compress/quantizer.hpp>
 #include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
@@ -191,6 +192,7 @@ TEST_CASE("a steady step allocates nothing: compressed") {
     };
     check(PowerSgd<ThreadBackend>({.rank = 2, .start_step = 0}));
     check(TopK<ThreadBackend>());
+    check(Quantizer<ThreadBackend>({.bits = 4}));
 }
 
 TEST_CASE("a steady step allocates nothing: sharded") {

@@ -1,0 +1,179 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/clock.hpp"
+#include "../reducer/passes.hpp"
+#include "../reducer/staged_work.hpp"
+#include "compressor.hpp"
+#include "error_feedback.hpp"
+
+namespace gradsync::inline v0::detail {
+
+/// What the ranks have written of one bucket.
+struct Messages {
+    const std::uint32_t* first = nullptr;  ///< rank 0's
+    std::size_t stride = 0;                ///< words from one to the next
+    std::size_t count = 0;
+
+    const std::uint32_t* of(std::size_t rank) const noexcept { return first + rank * stride; }
+};
+
+/// A compressor of which each rank writes what travels of a bucket in as many words as every other, all gather these, and each adds them up, in the order of the ranks.
+/// A bucket of which that would be more than an all-reduce moves is not compressed.
+///
+/// Codec says what the words are; copyable:
+/// - `adopt_plan(contents, rank)`: what lies in which bucket from now on;
+/// - `words(b)`: of what a rank writes of bucket b;
+/// - `write(b, held, count, words)`: takes what travels out of `held`, all `count` elements of the bucket in f32. False where it cannot say which
+///   elements are not finite: then all of the bucket is NaN on every rank;
+/// - `put_back(b, words, held)`: the finite ones of what was taken;
+/// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages; what none of them says anything of is 0, gaps
+///   between parameters may stay as they are.
+template <Backend B, class Codec>
+class GatheredExchange {
+    static_assert(compresses_on<B>());
+
+public:
+    static constexpr bool scatters = false;
+
+    GatheredExchange(Codec codec, std::uint64_t start_step) : codec_(std::move(codec)), start_step_(start_step) {}
+    // Its state is the Reducer's that it is given to: a copy begins anew.
+    GatheredExchange(const GatheredExchange& other) : codec_(other.codec_), start_step_(other.start_step_) {}
+    GatheredExchange& operator=(const GatheredExchange&) = delete;
+
+    /// What follows when the ranks' words are gathered.
+    struct Sum {
+        GatheredExchange* owner = nullptr;
+        std::size_t b = 0;
+        BufferView bucket;
+
+        bool next(typename B::WorkType& work) {
+            work = {};
+            owner->sum(b, bucket);
+            return false;
+        }
+        void drop() noexcept {}  // there is nothing that others could wait for
+    };
+
+    template <class>
+    using WorkType = StagedWork<typename B::WorkType, Sum>;
+
+    void adopt_plan(B& backend, std::span<const BucketContents> contents) {
+        size_ = static_cast<std::size_t>(backend.size());
+        rank_ = static_cast<std::size_t>(backend.rank());
+        residuals_.adopt_plan(contents);
+        codec_.adopt_plan(contents, backend.rank());
+        const std::uint64_t seen = steps();
+        buckets_.assign(contents.size(), {});
+        std::size_t words = 0;
+        for (std::size_t b = 0; b < contents.size(); ++b) {
+            Bucket& bucket = buckets_[b];
+            bucket.steps = seen;
+            if (!is_compressible(contents[b].dtype)) continue;
+            std::size_t elements = 0;
+            for (const BucketContents::Part& part : contents[b].parts) elements += part.count;
+            const std::size_t own = weight_words + codec_.words(b);
+            if (own * size_ * sizeof(std::uint32_t) >= 2 * elements * size_of(contents[b].dtype)) continue;
+            bucket.words = own;
+            bucket.first = words;
+            words += in_lines_of_floats(own * size_);
+        }
+        gathered_ = backend.allocate(words * sizeof(std::uint32_t));
+    }
+
+    WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+        if (alone(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        Bucket& own = buckets_[b];
+        const bool early = own.steps++ < start_step_;
+        if (early || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (own.words == 0) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
+        residuals_.add(b, bucket, contribution.scale);
+        double weight = contribution.weight;
+        std::uint32_t* const message = message_of(own, rank_);
+        if (!codec_.write(b, residuals_.bucket(b), bucket.count, message + weight_words)) {
+            residuals_.forget_infinite(b, bucket.count);
+            weight = std::numeric_limits<double>::quiet_NaN();
+        }
+        std::memcpy(message, &weight, sizeof weight);
+        const BufferView all = {message_of(own, 0), own.words * size_, DType::i32};
+        return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket});
+    }
+
+    template <class Any>
+    bool alone(const Any& backend) const noexcept {
+        return backend.size() == 1;
+    }
+    Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
+        const Bucket& own = buckets_[b];
+        const bool whole = own.words == 0 || own.steps <= start_step_;
+        return {whole ? bucket.bytes() : own.words * size_ * sizeof(std::uint32_t), 1};
+    }
+    std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
+
+    BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
+    BufferView shared(std::size_t) const noexcept { return {}; }
+    std::uint64_t steps() const noexcept { return buckets_.empty() ? 0 : buckets_.front().steps; }
+    void set_steps(std::uint64_t n) noexcept {
+        for (Bucket& bucket : buckets_) bucket.steps = n;
+    }
+
+private:
+    static constexpr std::size_t weight_words = sizeof(double) / sizeof(std::uint32_t);
+
+    struct Bucket {
+        std::size_t words = 0;  ///< of a rank's message, its weight among them; 0: the bucket travels whole
+        std::size_t first = 0;  ///< of them in `gathered_`
+        std::uint64_t steps = 0;
+    };
+
+    std::uint32_t* message_of(const Bucket& bucket, std::size_t rank) const noexcept {
+        return static_cast<std::uint32_t*>(gathered_.data()) + bucket.first + rank * bucket.words;
+    }
+
+    void sum(std::size_t b, BufferView bucket) {
+        const auto begin = std::chrono::steady_clock::now();
+        const Bucket& own = buckets_[b];
+        double weights = 0;
+        for (std::size_t r = 0; r < size_; ++r) {
+            double weight;
+            std::memcpy(&weight, message_of(own, r), sizeof weight);
+            weights += weight;
+        }
+        const bool lost = !is_finite(weights);  // asked first: under -ffast-math a NaN may be equal to 0
+        if (lost || weights == 0) {
+            // As in AllReduce, a mean of no weight is 0. What was to travel stays.
+            codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
+            fill(bucket, lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
+        } else {
+            codec_.add_up(b, Messages{message_of(own, 0) + weight_words, own.words, size_}, static_cast<float>(1 / weights), bucket);
+        }
+        computed_ += std::chrono::steady_clock::now() - begin;
+    }
+
+    static void fill(BufferView bucket, float value) {
+        alignas(64) float block[kernel::detail::elementwise_block];
+        for (float& x : block) x = value;
+        kernel::detail::for_blocks(bucket.count, [&](std::size_t first, std::size_t n) { kernel::copy(ConstBufferView{block, n}, bucket.subview(first, n)); });
+    }
+
+    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
+    Codec codec_;
+    const std::uint64_t start_step_;  ///< steps before it are not compressed
+    std::size_t size_ = 1, rank_ = 0;
+    ErrorFeedback residuals_;
+    std::vector<Bucket> buckets_;
+    Memory gathered_{};
+    std::chrono::nanoseconds computed_{};
+};
+
+}  // namespace gradsync::inline v0::detail

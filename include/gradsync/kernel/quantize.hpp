@@ -1,0 +1,215 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "elementwise.hpp"
+#include "isa.hpp"
+#include "largest.hpp"
+
+/// Numbers of few bits. Elements come in blocks of `quantized_block`, the last one shorter; a block is written as its step, an f32, and one level for each
+/// element, in whole words. Products are rounded before they are added: what is read has the same bits on every processor.
+///
+/// | bits | a level is | the step |
+/// |---|---|---|
+/// | 8 | -127 to 127 | a 127th of the largest magnitude |
+/// | 4 | -7 to 7 | a 7th of it |
+/// | 1 | -1 or 1, the sign | the mean magnitude |
+///
+/// The step of a block with an infinity or a NaN is NaN, and so is all that is read of it.
+
+namespace gradsync::inline v0::kernel {
+
+inline constexpr std::size_t quantized_block = 256;
+
+/// 32-bit words that `count` elements take.
+constexpr std::size_t quantized_words(std::size_t count, unsigned bits) noexcept {
+    const std::size_t rest = count % quantized_block;
+    return count / quantized_block * (1 + quantized_block * bits / 32) + (rest == 0 ? 0 : 1 + (rest * bits + 31) / 32);
+}
+
+namespace detail {
+
+/// How the levels of a block of n lie in its words.
+template <unsigned bits>
+struct Levels;
+
+template <>
+struct Levels<8> {
+    static constexpr int most = 127;
+
+    GRADSYNC_ALWAYS_INLINE static void write(const int* levels, std::size_t n, std::uint8_t* bytes) {
+        for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(levels[i]);
+    }
+    GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
+        for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<float>(static_cast<std::int8_t>(bytes[i])) * step;
+    }
+};
+
+/// A byte has one of the first half and one of the second.
+template <>
+struct Levels<4> {
+    static constexpr int most = 7;
+
+    GRADSYNC_ALWAYS_INLINE static void write(const int* levels, std::size_t n, std::uint8_t* bytes) {
+        const std::size_t half = (n + 1) / 2;
+        for (std::size_t i = 0; i < half; ++i) bytes[i] = static_cast<std::uint8_t>(levels[i] + 8);
+        for (std::size_t i = half; i < n; ++i) bytes[i - half] = static_cast<std::uint8_t>(bytes[i - half] | (levels[i] + 8) << 4);
+    }
+    GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
+        const std::size_t half = (n + 1) / 2;
+        for (std::size_t i = 0; i < half; ++i) to[i] = static_cast<float>((bytes[i] & 15) - 8) * step;
+        for (std::size_t i = half; i < n; ++i) to[i] = static_cast<float>((bytes[i - half] >> 4) - 8) * step;
+    }
+};
+
+/// A byte has one of each eighth. A set bit says that the level is -1.
+template <>
+struct Levels<1> {
+    static constexpr int most = 1;
+
+    GRADSYNC_ALWAYS_INLINE static void write(const int* levels, std::size_t n, std::uint8_t* bytes) {
+        const std::size_t eighth = (n + 7) / 8;
+        for (std::size_t i = 0; i < eighth; ++i) bytes[i] = 0;
+        for (unsigned k = 0; k < 8 && k * eighth < n; ++k) {
+            const int* const of_eighth = levels + k * eighth;
+            const std::size_t m = n - k * eighth < eighth ? n - k * eighth : eighth;
+            for (std::size_t i = 0; i < m; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] | (of_eighth[i] < 0 ? 1 : 0) << k);
+        }
+    }
+    GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
+        const std::size_t eighth = (n + 7) / 8;
+        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(step);
+        for (unsigned k = 0; k < 8 && k * eighth < n; ++k) {
+            float* const of_eighth = to + k * eighth;
+            const std::size_t m = n - k * eighth < eighth ? n - k * eighth : eighth;
+            for (std::size_t i = 0; i < m; ++i) of_eighth[i] = std::bit_cast<float>(magnitude ^ static_cast<std::uint32_t>(bytes[i] >> k & 1) << 31);
+        }
+    }
+};
+
+/// Of each block; a whole one has a size that the compiler knows.
+template <unsigned bits>
+struct Quantize {
+    GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::uint32_t* words) {
+        std::size_t first = 0;
+        for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits)) block(data + first, quantized_block, words);
+        if (first < count) block(data + first, count - first, words);
+    }
+
+private:
+    static constexpr std::uint32_t infinity_bits = 0x7f800000;
+
+    GRADSYNC_ALWAYS_INLINE static void block(float* x, std::size_t n, std::uint32_t* words) {
+        const float step = step_of(x, n);
+        std::memcpy(words, &step, sizeof step);
+        const std::uint32_t step_bits = std::bit_cast<std::uint32_t>(step);
+        const bool lost = step_bits > infinity_bits;
+        const float inverse = lost || step_bits == 0 ? 0 : 1 / step;
+        int levels[quantized_block];
+        if (lost)
+            for (std::size_t i = 0; i < n; ++i) x[i] = 0;
+        for (std::size_t i = 0; i < n; ++i) levels[i] = level_of(x[i], inverse);
+        const std::size_t of_levels = (n * bits + 7) / 8, size = (of_levels + 3) / 4 * 4;
+        std::uint8_t bytes[quantized_block];
+        Levels<bits>::write(levels, n, bytes);
+        for (std::size_t i = of_levels; i < size; ++i) bytes[i] = 0;
+        std::memcpy(words + 1, bytes, size);
+        if (lost) return;
+        // What is left is what was not said.
+        alignas(64) float read[quantized_block];
+        Levels<bits>::read(bytes, n, step, read);
+        round_now(read);
+        for (std::size_t i = 0; i < n; ++i) x[i] -= read[i];
+    }
+
+    /// 0 where it would be a denormal number.
+    GRADSYNC_ALWAYS_INLINE static float step_of(const float* x, std::size_t n) {
+        constexpr std::size_t lanes = 16;
+        std::uint32_t largest[lanes] = {};
+        float sums[lanes] = {};
+        const float part = 1 / static_cast<float>(n);
+        std::size_t first = 0;
+        for (; first + lanes <= n; first += lanes)
+            for (std::size_t k = 0; k < lanes; ++k) add_to_step(x[first + k], part, largest[k], sums[k]);
+        for (std::size_t k = 0; first + k < n; ++k) add_to_step(x[first + k], part, largest[k], sums[k]);
+        std::uint32_t all = 0;
+        float sum = 0;
+        for (std::size_t k = 0; k < lanes; ++k) {
+            if (all < largest[k]) all = largest[k];
+            sum += sums[k];
+        }
+        if (all >= infinity_bits) return std::numeric_limits<float>::quiet_NaN();
+        const float step = bits == 1 ? sum : std::bit_cast<float>(all) / Levels<bits>::most;
+        constexpr float limit = std::numeric_limits<float>::max() / Levels<bits>::most * (1 - std::numeric_limits<float>::epsilon());  // rounding may not make it infinite
+        return step < std::numeric_limits<float>::min() ? 0 : step < limit ? step : limit;
+    }
+    GRADSYNC_ALWAYS_INLINE static void add_to_step(float x, float part, std::uint32_t& largest, float& sum) {
+        const std::uint32_t magnitude = magnitude_bits(x);
+        if (largest < magnitude) largest = magnitude;
+        if constexpr (bits == 1) sum += std::bit_cast<float>(magnitude) * part;  // of parts: it does not overflow
+    }
+    GRADSYNC_ALWAYS_INLINE static int level_of(float x, float inverse) {
+        if constexpr (bits == 1) {
+            return std::bit_cast<std::uint32_t>(x) >> 31 != 0 ? -1 : 1;
+        } else {
+            const int level = static_cast<int>(x * inverse + (x < 0 ? -0.5f : 0.5f));
+            return level > Levels<bits>::most ? Levels<bits>::most : level < -Levels<bits>::most ? -Levels<bits>::most : level;
+        }
+    }
+};
+
+template <unsigned bits>
+struct SumQuantized {
+    GRADSYNC_ALWAYS_INLINE static void run(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, float factor, float* sums) {
+        std::size_t first = 0;
+        for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits))
+            block(words, stride, messages, quantized_block, factor, sums + first);
+        if (first < count) block(words, stride, messages, count - first, factor, sums + first);
+    }
+
+private:
+    GRADSYNC_ALWAYS_INLINE static void block(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t n, float factor, float* to) {
+        alignas(64) float sum[quantized_block] = {};
+        for (std::size_t r = 0; r < messages; ++r, words += stride) {
+            float step;
+            std::memcpy(&step, words, sizeof step);
+            step *= factor;
+            round_now(step);
+            std::uint8_t bytes[quantized_block];
+            std::memcpy(bytes, words + 1, (n * bits + 7) / 8);
+            alignas(64) float read[quantized_block];
+            Levels<bits>::read(bytes, n, step, read);
+            round_now(read);
+            for (std::size_t i = 0; i < n; ++i) sum[i] += read[i];
+        }
+        for (std::size_t i = 0; i < n; ++i) to[i] = sum[i];
+    }
+};
+
+template <template <unsigned> class Kernel, class... Args>
+void dispatch_bits(unsigned bits, Args... args) {
+    switch (bits) {
+        case 1: return dispatch<Kernel<1>>(args...);
+        case 4: return dispatch<Kernel<4>>(args...);
+        default: return dispatch<Kernel<8>>(args...);
+    }
+}
+
+}  // namespace detail
+
+/// Writes `data` as `quantized_words(count, bits)` words, and leaves in it what these do not say: nothing of a block that is not finite, all of one whose step
+/// would be denormal. `bits`: 1, 4 or 8.
+inline void quantize(float* data, std::size_t count, unsigned bits, std::uint32_t* words) {
+    detail::dispatch_bits<detail::Quantize>(bits, data, count, words);
+}
+
+/// sums[i] = factor times the sum of what `messages` of them say of element i, in their order: message r begins at word r * stride.
+inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, unsigned bits, float factor, float* sums) {
+    detail::dispatch_bits<detail::SumQuantized>(bits, words, stride, messages, count, factor, sums);
+}
+
+}  // namespace gradsync::inline v0::kernel

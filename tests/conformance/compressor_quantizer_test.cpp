@@ -1,0 +1,8 @@
+#include <gradsync/compress/quantizer.hpp>
+
+#include "conformance/compressor.hpp"
+
+TEST_CASE_TEMPLATE("Quantizer is a compressor", Bits, std::integral_constant<unsigned, 8>, std::integral_constant<unsigned, 4>, std::integral_constant<unsigned, 1>) {
+    using Quantizer = gradsync::Quantizer<gradsync::ThreadBackend>;
+    gradsync_test::check_compressor(Quantizer({.bits = Bits::value}), Quantizer({.bits = Bits::value, .start_step = 2}));
+}
