@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <span>
@@ -103,9 +104,13 @@ public:
     }
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
-    /// Collectives that are still in flight are dropped, and the communicator fails on every rank.
+    /// In the middle of a step, of which buckets have left already, the communicator fails on every rank: an exception has ended the step, or
+    /// `finish()` was not called.
     ~Reducer() {
         overlap_.detach();
+        if (step_.launched() != 0 && !step_.alone() && !failure_.failed())
+            backend_.fail(std::uncaught_exceptions() > 0 ? "an exception ended its step when buckets had left already"
+                                                         : "its Reducer was destroyed when buckets of a step had left already; call finish() first");
         if constexpr (decoupled)
             if (failure_.failed()) gathers_.drop();
     }
@@ -138,7 +143,7 @@ public:
                                (no_memory ? " has no memory; give it some"
                                           : " lies in another memory space than this backend takes; copy it there first"));
         }
-        failure_.guard([&] {
+        guard([&] {
             std::vector<typename B::WorkType> works;
             works.reserve(buffers.size());
             for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
@@ -157,7 +162,7 @@ public:
         check_usable("begin_step");
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
-        failure_.guard([&] { detail::host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
+        guard([&] { detail::host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
         step_.set_has_batch(has_batch || live == 0);  // with no batch anywhere there is no such step
         return live > 0;
     }
@@ -231,7 +236,7 @@ public:
         const bool poll = full || unpolled >= worth_polling;
         unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
         if (!poll) return;
-        failure_.guard([&] {
+        guard([&] {
             if (full) overlap_.bucket_full(hook_);
             overlap_.gradients_ready(hook_);
         });
@@ -242,7 +247,7 @@ public:
     void finish() {
         check_usable("finish");
         auto held = step_.watch().hold(Activity::finish);
-        failure_.guard([&] {
+        guard([&] {
             close_step();
             const auto lock = step_.exclusive();
             complete_step(held);
@@ -258,7 +263,7 @@ public:
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) return false;
         const auto begin = step_.watch().now();
         bool complete = false;
-        failure_.guard([&] {
+        guard([&] {
             close_step();
             const auto lock = step_.exclusive();
             step_.advance();
@@ -330,7 +335,7 @@ public:
     /// reads only its share. Collective, after `finish()`.
     double gradient_norm() {
         check_usable("gradient_norm");
-        return failure_.guard([&] {
+        return guard([&] {
             return norm_.compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
                                                [[maybe_unused]] std::size_t offset) {
                 if constexpr (Exchange::scatters) return gradients_.shard(b).subview(offset, count);
@@ -378,7 +383,7 @@ public:
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
-        return failure_.guard([&] {
+        return guard([&] {
             const std::vector<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
             gradients_.set_ready_seconds(ready_order_.seconds());
             if (!gradients_.reorder(backend_, order)) return false;
@@ -472,9 +477,9 @@ private:
 
     void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
         if constexpr (decoupled) {
-            if (!gathers_.pending(b)) return failure_.guard([&] { gathers_.poll(); });
+            if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
             const auto held = step_.watch().hold(Activity::wait, b);
-            failure_.guard([&] { gathers_.wait(b); });
+            guard([&] { gathers_.wait(b); });
             check_usable(operation);
             gradients_.hand_out(b, [](std::size_t) { return true; });
         }
@@ -506,7 +511,7 @@ private:
     /// Pooled gradients: memory for bucket b, when those that are in flight have to make room for it.
     void obtain(std::size_t b, const char* operation) {
         check_usable(operation);
-        failure_.guard([&] {
+        guard([&] {
             while (!gradients_.obtain(b)) {
                 step_.launch_full_buckets(true);
                 if (step_.complete_one()) continue;
@@ -615,6 +620,11 @@ private:
         failure_.remember(what);
         backend_.fail(what);
         throw_here(code, operation, what, std::move(parameter), bucket);
+    }
+
+    template <class F>
+    decltype(auto) guard(F&& f) {
+        return failure_.guard(backend_, f);
     }
 
     const std::string& name(std::size_t i) const noexcept { return gradients_.parameter(i).name; }

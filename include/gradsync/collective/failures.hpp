@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,7 +63,10 @@ inline Failure died(const std::string& what, int rank) {
                 " was under way; look at its own output, or at the system's log, for the cause"};
 }
 
+/// By the calling thread.
 inline Failure abandoned(const std::string& what, int self) {
+    if (std::uncaught_exceptions() > 0)
+        return {Errc::peer_failed, self, "an exception on rank " + std::to_string(self) + " left " + what + " incomplete; look at what that rank says"};
     return {Errc::abandoned, self,
             "rank " + std::to_string(self) + " dropped " + what + " before it was complete; keep the Work and wait() for it"};
 }

@@ -24,16 +24,18 @@ public:
         failed_.store(true, std::memory_order_release);
     }
 
-    /// Runs what leaves nothing to go on with if it throws.
-    template <class F>
-    decltype(auto) guard(F&& f) {
+    /// Runs what leaves nothing to go on with if it throws: then the other ranks of `backend` are told.
+    template <class B, class F>
+    decltype(auto) guard(B& backend, F&& f) {
         try {
             return f();
         } catch (const std::exception& e) {
             remember(e.what());
+            backend.fail(what());
             throw;
         } catch (...) {
             remember("an exception that is no std::exception");
+            backend.fail(what());
             throw;
         }
     }

@@ -238,15 +238,9 @@ protected:
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
 
-    /// A failure here is a failure of this rank, and the others are to know.
     template <class F>
     decltype(auto) guard(F&& f) {
-        try {
-            return failure_.guard(f);
-        } catch (...) {
-            backend_.fail(failure_.what());
-            throw;
-        }
+        return failure_.guard(backend_, f);
     }
 
     void check_usable(const char* operation) const {

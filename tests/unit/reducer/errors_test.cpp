@@ -78,8 +78,9 @@ TEST_CASE("a rank that throws in the middle of its backward") {
         },
         [](const Outcome& outcome, bool guilty) {
             if (guilty) CHECK(outcome.says("not a gradsync::Error: out of cheese"));
-            // Its collectives were dropped, or its function left: whatever came first.
-            else CHECK((outcome.is(Errc::peer_failed) || outcome.is(Errc::abandoned) || outcome.is(Errc::peer_left)));
+            // Its Reducer went when buckets had left, or, where there were none yet, its function left.
+            else CHECK(outcome.is(Errc::peer_failed));
+            if (!guilty) CHECK((outcome.says("an exception ended its step when buckets had left already") || outcome.says("out of cheese")));
         });
 }
 
@@ -220,8 +221,8 @@ TEST_CASE("a Reducer that goes with buckets in flight") {
         for (int r = 0; r < ranks; ++r) {
             const Outcome& outcome = result[static_cast<std::size_t>(r)];
             INFO(outcome.text);
-            // Rank 0's dropped buckets may have been complete, and then the others wait for what it never started.
-            CHECK((outcome.is(Errc::abandoned) || outcome.is(Errc::collective_mismatch)));
+            CHECK(outcome.is(Errc::peer_failed));
+            CHECK(outcome.says("rank 0 failed: its Reducer was destroyed when buckets of a step had left already; call finish() first"));
         }
     }
 }

@@ -1,0 +1,30 @@
+// Where nothing goes wrong it is the backend that it was made of.
+#include <gradsync/backend/faulty.hpp>
+#include <gradsync/backend/run_threads.hpp>
+
+#include "conformance/backend.hpp"
+
+namespace {
+
+struct FaultlessThreads {
+    using Backend = gradsync::FaultyBackend<gradsync::ThreadBackend>;
+    using Memory = gradsync_test::HostMemory;
+    static constexpr int largest = 3;
+    static constexpr bool rank_order = true;
+
+    static bool here(int) { return true; }
+
+    template <class F>
+    static void run(int size, std::chrono::nanoseconds limit, F&& f) {
+        gradsync::run_threads(
+            size, [&](gradsync::ThreadBackend comm) { f(Backend(comm, [](const gradsync::FaultPoint&) {})); }, gradsync::ThreadOptions{.timeout = limit});
+    }
+};
+static_assert(gradsync::Backend<FaultlessThreads::Backend>);
+
+}  // namespace
+
+TEST_CASE("FaultyBackend: results") { gradsync_test::check_results<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend: collectives in flight") { gradsync_test::check_in_flight<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend: groups") { gradsync_test::check_groups<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend: failures") { gradsync_test::check_failures<FaultlessThreads>(); }
