@@ -18,14 +18,16 @@ namespace gradsync::inline v0 {
 ///
 ///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {}, gs::PowerSgd<B>({.rank = 2}));
 ///
-/// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. What has travelled so far, plus what the
-/// ranks keep, is the sum of all their gradients (but for rounding, and for what came of a parameter in a step in which nobody used it, see
-/// UnusedParameters::agree). Buckets of f64 or integers, and a world of one rank, are not compressed.
+/// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. In each step what travels, plus what the
+/// ranks keep, is the sum of all their gradients and of what they had kept (but for rounding, and for what came of a parameter in a step in which nobody used it,
+/// see UnusedParameters::agree). What a rank keeps counts in a later mean as much as its gradient of that step does, whatever the weights were when it was
+/// kept; a rank that brings nothing to a step keeps it. Buckets of f64 or integers, and a world of one rank, are not compressed.
 ///
 /// State, for checkpoints (see docs/compression.md), between steps:
 /// - `residual(i)`: what this rank keeps of parameter i, f32, as many as its elements (empty if nothing is ever kept). Every rank's own.
-/// - `shared(i)`: what else there is of it, the same on all ranks, f32; may be empty.
-/// - `steps()`, `set_steps(n)`: how many it has seen.
+/// - `shared(i)`: what else there is of it, the same on all ranks, f32; may be empty. Both are memory of the compressor's, valid until
+///   `rebuild_buckets` returns true.
+/// - `steps()`, `set_steps(n)`: how many it has seen; 0, and of no effect, in a world of one rank.
 template <class X, class B>
 concept Compressor = ExchangePolicy<X, B> && !X::scatters && requires(X& compressor, const X& constant, std::size_t i, std::uint64_t n) {
     { constant.residual(i) } -> std::same_as<BufferView>;

@@ -60,8 +60,12 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
+/// What a rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's mean, whatever the weights are
+/// then. Its scale where only others have weights, as in a sum. 0: it brings nothing, and keeps all.
+constexpr double unit_of(Contribution own) noexcept { return own.weight != 0 ? own.weight : own.scale; }
+
 /// What a rank's gradients had that did not travel: it is added to those of the next step, so that nothing is lost, only late ("error feedback":
-/// Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets.
+/// Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets; between steps as a part of the mean, for a weight of 1.
 class ErrorFeedback {
 public:
     void adopt_plan(std::span<const BucketContents> contents) {
@@ -84,18 +88,16 @@ public:
     float* bucket(std::size_t b) const noexcept { return residuals_.at(first_[b]); }
     BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
 
-    /// residual += scale gradient; of all of bucket b. A scale of 0 says that the gradients are not to be used.
-    void add(std::size_t b, ConstBufferView gradients, double scale) const {
-        if (scale == 0) return;
+    /// All of bucket b becomes what this rank has for the step's sum: residual = unit residual + scale gradient. A scale of 0 says that the gradients are not to
+    /// be used; the unit is not 0. `settle` ends it.
+    void begin(std::size_t b, ConstBufferView gradients, Contribution own) const {
         const BufferView residual = {bucket(b), gradients.count};
-        if (scale == 1) return kernel::add(residual, gradients);
-        kernel::detail::for_blocks(gradients.count, [&](std::size_t first, std::size_t n) {
-            alignas(64) float block[kernel::detail::elementwise_block];
-            const BufferView scaled = {block, n};
-            kernel::copy(gradients.subview(first, n), scaled);
-            kernel::scale(scaled, scale);
-            kernel::add(residual.subview(first, n), scaled);
-        });
+        if (const double unit = unit_of(own); unit != 1) kernel::scale(residual, unit);
+        add(residual, gradients, own.scale);
+    }
+    /// What is left of it is for the next step.
+    void settle(std::size_t b, std::size_t count, double unit) const {
+        if (unit != 1) kernel::scale(BufferView{bucket(b), count}, 1 / unit);
     }
 
     /// What is not finite in bucket b becomes 0.
@@ -108,12 +110,13 @@ public:
     /// this rank brings then.
     Contribution release(std::size_t b, BufferView gradients, Contribution own) const {
         const BufferView residual = {bucket(b), gradients.count};
-        if (kernel::largest_magnitude(bucket(b), gradients.count) == 0) return own;
+        const double unit = unit_of(own);
+        if (unit == 0 || kernel::largest_magnitude(bucket(b), gradients.count) == 0) return own;
         if (own.scale == 0) {
             kernel::copy(residual, gradients);
-            own.scale = 1;
+            own.scale = unit;
         } else {
-            kernel::scale(residual, 1 / own.scale);
+            if (unit != own.scale) kernel::scale(residual, unit / own.scale);
             kernel::add(gradients, residual);
         }
         std::memset(residual.data, 0, residual.bytes());
@@ -121,6 +124,18 @@ public:
     }
 
 private:
+    static void add(BufferView residual, ConstBufferView gradients, double scale) {
+        if (scale == 0) return;
+        if (scale == 1) return kernel::add(residual, gradients);
+        kernel::detail::for_blocks(gradients.count, [&](std::size_t first, std::size_t n) {
+            alignas(64) float block[kernel::detail::elementwise_block];
+            const BufferView scaled = {block, n};
+            kernel::copy(gradients.subview(first, n), scaled);
+            kernel::scale(scaled, scale);
+            kernel::add(residual.subview(first, n), scaled);
+        });
+    }
+
     Remembered<kernel::HostBuffer> residuals_;
     std::vector<std::size_t> first_;  ///< by bucket: its first number
 };

@@ -37,7 +37,7 @@ struct Messages {
 ///   elements are not finite: then all of the bucket is NaN on every rank;
 /// - `put_back(b, words, held)`: the finite ones of what was taken;
 /// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages; what none of them says anything of is 0, gaps
-///   between parameters may stay as they are.
+///   between parameters may stay as they are. Words of zeros say nothing.
 template <Backend B, class Codec>
 class GatheredExchange {
     static_assert(compresses_on<B>());
@@ -55,10 +55,11 @@ public:
         GatheredExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
+        double unit = 1;  ///< of the residual, see unit_of
 
         bool next(typename B::WorkType& work) {
             work = {};
-            owner->sum(b, bucket);
+            owner->sum(b, bucket, unit);
             return false;
         }
         void drop() noexcept {}  // there is nothing that others could wait for
@@ -96,16 +97,21 @@ public:
         const bool early = own.steps++ < start_step_;
         if (early || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.words == 0) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
-        residuals_.add(b, bucket, contribution.scale);
+        const double unit = unit_of(contribution);
         double weight = contribution.weight;
         std::uint32_t* const message = message_of(own, rank_);
-        if (!codec_.write(b, residuals_.bucket(b), bucket.count, message + weight_words)) {
-            residuals_.forget_infinite(b, bucket.count);
-            weight = std::numeric_limits<double>::quiet_NaN();
+        if (unit == 0) {
+            std::memset(message, 0, own.words * sizeof(std::uint32_t));
+        } else {
+            residuals_.begin(b, bucket, contribution);
+            if (!codec_.write(b, residuals_.bucket(b), bucket.count, message + weight_words)) {
+                residuals_.forget_infinite(b, bucket.count);
+                weight = std::numeric_limits<double>::quiet_NaN();
+            }
         }
         std::memcpy(message, &weight, sizeof weight);
         const BufferView all = {message_of(own, 0), own.words * size_, DType::i32};
-        return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket});
+        return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket, unit});
     }
 
     template <class Any>
@@ -139,7 +145,7 @@ private:
         return static_cast<std::uint32_t*>(gathered_.data()) + bucket.first + rank * bucket.words;
     }
 
-    void sum(std::size_t b, BufferView bucket) {
+    void sum(std::size_t b, BufferView bucket, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         double weights = 0;
@@ -151,11 +157,12 @@ private:
         const bool lost = !is_finite(weights);  // asked first: under -ffast-math a NaN may be equal to 0
         if (lost || weights == 0) {
             // As in AllReduce, a mean of no weight is 0. What was to travel stays.
-            codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
+            if (unit != 0) codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
             fill(bucket, lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
         } else {
             codec_.add_up(b, Messages{message_of(own, 0) + weight_words, own.words, size_}, static_cast<float>(1 / weights), bucket);
         }
+        if (unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;
     }
 

@@ -37,7 +37,7 @@ struct PowerSgdOptions {
 /// What a rank keeps is M - P (M^T P)^T, of its own M: its sum over the ranks is that of M minus what all have got, as in the paper, which
 /// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not and all buckets
 /// become smaller. Where a gradient has an
-/// infinity or a NaN, all of that parameter is NaN on every rank in this step, and what was kept of it is forgotten. See the concept `Compressor`.
+/// infinity or a NaN, all of that parameter is NaN on every rank in this step, if it is taken for a matrix, and what was kept of it is forgotten. See the concept `Compressor`.
 template <Backend B>
 class PowerSgd {
     static_assert(detail::compresses_on<B>());
@@ -58,18 +58,23 @@ public:
         PowerSgd* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double weight = 1;
-        bool has_left = false;
+        Contribution own;
+        enum class Has { nothing, left, right } has = Has::nothing;
 
+        /// May be called again where it has thrown, by a thread that may communicate.
         bool next(typename B::WorkType& work) {
-            if (has_left) {
-                work = {};
-                owner->expand(b, bucket);
-                return false;
+            if (has == Has::nothing) {
+                owner->make_right(b, own);
+                has = Has::left;
             }
-            work = owner->average_right(b, weight);
-            has_left = true;
-            return true;
+            if (has == Has::left) {
+                work = owner->average_right(b, own);
+                has = Has::right;
+                return true;
+            }
+            work = {};
+            owner->expand(b, bucket, own);
+            return false;
         }
         void drop() noexcept { owner->second_->fail("the exchange of a bucket was dropped before it was complete"); }
     };
@@ -110,24 +115,14 @@ public:
         if (step < options_.start_step || !detail::is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         second_->set_timeout(backend.timeout());
-        residuals_.add(b, bucket, contribution.scale);
-        float* left = left_of(own);
-        float* right = right_.at(own.right);
-        for (const Matrix& m : own.matrices) {
-            prepare(m, right, step);
-            kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
-            left += m.rank * m.rows;
-            right += m.rank * m.columns;
-        }
-        for (const Whole& part : own.whole) {
-            float* const sum = residuals_.bucket(b) + part.offset;
-            std::memcpy(left, sum, part.count * sizeof(float));
-            std::memset(sum, 0, part.count * sizeof(float));
-            left += part.count;
+        if (detail::unit_of(contribution) == 0) {
+            std::memset(left_of(own), 0, own.left_count * sizeof(float));
+        } else {
+            residuals_.begin(b, bucket, contribution);
+            make_left(b, step);
         }
         // The ranks' own gradients are in these numbers with their scale already.
-        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
-                           Rest{this, b, bucket, contribution.weight});
+        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}), Rest{this, b, bucket, contribution});
     }
 
     template <class Any>
@@ -225,15 +220,38 @@ private:
         return static_cast<float>(static_cast<std::int64_t>(z ^ z >> 31)) * 0x1p-63f;
     }
 
+    /// P of what this rank has, and what travels beside it.
+    void make_left(std::size_t b, std::uint64_t step) {
+        const Bucket& own = buckets_[b];
+        float* left = left_of(own);
+        float* right = right_.at(own.right);
+        for (const Matrix& m : own.matrices) {
+            prepare(m, right, step);
+            kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
+            left += m.rank * m.rows;
+            right += m.rank * m.columns;
+        }
+        for (const Whole& part : own.whole) {
+            float* const sum = residuals_.bucket(b) + part.offset;
+            std::memcpy(left, sum, part.count * sizeof(float));
+            std::memset(sum, 0, part.count * sizeof(float));
+            left += part.count;
+        }
+    }
+
     /// All ranks have P: each computes its Q, and keeps what the two do not say.
-    typename B::WorkType average_right(std::size_t b, double weight) {
+    void make_right(std::size_t b, Contribution contribution) {
+        const bool brings = detail::unit_of(contribution) != 0;
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         float* left = left_of(own);
         float* right = right_.at(own.right);
         for (const Matrix& m : own.matrices) {
             float* const sum = residuals_.bucket(b) + m.offset;
-            if (kernel::orthonormalise(left, m.rows, m.rank)) {
+            const bool finite = kernel::orthonormalise(left, m.rows, m.rank);
+            if (finite && !brings) {
+                std::memset(right, 0, m.rank * m.columns * sizeof(float));
+            } else if (finite) {
                 kernel::left_times(sum, m.rows, m.columns, left, m.rank, right);
                 kernel::add_product(sum, m.rows, m.columns, left, right, m.rank, -1);
             } else {  // so on every rank: their product becomes NaN
@@ -244,11 +262,14 @@ private:
             right += m.rank * m.columns;
         }
         computed_ += std::chrono::steady_clock::now() - begin;
-        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
+    }
+    typename B::WorkType average_right(std::size_t b, Contribution contribution) {
+        const Bucket& own = buckets_[b];
+        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, contribution.weight});
     }
 
     /// All ranks have P and Q.
-    void expand(std::size_t b, BufferView bucket) {
+    void expand(std::size_t b, BufferView bucket, Contribution contribution) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         float* left = left_of(own);
@@ -267,6 +288,7 @@ private:
             kernel::copy(ConstBufferView{left, part.count}, bucket.subview(part.offset, part.count));
             left += part.count;
         }
+        if (const double unit = detail::unit_of(contribution); unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;
     }
 

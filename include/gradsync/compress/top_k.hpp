@@ -96,7 +96,7 @@ private:
 /// than an all-reduce is not compressed.
 ///
 /// Sums are in the order of the ranks, in f32. Which elements travel depends on what they share a bucket with: not the bits of other buckets.
-/// An infinity or a NaN travels at once; where there are more such than elements travel, all of the bucket is NaN in this step. See the concept `Compressor`.
+/// An infinity or a NaN travels at once; where there are as many such as elements travel, or more, all of the bucket is NaN in this step. See the concept `Compressor`.
 template <Backend B>
 class TopK : public detail::GatheredExchange<B, detail::TopKCodec> {
 public:

@@ -45,7 +45,7 @@ public:
     /// `room`: the most bytes that a hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
     Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
         : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), few_owners_(few_owners), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
-          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(std::make_unique_for_overwrite<std::byte[]>(calls_.size() * place_)),
+          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
     void start(std::uint64_t number, const Call& call, const KnownMemory& known, const HelloRoute& route) {
@@ -237,7 +237,7 @@ private:
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
     bool in_is_known_ = false, out_is_known_ = false;
-    std::unique_ptr<std::byte[]> hellos_;  ///< by rank
+    std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, as most of it may never be used
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 

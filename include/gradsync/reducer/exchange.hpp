@@ -41,7 +41,7 @@ struct BucketContents {
 /// - `adopt_plan(backend, contents)`, the contents by bucket: at construction and when the plan changes, before a bucket is started;
 ///   collective.
 /// - `traffic(backend, b, bucket)`, a `Traffic`, for the statistics: where it is not one collective of the bucket's bytes.
-/// - `progress_time()`: what it has computed itself, inside `WorkType::test`, so far; for the statistics, too.
+/// - `progress_time()`: what it has computed itself, inside `WorkType::test`, and what communicators of its own have, so far; for the statistics, too.
 template <class X, class B>
 concept ExchangePolicy = std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
                          requires(X& exchange, const X& constant, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {

@@ -10,7 +10,8 @@ namespace gradsync::inline v0::detail {
 ///
 /// Stage, default-constructible and movable:
 /// - `next(work)` is called when `work` is complete: it does what is to be done then, and starts the next collective in `work`, or leaves
-///   it complete. True while there is more to follow.
+///   it complete. True while there is more to follow. Where it throws, because the thread may not communicate, say, whoever tests or waits next calls it again: what
+///   it has done by then it has to know.
 /// - `drop()`: the rest will not happen; the other ranks are not to wait for it. Never throws.
 ///
 /// Buckets are tested and waited for in their order, one after the other: so all ranks start the collectives of one stage in one order. Those

@@ -20,7 +20,6 @@
 #include "options.hpp"
 #include "passes.hpp"
 #include "readiness.hpp"
-#include "spin_lock.hpp"
 #include "watch.hpp"
 
 namespace gradsync::inline v0::detail {
@@ -225,8 +224,9 @@ private:
     Flight<typename Exchange::template WorkType<B>> flight_;
     double weight_ = 1;
     bool has_batch_ = true;
-    SpinLock launching_;
-    std::mutex polling_;  ///< not a spin lock: who waits for memory waits for a collective
+    // No spin locks: who waits for memory waits for a collective, and a compressor computes for milliseconds when a bucket leaves.
+    std::mutex polling_;
+    std::mutex launching_;
     Land land_{*this};
     Await await_{*this};
 };

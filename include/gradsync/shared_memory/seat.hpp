@@ -361,7 +361,9 @@ private:
     void report_dead(std::uint64_t n, const Whole* whole) noexcept {
         const std::uint64_t first = first_unstarted(n);
         for (int r = 0; r < board_->size(); ++r) {
-            const bool needed = !board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n;
+            // Busy: it died in the middle of some work, which may be another's share.
+            const bool needed = !board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n ||
+                                board_->presence(r).busy.load(std::memory_order_acquire) != 0;
             const int culprit = board_->world_rank(r);
             if (!needed || board_->done(first) || board_->world().alive(culprit)) continue;
             board_->world().fail(collective::died(name(first, whole), culprit));

@@ -251,7 +251,7 @@ TEST_CASE("NcclBackend: a group that an exception leaves is not launched, and en
             if (comm.rank() == 1) comm.host().barrier().wait();  // may hear of it already
             comm.host().barrier().wait();
         });
-        findings.check(error && error->errc() == Errc::abandoned && error->context().peer == 0, error ? error->what() : "nothing was thrown");
+        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 0, error ? error->what() : "nothing was thrown");
     });
 }
 

@@ -89,7 +89,7 @@ TEST_CASE("gradient descent with compressed gradients comes where it comes witho
     CHECK(lossy > 5 * sparse);
 }
 
-TEST_CASE("ErrorFeedback: gradients are added with their scale; a scale of 0 leaves them out") {
+TEST_CASE("ErrorFeedback: gradients are added with their scale, what there is counts as much as its weight; a scale of 0 leaves gradients out") {
     std::vector<BucketContents> contents(2);
     contents[0] = {40, DType::bf16, {{2, 0, 7, {}}, {0, 32, 8, {}}}};
     contents[1] = {3000, DType::f32, {{3, 0, 3000, {}}}};
@@ -106,11 +106,20 @@ TEST_CASE("ErrorFeedback: gradients are added with their scale; a scale of 0 lea
     std::vector<BFloat16> halves(40, BFloat16(0.5f));
     std::vector<float> floats(3000, 3);
     for (const double scale : {1.0, 0.25, 0.0}) {
-        feedback.add(0, const_buffer(halves), scale);
-        feedback.add(1, const_buffer(floats), scale);
+        feedback.begin(0, const_buffer(halves), {scale, 1});
+        feedback.begin(1, const_buffer(floats), {scale, 1});
     }
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625));
     CHECK(numbers(feedback.parameter(3)) == std::vector<double>(3000, 3.75));
+
+    // For a weight of 4 four times as much, and as much as before again afterwards.
+    feedback.begin(0, const_buffer(halves), {4, 4});
+    CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 4 * 0.625 + 4 * 0.5));
+    feedback.settle(0, 40, 4);
+    CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 1.125));
+    feedback.begin(0, const_buffer(std::vector<BFloat16>(40, BFloat16(-0.5f))), {1, 0});  // as in a sum
+    feedback.settle(0, 40, 1);
+    CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625));
 
     // In another plan, other places: what there was moves along.
     contents = {{3040, DType::f32, {{3, 0, 3000, {}}, {2, 3008, 7, {}}}}, {8, DType::bf16, {{0, 0, 8, {}}}}};

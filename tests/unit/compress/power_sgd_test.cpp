@@ -5,13 +5,21 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <type_traits>
 #include <vector>
 
+#include <gradsync/backend/faulty.hpp>
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/overlap/overlap_backward_thread.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/random.hpp"
@@ -155,6 +163,38 @@ TEST_CASE("PowerSgd: vectors, small matrices and what has no shape travel exactl
                 }
             }) == "");
         }
+}
+
+TEST_CASE("PowerSgd: a thread that may not communicate finds P complete, and the one that may goes on: nothing is lost, or done twice") {
+    using Faulty = FaultyBackend<ThreadBackend>;
+    const auto results = [](auto overlap, std::atomic<int>& refused) {
+        constexpr bool polls_from_a_thread = std::is_same_v<decltype(overlap), OverlapBackwardThread>;
+        std::vector<Bytes> found(4);
+        CHECK(findings(2, [&](ThreadBackend comm, Finding&) {
+            const auto rank = static_cast<std::size_t>(comm.rank());
+            const auto own = std::this_thread::get_id();
+            const Faulty faulty(comm, [&, own](const FaultPoint&) {
+                if (std::this_thread::get_id() == own) return;
+                ++refused;
+                throw std::runtime_error("this thread may not communicate");
+            });
+            std::vector<Tensor> model;
+            model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
+            Reducer<Faulty, PerParameter, decltype(overlap), PowerSgd<Faulty>> sync(faulty, model, {}, {}, {}, PowerSgd<Faulty>({.start_step = 0}));
+            for (int step = 0; step < 3; ++step) {
+                backward(sync, model, comm.rank(), step);
+                for (int ms = 0; polls_from_a_thread && refused == 0 && ms < 5000; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                sync.finish();
+            }
+            found[rank] = bytes_of(sync.gradient_view(0));
+            found[2 + rank] = bytes_of(sync.exchange().residual(0));
+        }) == "");
+        return found;
+    };
+    std::atomic<int> none{0}, some{0};
+    CHECK(results(OverlapBackwardThread(), some) == results(NoOverlap(), none));
+    CHECK(none == 0);
+    CHECK(some > 0);
 }
 
 TEST_CASE("PowerSgd: what travels, by shape, rank and min_compression_rate") {

@@ -18,9 +18,9 @@ using kernel::detail::Quantize, kernel::detail::SumQuantized;
 
 namespace {
 
-constexpr std::size_t block = kernel::quantized_block;
+constexpr std::size_t per_step = kernel::quantized_block;  // elements of one step
 constexpr unsigned all_bits[] = {1, 4, 8};
-constexpr std::size_t counts[] = {0, 1, 2, 7, 8, 9, 31, 33, 255, 256, 257, 264, 511, 1000, 4099};
+constexpr std::size_t quantized_counts[] = {0, 1, 2, 7, 8, 9, 31, 33, 255, 256, 257, 264, 511, 1000, 4099};
 
 /// Of magnitudes from 1e-3 to 1e3, blocks apart.
 std::vector<float> some_numbers(std::size_t count, unsigned seed = 1) {
@@ -28,7 +28,7 @@ std::vector<float> some_numbers(std::size_t count, unsigned seed = 1) {
     std::uint32_t state = seed * 2654435761u;
     for (std::size_t i = 0; i < count; ++i) {
         state = state * 1664525u + 1013904223u;
-        numbers[i] = (static_cast<float>(state >> 8) / static_cast<float>(1 << 23) - 1) * std::pow(10.0f, static_cast<float>(i / block % 7) - 3);
+        numbers[i] = (static_cast<float>(state >> 8) / static_cast<float>(1 << 23) - 1) * std::pow(10.0f, static_cast<float>(i / per_step % 7) - 3);
     }
     return numbers;
 }
@@ -63,14 +63,14 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST_CASE("quantize: what is read and what is left are the number, each level is the nearest one") {
     for (const unsigned bits : all_bits)
-        for (const std::size_t count : counts) {
+        for (const std::size_t count : quantized_counts) {
             CAPTURE(bits);
             CAPTURE(count);
             const std::vector<float> numbers = some_numbers(count);
             const Written written = write(numbers, bits);
             const std::vector<float> said = read(written.words, count, bits);
-            for (std::size_t first = 0; first < count; first += block) {
-                const std::size_t end = std::min(first + block, count);
+            for (std::size_t first = 0; first < count; first += per_step) {
+                const std::size_t end = std::min(first + per_step, count);
                 double largest = 0, mean = 0;
                 for (std::size_t i = first; i < end; ++i) {
                     largest = std::max(largest, std::abs(static_cast<double>(numbers[i])));
@@ -116,8 +116,8 @@ TEST_CASE("quantize: what came of the last step is said in the next ones, so tha
             for (std::size_t i = 0; i < said.size(); ++i) said[i] += now[i];
             held = std::move(written.left);
         }
-        for (std::size_t first = 0; first < numbers.size(); first += block) {
-            const std::size_t end = std::min(first + block, numbers.size());
+        for (std::size_t first = 0; first < numbers.size(); first += per_step) {
+            const std::size_t end = std::min(first + per_step, numbers.size());
             float largest = 0;
             for (std::size_t i = first; i < end; ++i) largest = std::max(largest, std::abs(numbers[i]));
             for (std::size_t i = first; i < end; ++i)  // what is held back does not grow with the steps
@@ -129,10 +129,10 @@ TEST_CASE("quantize: what came of the last step is said in the next ones, so tha
 TEST_CASE("quantize: a block that is not finite is NaN, leaves nothing, and does not touch the others") {
     for (const unsigned bits : all_bits)
         for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()})
-            for (const std::size_t place : {std::size_t{0}, block - 1, 2 * block + 5}) {
+            for (const std::size_t place : {std::size_t{0}, per_step - 1, 2 * per_step + 5}) {
                 CAPTURE(bits);
                 CAPTURE(place);
-                std::vector<float> numbers = some_numbers(2 * block + 10);
+                std::vector<float> numbers = some_numbers(2 * per_step + 10);
                 const Written without = write(numbers, bits);
                 const std::vector<float> usual = read(without.words, numbers.size(), bits);
                 numbers[place] = bad;
@@ -140,7 +140,7 @@ TEST_CASE("quantize: a block that is not finite is NaN, leaves nothing, and does
                 const std::vector<float> said = read(written.words, numbers.size(), bits);
                 std::size_t wrong = 0;
                 for (std::size_t i = 0; i < numbers.size(); ++i) {
-                    const bool lost = i / block == place / block;
+                    const bool lost = i / per_step == place / per_step;
                     wrong += lost ? !std::isnan(said[i]) || written.left[i] != 0 : said[i] != usual[i] || written.left[i] != without.left[i];
                 }
                 CHECK(wrong == 0);
@@ -156,7 +156,7 @@ TEST_CASE("quantize: a block of zeros, and one too small to have a step, say not
             CHECK(written.left == numbers);
             CHECK(read(written.words, 300, bits) == std::vector<float>(300));
         }
-        for (const std::size_t count : counts) {
+        for (const std::size_t count : quantized_counts) {
             std::vector<float> largest(count, std::numeric_limits<float>::max());
             if (count > 7) largest[7] = -largest[7];
             const Written written = write(largest, bits);
@@ -170,7 +170,7 @@ TEST_CASE("quantize: a block of zeros, and one too small to have a step, say not
 
 TEST_CASE("quantize: messages are added up in their order, times a factor") {
     for (const unsigned bits : all_bits)
-        for (const std::size_t count : counts) {
+        for (const std::size_t count : quantized_counts) {
             CAPTURE(bits);
             CAPTURE(count);
             constexpr std::size_t messages = 3, gap = 5;
@@ -194,7 +194,7 @@ namespace {
 
 template <unsigned bits>
 void check_instruction_sets() {
-    for (const std::size_t count : counts) {
+    for (const std::size_t count : quantized_counts) {
         std::vector<float> left, sums;
         std::vector<std::uint32_t> words;
         for (const kernel::Isa isa : gradsync_test::all_isas) {

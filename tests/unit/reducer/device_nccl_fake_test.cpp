@@ -1,5 +1,6 @@
 // ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 120
 // The Reducer on device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
+#include <gradsync/backend/faulty.hpp>
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
@@ -11,6 +12,7 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -208,30 +210,15 @@ TEST_CASE("Reducer on devices: gathers that leave together are waited for one by
     CHECK(gradsync_fake::misuses() == 0);
 }
 
-namespace {
-
-/// NcclBackend whose `all_gather` throws when it was called so often; -1: never.
-class Stumbling : public NcclBackend {
-public:
-    explicit Stumbling(NcclBackend backend) : NcclBackend(std::move(backend)) {}
-    Stumbling split(int color, int key) { return Stumbling(NcclBackend::split(color, key)); }
-    Stumbling duplicate() { return Stumbling(NcclBackend::duplicate()); }
-    WorkType all_gather(ConstBufferView in, BufferView out) {
-        if (*left_ >= 0 && (*left_)-- == 0) throw std::runtime_error("this rank has stumbled");
-        return NcclBackend::all_gather(in, out);
-    }
-    void stumble_after(int calls) { *left_ = calls; }
-
-private:
-    std::shared_ptr<int> left_ = std::make_shared<int>(-1);  ///< copies are the same rank
-};
-
-}  // namespace
-
 TEST_CASE("Reducer on devices: an exception out of a gather's start leaves none of its group on the device, and ends all ranks") {
     gradsync_test::Findings findings;
+    using Stumbling = FaultyBackend<NcclBackend>;
+    std::atomic<int> gathers{-1};  // that rank 0 may start yet; -1: all
+    const Stumbling::Fault fault = [&](const FaultPoint& at) {
+        if (at.rank == 0 && at.operation == "all_gather" && gathers >= 0 && gathers-- == 0) throw std::runtime_error("this rank has stumbled");
+    };
     gradsync_test::run_rank_threads(
-        2, [](auto& rendezvous) { return Stumbling(NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)})); },
+        2, [&](auto& rendezvous) { return Stumbling(NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}), fault); },
         [&](Stumbling comm) {
             std::vector<gradsync_test::Numbers<NcclBackend>> gradients;
             std::vector<ParameterView> views;
@@ -242,7 +229,7 @@ TEST_CASE("Reducer on devices: an exception out of a gather's start leaves none 
             {
                 Reducer<Stumbling, PerParameter, OverlapForward> sync(comm, views);
                 for (std::size_t i = 4; i-- > 0;) sync.mark_ready(i);
-                if (comm.rank() == 0) comm.stumble_after(2);
+                if (comm.rank() == 0) gathers = 2;
                 comm.host().barrier().wait();
                 const int before = gradsync_fake::launches();
                 comm.host().barrier().wait();
@@ -258,7 +245,7 @@ TEST_CASE("Reducer on devices: an exception out of a gather's start leaves none 
                 findings.check(gradsync_fake::launches() == before, "a part of the gathers was launched");
             }
             if (comm.rank() == 0) findings.check(text == "this rank has stumbled", text);
-            else findings.check(peer == 0 && text.find("all_gather") != std::string::npos, text);
+            else findings.check(peer == 0 && text.find("rank 0 failed: this rank has stumbled") != std::string::npos, text);
         });
     CHECK(gradsync_fake::misuses() == 0);
 }

@@ -133,7 +133,7 @@ TEST_CASE("StagedWork: one that is dropped with more to follow says so once, whe
     CHECK(log == "!x");
 }
 
-TEST_CASE("StagedWork: a stage that throws is dropped") {
+TEST_CASE("StagedWork: a stage that throws is called again; one that throws to the end is dropped") {
     StageLog log;
     {
         LoggedWork work(CountedWork{&log, 1}, LoggedStage{&log, 'a', 'c', true});

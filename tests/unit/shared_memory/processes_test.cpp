@@ -251,6 +251,32 @@ TEST_CASE("processes: a rank that stops in the middle of some work is named, who
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
 
+TEST_CASE("processes: a rank that is killed in the middle of another's share is named, long before the limit, also where its own is done") {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto ends = run_processes(3, 60s, [](Rank& rank) {
+        sm::Board& board = rank.seat.board();
+        rank.wait({});
+        const std::uint64_t n = rank.seat.start(all_reduce(rank.own, elements));
+        while (!board.all_arrived(n)) ::usleep(100);
+        if (rank.rank == 1) {
+            board.presence(1).busy = 1;
+            board.share(n, 2).next.fetch_add(1);
+            while (board.share(n, 1).done.load() <= n) ::usleep(100);  // the others work on it
+            ::kill(::getpid(), SIGKILL);
+        }
+        while (board.share(n, 2).next.load() == 0) ::usleep(100);
+        try {
+            rank.seat.wait(n);
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::peer_failed && error.context().peer == 1, error.what());
+            expect(std::strstr(error.what(), "the process of rank 1 died while all_reduce") != nullptr, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>{"ok", "signal 9", "ok"});
+    CHECK(std::chrono::steady_clock::now() - begin < 30s);
+}
+
 TEST_CASE("processes: a rank that stops between the pieces of a collective is named, and the collective is the one that was asked for") {
     const auto ends = run_engines(3, 3, [](sm::ProcessEngine& engine, int) {
         std::vector<float> own(5'000'000, 1.0f);  // not reached by the others, so staged, in more pieces than are in flight
