@@ -104,13 +104,12 @@ public:
     }
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
-    /// In the middle of a step, of which buckets have left already, the communicator fails on every rank: an exception has ended the step, or
-    /// `finish()` was not called.
+    /// Where buckets are in flight, as an exception has ended the step or `finish()` was not called, the communicator fails on every rank.
     ~Reducer() {
         overlap_.detach();
-        if (step_.launched() != 0 && !step_.alone() && !failure_.failed())
-            backend_.fail(std::uncaught_exceptions() > 0 ? "an exception ended its step when buckets had left already"
-                                                         : "its Reducer was destroyed when buckets of a step had left already; call finish() first");
+        if (!failure_.failed() && in_flight_at_last())
+            backend_.fail(std::uncaught_exceptions() != exceptions_ ? "an exception ended its step with buckets in flight"
+                                                                    : "its Reducer was destroyed with buckets in flight; call finish() first");
         if constexpr (decoupled)
             if (failure_.failed()) gathers_.drop();
     }
@@ -469,6 +468,16 @@ private:
         else return exchange;
     }
 
+    /// May they be complete by now?
+    bool in_flight_at_last() noexcept {
+        try {
+            if (step_.in_flight()) step_.advance();
+        } catch (...) {
+            return false;  // the communicator has failed already
+        }
+        return step_.in_flight();
+    }
+
     bool all_ready() const noexcept {
         for (std::size_t b = step_.launched(); b < plan().size(); ++b)
             if (!readiness_.full(b)) return false;
@@ -697,6 +706,7 @@ private:
     bool marks_watched_ = false;  ///< they are recorded, or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
     detail::FailureLatch failure_;
+    int exceptions_ = std::uncaught_exceptions();
 
     Engine<true> hook_{*this};
     Engine<false> background_{*this};

@@ -337,6 +337,26 @@ void check_compressor(const X& compressor, const X& late) {
             CHECK((zero[0] && zero[1] && zero[2]));
         }
     }
+    SUBCASE("gaps between parameters stay zero after what is not finite, and so does nothing else go wrong") {
+        bool zero[2] = {true, true}, finite[2] = {true, true};
+        train(2, {.options = {.gradients = GradientStorage::in_buckets}}, compressor, 1, [&](auto& trainee, int) {
+            const auto rank = static_cast<std::size_t>(trainee.sync.backend().rank());
+            for (int k = 0; k < 3; ++k) {
+                for (const std::size_t i : trainee.trainable()) {
+                    if (k == 0) trainee.fill(i, std::numeric_limits<double>::infinity());
+                    else trainee.fill(i, 1);
+                    trainee.sync.mark_ready(i);
+                }
+                trainee.sync.finish();
+                if (!trainee.gaps_are_zero()) zero[rank] = false;
+                for (const std::size_t i : trainee.trainable())
+                    for (const double x : numbers(trainee.sync.gradient_view(i)))
+                        if (k != 0 && !std::isfinite(x)) finite[rank] = false;
+            }
+        });
+        CHECK((zero[0] && zero[1]));
+        CHECK((finite[0] && finite[1]));
+    }
     SUBCASE("before its first step it is AllReduce") {
         for (const int ranks : {2, 3})
             for (const Script& script : scripts()) {

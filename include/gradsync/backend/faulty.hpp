@@ -15,7 +15,7 @@ namespace gradsync::inline v0 {
 /// A collective that a rank is about to start.
 struct FaultPoint {
     int rank = 0;                     ///< in its communicator
-    std::uint64_t number = 0;         ///< of the communicator's collectives: this rank has started so many before
+    std::uint64_t number = 0;         ///< of the communicator's collectives: this rank has been about to start so many before
     std::string_view operation = {};  ///< "all_reduce"
     std::size_t bytes = 0;            ///< of the largest buffer that it was given
 };
@@ -30,7 +30,8 @@ struct FaultPoint {
 ///
 /// All else is B's: its memory, its time limits, its bits. `fault` is shared by all copies of a handle, and by the communicators that are made
 /// of it, which count anew; it is called by whichever threads start collectives, the overlap policy's among them, on several ranks at a time. A rank
-/// that gets an exception from it has started nothing.
+/// that gets an exception from it has started nothing. Not asked are `split`, `duplicate` and what goes on in `host()` of a backend of device memory. An exception out of a
+/// collective that a thread for progress was to start (PowerSgd's second ones) stays in that thread: `finish()` starts it again.
 template <Backend B>
 class FaultyBackend : public B {
 public:

@@ -70,12 +70,10 @@ public:
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         if (const char* const refusal = bootstrap::refusal_of_thread(level)) refuse(Errc::invalid_argument, refusal);
-        {
-            const std::lock_guard lock(bootstrap::mpi_mutex());
-            MPI_Comm_rank(comm_, &rank_);
-            MPI_Comm_size(comm_, &size_);
-        }
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        const std::lock_guard lock(bootstrap::mpi_mutex());
+        MPI_Comm_rank(comm_, &rank_);
+        MPI_Comm_size(comm_, &size_);
         roll_call_.emplace(comm_, rank_, size_);
     }
 

@@ -105,8 +105,8 @@ private:
     MPI_Comm comm_;
     int tag_, rank_;
     std::shared_ptr<int> last_call_;
-    const int earlier_;  ///< the last call of the roll calls before this one
-    int call_ = 0;       ///< the number of the one under way
+    int earlier_;  ///< the last call of the roll calls before this one
+    int call_ = 0;  ///< the number of the one under way
     bool asked_ = false;
     std::vector<int> heard_;  ///< by rank: the last call that it is known to have come to
     std::vector<int> told_;   ///< by rank: the call that it was told of

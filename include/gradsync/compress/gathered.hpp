@@ -81,7 +81,10 @@ public:
             bucket.steps = seen;
             if (!is_compressible(contents[b].dtype)) continue;
             std::size_t elements = 0;
-            for (const BucketContents::Part& part : contents[b].parts) elements += part.count;
+            for (const BucketContents::Part& part : contents[b].parts) {
+                elements += part.count;
+                bucket.parts.push_back({part.offset, part.count});
+            }
             const std::size_t own = weight_words + codec_.words(b);
             if (own * size_ * sizeof(std::uint32_t) >= 2 * elements * size_of(contents[b].dtype)) continue;
             bucket.words = own;
@@ -139,6 +142,7 @@ private:
         std::size_t words = 0;  ///< of a rank's message, its weight among them; 0: the bucket travels whole
         std::size_t first = 0;  ///< of them in `gathered_`
         std::uint64_t steps = 0;
+        std::vector<NumbersOf> parts = {};  ///< where its parameters lie; between them it stays zero
     };
 
     std::uint32_t* message_of(const Bucket& bucket, std::size_t rank) const noexcept {
@@ -158,7 +162,7 @@ private:
         if (lost || weights == 0) {
             // As in AllReduce, a mean of no weight is 0. What was to travel stays.
             if (unit != 0) codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
-            fill(bucket, lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
+            for (const NumbersOf& part : own.parts) fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
         } else {
             codec_.add_up(b, Messages{message_of(own, 0) + weight_words, own.words, size_}, static_cast<float>(1 / weights), bucket);
         }

@@ -109,10 +109,13 @@ private:
         const std::uint32_t step_bits = std::bit_cast<std::uint32_t>(step);
         const bool lost = step_bits > infinity_bits;
         const float inverse = lost || step_bits == 0 ? 0 : 1 / step;
-        int levels[quantized_block];
         if (lost)
             for (std::size_t i = 0; i < n; ++i) x[i] = 0;
-        for (std::size_t i = 0; i < n; ++i) levels[i] = level_of(x[i], inverse);
+        alignas(64) float steps[quantized_block] = {};
+        for (std::size_t i = 0; i < n; ++i) steps[i] = x[i] * inverse;
+        round_now(steps);
+        int levels[quantized_block];
+        for (std::size_t i = 0; i < n; ++i) levels[i] = bits == 1 ? sign_of(x[i]) : nearest_level(steps[i]);
         const std::size_t of_levels = (n * bits + 7) / 8, size = (of_levels + 3) / 4 * 4;
         std::uint8_t bytes[quantized_block];
         Levels<bits>::write(levels, n, bytes);
@@ -128,37 +131,31 @@ private:
 
     /// 0 where it would be a denormal number.
     GRADSYNC_ALWAYS_INLINE static float step_of(const float* x, std::size_t n) {
-        constexpr std::size_t lanes = 16;
-        std::uint32_t largest[lanes] = {};
-        float sums[lanes] = {};
-        const float part = 1 / static_cast<float>(n);
-        std::size_t first = 0;
-        for (; first + lanes <= n; first += lanes)
-            for (std::size_t k = 0; k < lanes; ++k) add_to_step(x[first + k], part, largest[k], sums[k]);
-        for (std::size_t k = 0; first + k < n; ++k) add_to_step(x[first + k], part, largest[k], sums[k]);
-        std::uint32_t all = 0;
-        float sum = 0;
-        for (std::size_t k = 0; k < lanes; ++k) {
-            if (all < largest[k]) all = largest[k];
-            sum += sums[k];
-        }
-        if (all >= infinity_bits) return std::numeric_limits<float>::quiet_NaN();
-        const float step = bits == 1 ? sum : std::bit_cast<float>(all) / Levels<bits>::most;
+        std::uint32_t largest = 0;
+        for (std::size_t i = 0; i < n; ++i) largest = largest < magnitude_bits(x[i]) ? magnitude_bits(x[i]) : largest;
+        if (largest >= infinity_bits) return std::numeric_limits<float>::quiet_NaN();
+        float step = std::bit_cast<float>(largest) / Levels<bits>::most;
+        if constexpr (bits == 1) step = mean_magnitude(x, n);
         constexpr float limit = std::numeric_limits<float>::max() / Levels<bits>::most * (1 - std::numeric_limits<float>::epsilon());  // rounding may not make it infinite
         return step < std::numeric_limits<float>::min() ? 0 : step < limit ? step : limit;
     }
-    GRADSYNC_ALWAYS_INLINE static void add_to_step(float x, float part, std::uint32_t& largest, float& sum) {
-        const std::uint32_t magnitude = magnitude_bits(x);
-        if (largest < magnitude) largest = magnitude;
-        if constexpr (bits == 1) sum += std::bit_cast<float>(magnitude) * part;  // of parts: it does not overflow
+    GRADSYNC_ALWAYS_INLINE static float mean_magnitude(const float* x, std::size_t n) {
+        constexpr std::size_t lanes = 16;
+        const float part = 1 / static_cast<float>(n);
+        alignas(64) float parts[quantized_block] = {};  // of the mean, divided first: their sum does not overflow
+        for (std::size_t i = 0; i < n; ++i) parts[i] = std::bit_cast<float>(magnitude_bits(x[i])) * part;
+        round_now(parts);
+        float sums[lanes] = {};
+        for (std::size_t first = 0; first < quantized_block; first += lanes)
+            for (std::size_t k = 0; k < lanes; ++k) sums[k] += parts[first + k];
+        float mean = 0;
+        for (const float sum : sums) mean += sum;
+        return mean;
     }
-    GRADSYNC_ALWAYS_INLINE static int level_of(float x, float inverse) {
-        if constexpr (bits == 1) {
-            return std::bit_cast<std::uint32_t>(x) >> 31 != 0 ? -1 : 1;
-        } else {
-            const int level = static_cast<int>(x * inverse + (x < 0 ? -0.5f : 0.5f));
-            return level > Levels<bits>::most ? Levels<bits>::most : level < -Levels<bits>::most ? -Levels<bits>::most : level;
-        }
+    GRADSYNC_ALWAYS_INLINE static int sign_of(float x) { return std::bit_cast<std::uint32_t>(x) >> 31 != 0 ? -1 : 1; }
+    GRADSYNC_ALWAYS_INLINE static int nearest_level(float steps) {
+        const int level = static_cast<int>(steps + (steps < 0 ? -0.5f : 0.5f));
+        return level > Levels<bits>::most ? Levels<bits>::most : level < -Levels<bits>::most ? -Levels<bits>::most : level;
     }
 };
 

@@ -42,16 +42,17 @@ struct HelloRoute {
 /// started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
 class Flight {
 public:
-    /// `room`: the most bytes that a hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
+    /// `room`: the most bytes that any hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
     Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
-        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), few_owners_(few_owners), room_(room), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
+        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), few_owners_(few_owners), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
           place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
 
-    void start(std::uint64_t number, const Call& call, const KnownMemory& known, const HelloRoute& route) {
+    /// `room`: of this one's hello.
+    void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
         number_ = number;
         call_ = call;
-        sent_ = heard_ = complete_ = false;
+        sent_ = heard_ = complete_ = asks_ = false;
         const std::size_t width = size_of(call.dtype);
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
@@ -59,7 +60,7 @@ public:
         owners_ = ranks_;
         if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
             owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / least_share, 1, static_cast<std::size_t>(ranks_)));
-        small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room_;
+        small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
         in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
@@ -95,8 +96,10 @@ public:
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
     /// Is it rank 0's answer that this rank waits for? Then rank 0 may have started it, and others may not.
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
-    /// Has that rank, which has started it, not sent all that it brings?
-    bool owes(int rank) const noexcept { return rests_in_[index(rank)] != Transport::no_ticket; }
+    /// Has that rank, which has started it, not sent all that it brings, or not taken all that is brought to it?
+    bool owes(int rank) const noexcept {
+        return rests_in_[index(rank)] != Transport::no_ticket || (asks_ && rests_out_[index(rank)] != Transport::no_ticket);
+    }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
     /// The calls fit.
@@ -109,7 +112,12 @@ public:
 
     /// All that there is comes with the hellos.
     bool small() const noexcept { return small_; }
-    bool is_all_here(Transport& transport) { return transport.finish_all(rests_in_); }
+    /// And has what this rank brings left, where the others had to be asked first? It may do something else for long once the collective is complete, and
+    /// they are not to wait for that.
+    bool is_all_here(Transport& transport) {
+        const bool here = transport.finish_all(rests_in_);
+        return (!asks_ || transport.finish_all(rests_out_)) && here;
+    }
 
     /// One that is not small was accepted: the hub says so to those that wait for it.
     void answer(const HelloRoute& route) {
@@ -201,7 +209,9 @@ private:
             const std::size_t all = sizeof(Call) + bytes(r);
             const HelloRoute::Streams& streams = is_hub() ? route.answers : route.hellos;
             hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
-            if (all > first_) rests_out_[index(r)] = send_rest(route.transport, to, streams, own + first_, all - first_);
+            if (all <= first_) continue;
+            asks_ = asks_ || !route.transport.in_parts(all - first_);
+            rests_out_[index(r)] = send_rest(route.transport, to, streams, own + first_, all - first_);
         }
     }
 
@@ -230,12 +240,12 @@ private:
     const int ranks_;
     const int rank_;
     const bool few_owners_;
-    const std::size_t room_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
     const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
+    bool asks_ = false;  ///< what follows the hello is one message, which asks the receiver before it leaves
     bool in_is_known_ = false, out_is_known_ = false;
     std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, as most of it may never be used
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;

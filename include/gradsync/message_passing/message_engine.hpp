@@ -246,9 +246,12 @@ private:
     /// Nobody rings when a message comes: naps are short.
     collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }
 
-    /// Of what a hello carries: as much as costs no more than another round trip. Two ranks send one another all of it, which is no more than
-    /// a share and its result.
-    static constexpr std::size_t hello_room(std::size_t ranks) noexcept { return (ranks == 2 ? 128 : 32) * 1024 / ranks / 64 * 64; }
+    /// Of what a hello carries: as much as costs no more than another round trip. For some operations two ranks send one another no more so than a share
+    /// and its result.
+    static constexpr std::size_t hello_room(std::size_t ranks, Operation operation) noexcept {
+        const bool no_more = ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather);
+        return (no_more ? 128 : 32) * 1024 / ranks / 64 * 64;
+    }
 
     enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
@@ -268,11 +271,11 @@ private:
 
     std::uint64_t begin(const Call& call) {
         const std::uint64_t n = next_;
-        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size()), world_->transport().quick_bytes(), shares_cores_));
+        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce), world_->transport().quick_bytes(), shares_cores_));
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
-            started->start(n, call, *known_, hello_route_);
+            started->start(n, call, hello_room(world_ranks_.size(), call.operation), *known_, hello_route_);
         } catch (const std::exception& error) {
             fail_transport(error);
         }

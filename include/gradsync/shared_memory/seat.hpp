@@ -362,10 +362,13 @@ private:
         const std::uint64_t first = first_unstarted(n);
         for (int r = 0; r < board_->size(); ++r) {
             // Busy: it died in the middle of some work, which may be another's share.
-            const bool needed = !board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n ||
-                                board_->presence(r).busy.load(std::memory_order_acquire) != 0;
+            const auto is_needed = [&] {
+                return !board_->done(first) && (!board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n ||
+                                                board_->presence(r).busy.load(std::memory_order_acquire) != 0);
+            };
             const int culprit = board_->world_rank(r);
-            if (!needed || board_->done(first) || board_->world().alive(culprit)) continue;
+            if (!is_needed() || board_->world().alive(culprit)) continue;
+            if (!is_needed()) continue;  // it has done its part, and left, while this rank asked
             board_->world().fail(collective::died(name(first, whole), culprit));
             return;
         }
