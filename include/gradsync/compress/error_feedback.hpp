@@ -60,10 +60,6 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
-/// What a rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's mean, whatever the weights are
-/// then. Its scale where only others have weights, as in a sum. 0: it brings nothing, and keeps all.
-constexpr double unit_of(Contribution own) noexcept { return own.weight != 0 ? own.weight : own.scale; }
-
 /// What a rank's gradients had that did not travel: it is added to those of the next step, so that nothing is lost, only late ("error feedback":
 /// Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets; between steps as a part of the mean, for a weight of 1.
 class ErrorFeedback {
@@ -88,12 +84,20 @@ public:
     float* bucket(std::size_t b) const noexcept { return residuals_.at(first_[b]); }
     BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
 
+    /// What this rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's mean, whatever the
+    /// weights are then. With a gradient, but of no weight, as much as in the last step that had one; its scale if only others have weights, as in a sum. 0: the rank
+    /// brings nothing, and keeps all.
+    double unit_of(Contribution own) noexcept {
+        if (own.weight != 0) return last_weight_ = own.weight;
+        return own.scale != 0 && last_weight_ != 0 ? last_weight_ : own.scale;
+    }
+
     /// All of bucket b becomes what this rank has for the step's sum: residual = unit residual + scale gradient. A scale of 0 says that the gradients are not to
     /// be used; the unit is not 0. `settle` ends it.
-    void begin(std::size_t b, ConstBufferView gradients, Contribution own) const {
+    void begin(std::size_t b, ConstBufferView gradients, double scale, double unit) const {
         const BufferView residual = {bucket(b), gradients.count};
-        if (const double unit = unit_of(own); unit != 1) kernel::scale(residual, unit);
-        add(residual, gradients, own.scale);
+        if (unit != 1) kernel::scale(residual, unit);
+        add(residual, gradients, scale);
     }
     /// What is left of it is for the next step.
     void settle(std::size_t b, std::size_t count, double unit) const {
@@ -108,7 +112,7 @@ public:
 
     /// Bucket b, which is compressible, travels whole: what there is of it, from another plan or a checkpoint, goes into it. Returns what
     /// this rank brings then.
-    Contribution release(std::size_t b, BufferView gradients, Contribution own) const {
+    Contribution release(std::size_t b, BufferView gradients, Contribution own) {
         const BufferView residual = {bucket(b), gradients.count};
         const double unit = unit_of(own);
         if (unit == 0 || kernel::largest_magnitude(bucket(b), gradients.count) == 0) return own;
@@ -138,6 +142,7 @@ private:
 
     Remembered<kernel::HostBuffer> residuals_;
     std::vector<std::size_t> first_;  ///< by bucket: its first number
+    double last_weight_ = 0;          ///< that was not 0
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -55,7 +55,7 @@ public:
         GatheredExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double unit = 1;  ///< of the residual, see unit_of
+        double unit = 1;  ///< of the residual, see ErrorFeedback
 
         bool next(typename B::WorkType& work) {
             work = {};
@@ -100,13 +100,13 @@ public:
         const bool early = own.steps++ < start_step_;
         if (early || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.words == 0) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
-        const double unit = unit_of(contribution);
+        const double unit = residuals_.unit_of(contribution);
         double weight = contribution.weight;
         std::uint32_t* const message = message_of(own, rank_);
         if (unit == 0) {
             std::memset(message, 0, own.words * sizeof(std::uint32_t));
         } else {
-            residuals_.begin(b, bucket, contribution);
+            residuals_.begin(b, bucket, contribution.scale, unit);
             if (!codec_.write(b, residuals_.bucket(b), bucket.count, message + weight_words)) {
                 residuals_.forget_infinite(b, bucket.count);
                 weight = std::numeric_limits<double>::quiet_NaN();

@@ -58,22 +58,22 @@ public:
         PowerSgd* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        Contribution own;
+        double weight = 1, unit = 1;  ///< of this rank, and of its residual, see ErrorFeedback
         enum class Has { nothing, left, right } has = Has::nothing;
 
         /// May be called again where it has thrown, by a thread that may communicate.
         bool next(typename B::WorkType& work) {
             if (has == Has::nothing) {
-                owner->make_right(b, own);
+                owner->make_right(b, unit);
                 has = Has::left;
             }
             if (has == Has::left) {
-                work = owner->average_right(b, own);
+                work = owner->average_right(b, weight);
                 has = Has::right;
                 return true;
             }
             work = {};
-            owner->expand(b, bucket, own);
+            owner->expand(b, bucket, unit);
             return false;
         }
         void drop() noexcept { owner->second_->fail("the exchange of a bucket was dropped before it was complete"); }
@@ -115,14 +115,15 @@ public:
         if (step < options_.start_step || !detail::is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         second_->set_timeout(backend.timeout());
-        if (detail::unit_of(contribution) == 0) {
+        const double unit = residuals_.unit_of(contribution);
+        if (unit == 0) {
             std::memset(left_of(own), 0, own.left_count * sizeof(float));
         } else {
-            residuals_.begin(b, bucket, contribution);
+            residuals_.begin(b, bucket, contribution.scale, unit);
             make_left(b, step);
         }
         // The ranks' own gradients are in these numbers with their scale already.
-        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}), Rest{this, b, bucket, contribution});
+        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}), Rest{this, b, bucket, contribution.weight, unit});
     }
 
     template <class Any>
@@ -240,8 +241,7 @@ private:
     }
 
     /// All ranks have P: each computes its Q, and keeps what the two do not say.
-    void make_right(std::size_t b, Contribution contribution) {
-        const bool brings = detail::unit_of(contribution) != 0;
+    void make_right(std::size_t b, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         float* left = left_of(own);
@@ -249,7 +249,7 @@ private:
         for (const Matrix& m : own.matrices) {
             float* const sum = residuals_.bucket(b) + m.offset;
             const bool finite = kernel::orthonormalise(left, m.rows, m.rank);
-            if (finite && !brings) {
+            if (finite && unit == 0) {
                 std::memset(right, 0, m.rank * m.columns * sizeof(float));
             } else if (finite) {
                 kernel::left_times(sum, m.rows, m.columns, left, m.rank, right);
@@ -263,13 +263,13 @@ private:
         }
         computed_ += std::chrono::steady_clock::now() - begin;
     }
-    typename B::WorkType average_right(std::size_t b, Contribution contribution) {
+    typename B::WorkType average_right(std::size_t b, double weight) {
         const Bucket& own = buckets_[b];
-        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, contribution.weight});
+        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
     }
 
     /// All ranks have P and Q.
-    void expand(std::size_t b, BufferView bucket, Contribution contribution) {
+    void expand(std::size_t b, BufferView bucket, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         float* left = left_of(own);
@@ -288,7 +288,7 @@ private:
             kernel::copy(ConstBufferView{left, part.count}, bucket.subview(part.offset, part.count));
             left += part.count;
         }
-        if (const double unit = detail::unit_of(contribution); unit != 0) residuals_.settle(b, bucket.count, unit);
+        if (unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;
     }
 

@@ -13,7 +13,7 @@ constexpr Contribution contribution_of(const ReducerOptions& options, int rank, 
         // A sum is a mean whose weights add up to 1.
         case Averaging::sum: return {has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0};
         case Averaging::weighted_mean: return has_batch ? Contribution{weight, weight} : Contribution{0, 0};
-        case Averaging::mean_over_count: return has_batch && weight != 0 ? Contribution{1, weight} : Contribution{0, 0};  // of nothing: not read
+        case Averaging::mean_over_count: return has_batch ? Contribution{1, weight} : Contribution{0, 0};
     }
     return {};
 }

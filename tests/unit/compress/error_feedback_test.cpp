@@ -106,18 +106,18 @@ TEST_CASE("ErrorFeedback: gradients are added with their scale, what there is co
     std::vector<BFloat16> halves(40, BFloat16(0.5f));
     std::vector<float> floats(3000, 3);
     for (const double scale : {1.0, 0.25, 0.0}) {
-        feedback.begin(0, const_buffer(halves), {scale, 1});
-        feedback.begin(1, const_buffer(floats), {scale, 1});
+        feedback.begin(0, const_buffer(halves), scale, 1);
+        feedback.begin(1, const_buffer(floats), scale, 1);
     }
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625));
     CHECK(numbers(feedback.parameter(3)) == std::vector<double>(3000, 3.75));
 
     // For a weight of 4 four times as much, and as much as before again afterwards.
-    feedback.begin(0, const_buffer(halves), {4, 4});
+    feedback.begin(0, const_buffer(halves), 4, 4);
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 4 * 0.625 + 4 * 0.5));
     feedback.settle(0, 40, 4);
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 1.125));
-    feedback.begin(0, const_buffer(std::vector<BFloat16>(40, BFloat16(-0.5f))), {1, 0});  // as in a sum
+    feedback.begin(0, const_buffer(std::vector<BFloat16>(40, BFloat16(-0.5f))), 1, 1);
     feedback.settle(0, 40, 1);
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625));
 
@@ -135,4 +135,15 @@ TEST_CASE("ErrorFeedback: gradients are added with their scale, what there is co
     feedback.adopt_plan(contents);
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(9));
     CHECK(feedback.parameter(3).count == 0);
+}
+
+TEST_CASE("ErrorFeedback: what there is counts by the rank's weight, or by its last one, or, where only others have any, by its scale") {
+    gradsync::detail::ErrorFeedback feedback;
+    CHECK(feedback.unit_of({1, 0}) == 1);  // of a sum
+    CHECK(feedback.unit_of({0, 0}) == 0);
+    CHECK(feedback.unit_of({0, 1}) == 1);  // no batch, but in the divisor
+    CHECK(feedback.unit_of({1, 4096}) == 4096);
+    CHECK(feedback.unit_of({1, 0}) == 4096);  // a batch without tokens
+    CHECK(feedback.unit_of({0, 0}) == 0);     // none
+    CHECK(feedback.unit_of({8, 8}) == 8);
 }
