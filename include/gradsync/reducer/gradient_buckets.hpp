@@ -15,6 +15,7 @@
 #include "../core/parameter.hpp"
 #include "../core/shard_range.hpp"
 #include "../kernel/host_buffer.hpp"
+#include "../kernel/isa.hpp"
 #include "bucket_storage.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
@@ -127,7 +128,7 @@ public:
         summed_[i] = 1;
     }
     /// Gradient i is complete: it goes into its bucket, with what micro-batches left.
-    void deposit(std::size_t i) {
+    GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // of a mark, see Readiness
         if (!summed_[i]) return passes_.copy(parameters_[i].gradient, storage_.parameter(i));
         add_up(i);
         deposit_sum(i);
