@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../core/backend.hpp"
+#include "../core/math.hpp"
 
 namespace gradsync::inline v0 {
 
@@ -61,11 +62,11 @@ public:
         return B::broadcast(buffer, root);
     }
     WorkType gather(ConstBufferView in, BufferView out, int root) {
-        reach("gather", in.bytes() < out.bytes() ? out.bytes() : in.bytes());
+        reach("gather", detail::larger(in.bytes(), out.bytes()));
         return B::gather(in, out, root);
     }
     WorkType scatter(ConstBufferView in, BufferView out, int root) {
-        reach("scatter", in.bytes() < out.bytes() ? out.bytes() : in.bytes());
+        reach("scatter", detail::larger(in.bytes(), out.bytes()));
         return B::scatter(in, out, root);
     }
     WorkType barrier() {
