@@ -146,7 +146,7 @@ private:
     };
 
     /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
-    static constexpr std::size_t most_parts = 8;
+    static constexpr std::size_t most_parts = 5;
 
     /// `begin(ticket, from, part)`: the part that begins at byte `from`.
     template <class Begin>

@@ -52,7 +52,7 @@ public:
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
         number_ = number;
         call_ = call;
-        sent_ = heard_ = complete_ = asks_ = false;
+        sent_ = heard_ = complete_ = from_in_ = asks_ = false;
         const std::size_t width = size_of(call.dtype);
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
@@ -61,7 +61,9 @@ public:
         if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
             owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / least_share, 1, static_cast<std::size_t>(ranks_)));
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
-        in_is_known_ = !small_ && known.contains(call.in, call.in_count * width);
+        const std::size_t brought = brought_by(rank_);
+        const bool has_rest = sizeof(Call) + brought > first_;
+        in_is_known_ = (!small_ || has_rest) && known.contains(call.in, call.in_count * width);
         out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
 
         by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere && call.operation != Operation::barrier;
@@ -75,10 +77,11 @@ public:
                 rests_in_[index(r)] = receive_rest(route.transport, from, streams, hello_of(r) + first_, all - first_);
         }
         std::byte* const own = hello_of(rank_);
-        const std::size_t brought = brought_by(rank_);
         std::memcpy(own, &call, sizeof call);
         // What has no weight is not read: what is sent then, nobody reads.
-        if (brought != 0 && collective::contributes(call, rank_, rank_)) std::memcpy(own + sizeof(Call), call.in, std::min(brought, call.in_count * width));
+        const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? std::min(brought, call.in_count * width) : 0;
+        from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
+        if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
         if (!is_hub()) send_hellos(route, [&](int) { return brought; });
         sent_ = true;
     }
@@ -98,7 +101,7 @@ public:
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
     /// Has that rank, which has started it, not sent all that it brings, or not taken all that is brought to it?
     bool owes(int rank) const noexcept {
-        return rests_in_[index(rank)] != Transport::no_ticket || (asks_ && rests_out_[index(rank)] != Transport::no_ticket);
+        return rests_in_[index(rank)] != Transport::no_ticket || ((from_in_ || asks_) && rests_out_[index(rank)] != Transport::no_ticket);
     }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
@@ -112,11 +115,11 @@ public:
 
     /// All that there is comes with the hellos.
     bool small() const noexcept { return small_; }
-    /// And has what this rank brings left, where the others had to be asked first? It may do something else for long once the collective is complete, and
-    /// they are not to wait for that.
+    /// And has what this rank brings left, where results may be written over it, or the others had to be asked first? (It may do something else for long
+    /// once the collective is complete, and they are not to wait for that.)
     bool is_all_here(Transport& transport) {
         const bool here = transport.finish_all(rests_in_);
-        return (!asks_ || transport.finish_all(rests_out_)) && here;
+        return (!(from_in_ || asks_) || transport.finish_all(rests_out_)) && here;
     }
 
     /// One that is not small was accepted: the hub says so to those that wait for it.
@@ -187,10 +190,14 @@ private:
     /// Of what came with that rank's hello.
     std::byte* elements_of(int rank, std::size_t first = 0) noexcept { return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype); }
 
+    const void* brought(int rank, std::size_t first) noexcept {
+        return from_in_ && rank == rank_ ? static_cast<const std::byte*>(call_.in) + first * size_of(call_.dtype) : elements_of(rank, first);
+    }
+
     /// The result of an owner's share, from what came with the hellos. It may go where rank 0's elements are.
     void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, std::vector<const void*>& inputs) {
         const bool gathers = collective::in_is_shard(call_.operation);
-        for (int r = 0; r < ranks_; ++r) inputs[index(r)] = elements_of(r, gathers ? 0 : share.first);
+        for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
         if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&to, 1}, share.size());
         else if (const void* const from = inputs[index(gathers ? owner : call_.root)]; from != to) std::memcpy(to, from, share.size() * size_of(call_.dtype));
     }
@@ -202,6 +209,7 @@ private:
     template <class Bytes>
     void send_hellos(const HelloRoute& route, Bytes&& bytes) {
         const std::byte* const own = hello_of(rank_);
+        const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
             const int r = (rank_ + k) % ranks_;
             if (!talks_to(r)) continue;
@@ -211,7 +219,7 @@ private:
             hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
             if (all <= first_) continue;
             asks_ = asks_ || !route.transport.in_parts(all - first_);
-            rests_out_[index(r)] = send_rest(route.transport, to, streams, own + first_, all - first_);
+            rests_out_[index(r)] = send_rest(route.transport, to, streams, rest, all - first_);
         }
     }
 
@@ -245,7 +253,8 @@ private:
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
-    bool asks_ = false;  ///< what follows the hello is one message, which asks the receiver before it leaves
+    bool from_in_ = false;  ///< what follows the hello leaves from `in`
+    bool asks_ = false;     ///< what follows the hello is one message, which asks the receiver before it leaves
     bool in_is_known_ = false, out_is_known_ = false;
     std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, as most of it may never be used
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;

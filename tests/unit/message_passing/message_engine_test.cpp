@@ -3,11 +3,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <ranges>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -117,15 +120,22 @@ TEST_CASE("messages: a buffer of many rounds, in memory that is known and in mem
 
 namespace {
 
-void check_little_data(gs::collective::ProcessIdentity process) {
+/// `known`: what follows a hello leaves from the memory that the result goes to.
+void check_little_data(gs::collective::ProcessIdentity process, bool known) {
+    CAPTURE(known);
     const auto network = std::make_shared<LoopbackNetwork>(3);
     network->quick_bytes = 1000;
     const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
         const auto rank = static_cast<std::size_t>(own.rank());
-        std::vector<std::vector<float>> data;
+        constexpr std::size_t most = 600;
+        std::vector<std::span<float>> data;
         std::vector<std::uint64_t> numbers;
-        for (std::size_t count = 0; count <= 600; count += 7) {  // the hello is one message to 232 elements
-            data.emplace_back(count, static_cast<float>(count + rank));
+        const gs::collective::Memory lent = own.allocate(known ? most * most * sizeof(float) : 0);
+        std::vector<float> apart(known ? 0 : most * most);
+        const std::span<float> memory(known ? static_cast<float*>(lent.data()) : apart.data(), most * most);
+        for (std::size_t count = 0; count <= most; count += 7) {  // the hello is one message to 232 elements
+            data.push_back(memory.subspan(data.size() * most, count));
+            std::ranges::fill(data.back(), static_cast<float>(count + rank));
             Call call = all_reduce(data.back().data(), count);
             if (count % 2 == 1) {  // rank 1 brings nothing
                 call.op = gs::ReduceOp::mean;
@@ -143,11 +153,11 @@ void check_little_data(gs::collective::ProcessIdentity process) {
         Call barrier;
         own.wait(own.start(barrier));
         for (const std::uint64_t n : numbers) own.wait(n);
-        for (const std::vector<float>& values : data) {
+        for (const std::span<float> values : data) {
             const auto count = static_cast<float>(values.size());
             const bool keeps_own = values.size() % 8 == 4 && rank != 1;
             const float expected = values.size() % 2 == 1 ? count + 1 : values.size() % 4 == 2 ? count + 2 : keeps_own ? count + static_cast<float>(rank) : 3 * count + 3;
-            if (values != std::vector<float>(values.size(), expected)) throw std::runtime_error(std::to_string(values.size()) + " elements are wrong");
+            if (std::ranges::count(values, expected) != std::ssize(values)) throw std::runtime_error(std::to_string(values.size()) + " elements are wrong");
         }
     }, process);
     CHECK(errors == none);
@@ -158,8 +168,12 @@ constexpr gs::collective::ProcessIdentity on_two_cores{.machine = 1, .cores = 2}
 
 }  // namespace
 
-TEST_CASE("messages: little data travels with the hello, or follows it") { check_little_data({}); }
-TEST_CASE("messages: little data travels by way of one rank where ranks share cores") { check_little_data(on_two_cores); }
+TEST_CASE("messages: little data travels with the hello, or follows it") {
+    for (const bool known : {false, true}) check_little_data({}, known);
+}
+TEST_CASE("messages: little data travels by way of one rank where ranks share cores") {
+    for (const bool known : {false, true}) check_little_data(on_two_cores, known);
+}
 
 TEST_CASE("messages: what a quick hello has no room for follows in one message") {
     const auto sent = [](std::size_t count, gs::collective::ProcessIdentity process = {}) {
