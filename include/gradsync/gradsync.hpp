@@ -1,5 +1,9 @@
 #pragma once
 
+#if !(__cplusplus >= 202002L || (defined(_MSVC_LANG) && _MSVC_LANG >= 202002L))
+#error "gradsync: compile as C++20 or later (-std=c++20, target_compile_features(... cxx_std_20))"
+#endif
+
 /// The umbrella: vocabulary, engine, policies, in-process backend. Other backends have headers of their own.
 
 #include "backend/run_threads.hpp"

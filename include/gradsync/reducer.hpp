@@ -104,12 +104,13 @@ public:
     }
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
-    /// Where buckets are in flight, as an exception has ended the step or `finish()` was not called, the communicator fails on every rank.
+    /// Where an exception has ended a step, or buckets were launched and `finish()` was not called, the communicator fails on every rank: the others
+    /// would wait for the rest of the step.
     ~Reducer() {
         overlap_.detach();
-        if (!failure_.failed() && in_flight_at_last())
-            backend_.fail(std::uncaught_exceptions() != exceptions_ ? "an exception ended its step with buckets in flight"
-                                                                    : "its Reducer was destroyed with buckets in flight; call finish() first");
+        const bool unwinds = std::uncaught_exceptions() != exceptions_;
+        if (!failure_.failed() && backend_.size() > 1 && (step_.launched() != 0 || (unwinds && !between_steps())))
+            backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed in the middle of a step; call finish() first");
         if constexpr (decoupled)
             if (failure_.failed()) gathers_.drop();
     }
@@ -257,15 +258,24 @@ public:
     /// it has done all that `finish()` does. To be called again until then. Collective, as a whole. With
     /// UnusedParameters::agree the first call ends the backward: what is not marked by then counts as unused.
     /// A gradient that was marked under an earlier `no_sync()` only is for `finish()`: here it counts as not marked yet.
+    /// Who calls it again and again meets the backend's time limit, once something is in flight (a pause of more than a second between two calls counts as a second).
     bool try_finish() {
         check_usable("try_finish");
-        if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) return false;
+        if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
+            guard([&] {
+                const auto lock = step_.exclusive();
+                step_.test();
+                if constexpr (requires { backend_.failed(); })
+                    if (backend_.failed()) backend_.barrier().wait();  // throws why
+            });
+            return false;
+        }
         const auto begin = step_.watch().now();
         bool complete = false;
         guard([&] {
             close_step();
             const auto lock = step_.exclusive();
-            step_.advance();
+            step_.test();
             complete = !step_.in_flight() && used_map_work_.test();
             if (!complete) return step_.watch().add(begin, step_.watch().now());
             auto held = step_.watch().hold_since(begin, Activity::finish);
@@ -334,6 +344,7 @@ public:
     /// reads only its share. Collective, after `finish()`.
     double gradient_norm() {
         check_usable("gradient_norm");
+        check_between_steps("gradient_norm");
         return guard([&] {
             return norm_.compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
                                                [[maybe_unused]] std::size_t offset) {
@@ -368,6 +379,7 @@ public:
         requires(!Exchange::scatters)
     {
         check_usable("clip_gradients_by_value");
+        check_between_steps("clip_gradients_by_value");
         check_limit(limit, "clip_gradients_by_value");
         for_gradients([&](BufferView gradient) { detail::passes_of(backend_).clamp(gradient, limit); });
     }
@@ -407,6 +419,7 @@ public:
     void rebind_gradient(std::size_t i, BufferView gradient) {
         check_index(i, "rebind_gradient");
         check_usable("rebind_gradient");
+        check_between_steps("rebind_gradient");
         const BufferView own = gradients_.parameter(i).gradient;
         if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
             gradient.space != own.space || gradient.data == nullptr)
@@ -466,16 +479,6 @@ private:
     static auto exchange_of_step([[maybe_unused]] const Exchange& exchange) {
         if constexpr (decoupled) return ReduceScatter{};
         else return exchange;
-    }
-
-    /// May they be complete by now?
-    bool in_flight_at_last() noexcept {
-        try {
-            if (step_.in_flight()) step_.advance();
-        } catch (...) {
-            return false;  // the communicator has failed already
-        }
-        return step_.in_flight();
     }
 
     bool all_ready() const noexcept {
@@ -626,7 +629,7 @@ private:
 
     /// The same where gradients are lost by it: no rank may go on.
     [[noreturn]] void fail(Errc code, const char* operation, const std::string& what, std::string parameter, std::ptrdiff_t bucket) {
-        failure_.remember(what);
+        failure_.remember(what, code);
         backend_.fail(what);
         throw_here(code, operation, what, std::move(parameter), bucket);
     }
@@ -663,7 +666,7 @@ private:
     }
 
     [[noreturn]] void refuse_use(const char* operation) const {
-        throw_here(Errc::invalid_argument, operation, "this Reducer failed earlier and cannot go on: " + failure_.what());
+        throw_here(failure_.code(), operation, "this Reducer failed earlier and cannot go on: " + failure_.what());
     }
 
     [[noreturn]] void refuse_unwaited(std::size_t i) {
@@ -680,7 +683,7 @@ private:
         const ParameterView& p = gradients_.parameter(i);
         const std::size_t bucket = readiness_.bucket_of(i);
         const std::string what = detail::marked_too_often(p, bucket);
-        if (!p.requires_grad) fail(Errc::invalid_argument, "mark_ready", what, p.name, -1);
+        if (!p.requires_grad) throw_here(Errc::invalid_argument, "mark_ready", what, p.name);
         fail(Errc::gradient_marked_twice, "mark_ready", what, p.name, static_cast<std::ptrdiff_t>(bucket));
     }
 

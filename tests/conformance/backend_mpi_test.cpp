@@ -244,6 +244,21 @@ TEST_CASE("MpiBackend: what is not to be freed cannot be taken, and a wait needs
     CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(0)}), doctest::Contains("must be positive"), gradsync::Error);
 }
 
+TEST_CASE("MpiBackend, MpiRendezvous: no communicator is told, instead of MPI's end of the process") {
+    const auto attempt = [](auto&& make) {
+        try {
+            make();
+            FAIL("nothing was thrown");
+        } catch (const gradsync::Error& error) {
+            CHECK(error.errc() == gradsync::Errc::invalid_argument);
+            CHECK(std::string(error.what()).find("rendezvous over MPI: MPI_COMM_NULL has no ranks; make no backend") == 0);
+        }
+    };
+    attempt([] { gradsync::MpiBackend{MPI_COMM_NULL}; });
+    attempt([] { gradsync::MpiBackend(MPI_COMM_NULL, {.communicator = gradsync::MpiCommunicator::take_ownership}); });
+    attempt([] { gradsync::MpiRendezvous{MPI_COMM_NULL}; });
+}
+
 TEST_CASE("MpiBackend: ranks that wait for some that do not come name them at the time limit") {
     const auto& world = gradsync_test::environment();
     if (world.size == 1) return;

@@ -9,11 +9,13 @@
 
 #include "../collective/call.hpp"
 #include "../collective/group.hpp"
+#include "../collective/vigil.hpp"
 #include "../core/buffer_view.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
+#include "../core/subject.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -32,8 +34,18 @@ public:
         if (engine_) engine_->abandon(number_);
     }
 
-    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed.
+    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed, or a rank has left or died; and when tests have gone on for
+    /// the backend's time limit (a pause of more than a second between two counts as a second).
     bool test() {
+        if (poll()) return true;
+        if constexpr (requires { engine_->look(number_, vigil_); }) {
+            vigil_.forgive();
+            engine_->look(number_, vigil_);
+        }
+        return false;
+    }
+    /// The same for who will wait, or test, later: without the time limit, and without a look at who is there.
+    bool poll() {
         if (engine_ && engine_->test(number_)) engine_.reset();
         return !engine_;
     }
@@ -59,10 +71,12 @@ private:
     void swap(NumberedWork& other) noexcept {
         std::swap(engine_, other.engine_);
         std::swap(number_, other.number_);
+        std::swap(vigil_, other.vigil_);
     }
 
     std::shared_ptr<Engine> engine_;
     std::uint64_t number_ = 0;
+    collective::Vigil vigil_;  ///< of tests
 };
 
 /// What backends have in common that are a handle to an engine: it checks what can be checked on one rank and makes a
@@ -102,11 +116,13 @@ public:
         return start(movement(Operation::broadcast, buffer, buffer, root));
     }
     WorkT gather(ConstBufferView in, BufferView out, int root) {
+        check_handle();
         if (self().rank() != root) out = {nullptr, 0, in.dtype, in.space};
         else check_shard("gather", "in", in.count, out.count);
         return start(movement(Operation::gather, in, out, root));
     }
     WorkT scatter(ConstBufferView in, BufferView out, int root) {
+        check_handle();
         if (self().rank() != root) in = {nullptr, 0, out.dtype, out.space};
         else check_shard("scatter", "out", out.count, in.count);
         return start(movement(Operation::scatter, in, out, root));
@@ -115,10 +131,11 @@ public:
 
     /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
     Derived split(int color, int key) {
+        check_handle();
         struct Entry { std::int32_t color, key; };
         std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
         const Entry own{color, key};
-        collective::Group group{.split = self().shared_engine()->next_split(), .color = color};
+        collective::Group group{.split = self().shared_engine()->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)
             all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
         else
@@ -137,10 +154,19 @@ public:
     }
 
     /// Collective: the same ranks, with an order of their own.
-    Derived duplicate() { return split(0, self().rank()); }
+    Derived duplicate() {
+        check_handle();
+        return split(0, self().rank());
+    }
+
+    /// What this handle's next collectives are for, those without a root. See Subject.
+    void set_subject(Subject subject) noexcept { subject_ = subject; }
+    /// A number for a Subject's owner. Local; all ranks ask for them at the same places in the program.
+    std::size_t next_owner() noexcept { return self().shared_engine()->next_number(); }
 
     /// The limit of every wait of this rank, here and in communicators made from this one later.
     void set_timeout(std::chrono::nanoseconds limit) {
+        check_handle();
         if (limit <= std::chrono::nanoseconds::zero())
             throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
         self().shared_engine()->set_timeout(limit);
@@ -153,6 +179,13 @@ public:
     /// The time that this rank has spent at work in `progress()` and `test()` so far.
     std::chrono::nanoseconds progress_time() const noexcept { return self().shared_engine()->progress_time(); }
 
+    /// Has it failed? Whatever is started then throws why.
+    bool failed() const noexcept
+        requires requires(Engine& engine) { engine.world(); }
+    {
+        return self().shared_engine()->world().failed();
+    }
+
     /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, naming this
     /// rank and `what`. Returns once no rank touches another's buffers.
     void fail(const std::string& what) noexcept {
@@ -164,12 +197,22 @@ private:
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
     const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
 
-    WorkT start(const Call& call) {
+    WorkT start(Call call) {
+        check_handle();
+        if (!collective::is_rooted(call.operation)) call.root = subject_.code();
         const std::shared_ptr<Engine>& engine = self().shared_engine();
         return {engine, engine->start(call)};
     }
 
+    void check_handle() const {
+        if (!self().shared_engine()) refuse_moved_from();
+    }
+    [[noreturn]] static void refuse_moved_from() {
+        throw Error(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
+    }
+
     Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution) const {
+        check_handle();
         if (op == ReduceOp::mean && !is_floating(in.dtype))
             throw Error(Errc::invalid_argument,
                         std::string(name_of(operation)) + ": a mean of " + std::string(name_of(in.dtype)) +
@@ -187,6 +230,7 @@ private:
     }
 
     Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
+        check_handle();
         // No text is made unless it is thrown: this is on the path of every collective.
         const auto refuse = [&](const std::string& what) {
             throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
@@ -218,6 +262,7 @@ private:
     }
 
     void check_shard(const char* operation, const char* side, std::size_t count, std::size_t whole) const {
+        check_handle();
         const std::size_t shard = shard_range(whole, self().size(), self().rank()).size();
         if (count != shard)
             throw Error(Errc::invalid_argument,
@@ -225,6 +270,8 @@ private:
                             " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count),
                         {.operation = operation, .rank = self().world_rank()});
     }
+
+    Subject subject_;
 };
 
 }  // namespace gradsync::inline v0::detail

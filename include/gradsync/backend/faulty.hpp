@@ -1,10 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -31,8 +32,8 @@ struct FaultPoint {
 ///
 /// All else is B's: its memory, its time limits, its bits. `fault` is shared by all copies of a handle, and by the communicators that are made
 /// of it, which count anew; it is called by whichever threads start collectives, the overlap policy's among them, on several ranks at a time. A rank
-/// that gets an exception from it has started nothing. Not asked are `split`, `duplicate` and what goes on in `host()` of a backend of device memory. An exception out of a
-/// collective that a thread for progress was to start (PowerSgd's second ones) stays in that thread: `finish()` starts it again.
+/// that gets an exception from it has started nothing, and gets it again from each later collective of that communicator, without a call: so it is seen also where the first
+/// was a thread's for progress, which keeps it to itself. Not asked are `split`, `duplicate` and what goes on in `host()` of a backend of device memory.
 template <Backend B>
 class FaultyBackend : public B {
 public:
@@ -78,15 +79,33 @@ public:
     FaultyBackend duplicate() { return {B::duplicate(), fault_}; }
 
 private:
-    FaultyBackend(B backend, std::shared_ptr<const Fault> fault)
-        : B(std::move(backend)), fault_(std::move(fault)), started_(std::make_shared<std::atomic<std::uint64_t>>(0)) {}
+    /// Of a rank in a communicator.
+    struct State {
+        std::mutex mutex;
+        std::uint64_t reached = 0;
+        std::exception_ptr thrown;
+    };
+
+    FaultyBackend(B backend, std::shared_ptr<const Fault> fault) : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
 
     void reach(std::string_view operation, std::size_t bytes) {
-        (*fault_)({.rank = this->rank(), .number = started_->fetch_add(1, std::memory_order_relaxed), .operation = operation, .bytes = bytes});
+        FaultPoint at{.rank = this->rank(), .operation = operation, .bytes = bytes};
+        {
+            const std::lock_guard lock(state_->mutex);
+            if (state_->thrown) std::rethrow_exception(state_->thrown);
+            at.number = state_->reached++;
+        }
+        try {
+            (*fault_)(at);
+        } catch (...) {
+            const std::lock_guard lock(state_->mutex);
+            state_->thrown = std::current_exception();
+            throw;
+        }
     }
 
     std::shared_ptr<const Fault> fault_;
-    std::shared_ptr<std::atomic<std::uint64_t>> started_;
+    std::shared_ptr<State> state_;
 };
 
 }  // namespace gradsync::inline v0

@@ -72,7 +72,7 @@ public:
     void set_timeout(std::chrono::nanoseconds limit) noexcept override {
         for (collective::Engine* engine : engines()) engine->set_timeout(limit);
     }
-    std::size_t next_split() noexcept override { return flat_->next_split(); }
+    std::size_t next_number() noexcept override { return flat_->next_number(); }
 
     std::uint64_t start(const Call& call) override {
         for (;;) {
@@ -121,6 +121,17 @@ public:
             if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
         }
+    }
+
+    void look(std::uint64_t n, collective::Vigil& vigil) override {
+        std::optional<std::uint64_t> met;
+        {
+            std::lock_guard lock(mutex_);
+            if (is_complete(n) || world().failed()) return;
+            if (at(n).stage == Stage::meeting) met = at(n).met;
+        }
+        if (met) flat_->look(*met, vigil);
+        else vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
     }
 
     void abandon(std::uint64_t n) noexcept override {

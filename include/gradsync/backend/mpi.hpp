@@ -62,7 +62,7 @@ struct MpiOptions {
 class MpiBackend : public detail::EngineCollectives<MpiBackend, collective::Engine> {
 public:
     /// The ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over it. Throws Error(invalid_argument) where MPI is
-    /// not initialised, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch) on every rank where
+    /// not initialised, and for MPI_COMM_NULL, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch) on every rank where
     /// their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
         // A rank without a limit takes part in the exchange of options all the same: so the others hear of it.

@@ -158,7 +158,7 @@ public:
 
     std::chrono::nanoseconds timeout() const noexcept override { return control_->timeout(); }
     void set_timeout(std::chrono::nanoseconds limit) noexcept override { control_->set_timeout(limit); }
-    std::size_t next_split() noexcept override { return control_->next_split(); }
+    std::size_t next_number() noexcept override { return control_->next_number(); }
 
     cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
     /// What was started before comes after the stream that was set then.
@@ -228,6 +228,19 @@ public:
         return false;
     }
 
+    void look(std::uint64_t n, collective::Vigil& vigil) override {
+        std::uint64_t met;
+        Call call;
+        {
+            std::lock_guard lock(mutex_);
+            if (n < first_ || n >= issued_ || world().failed()) return;
+            met = at(n).met;
+            call = at(n).call;
+        }
+        control_->look(met, vigil);  // finds out who is missing
+        look(n, call, vigil);
+    }
+
     /// The host waits.
     void wait(std::uint64_t n) override {
         std::uint64_t met;
@@ -259,10 +272,7 @@ public:
                 if (n < first_) return;
             }
             if (world().failed()) throw_failure(call.operation);
-            if (backoff.patient() || vigil.begun())
-                vigil.look(
-                    timeout(),
-                    [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
+            if (backoff.patient() || vigil.begun()) look(n, call, vigil);
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
         }
     }
@@ -407,6 +417,11 @@ private:
             fail_device(name_of(had_failed ? first_ : culprit <= last ? culprit : first), error.what());
         }
         watch_->wake();
+    }
+
+    void look(std::uint64_t n, const Call& call, collective::Vigil& vigil) {
+        vigil.look(
+            timeout(), [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
     }
 
     std::string name_of(std::uint64_t n) { return collective::name_of(at(n).call, n); }

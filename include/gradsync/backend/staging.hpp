@@ -21,6 +21,7 @@
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/subject.hpp"
 #include "../cuda/runtime.hpp"
 #include "device_passes.hpp"
 #include "device_watch.hpp"
@@ -67,6 +68,7 @@ public:
     StagingEngine& operator=(const StagingEngine&) = delete;
 
     Host& host() noexcept { return host_; }
+    std::size_t next_number() noexcept { return next_owner(host_); }
     const std::shared_ptr<Watch>& watch() const noexcept { return watch_; }
     std::size_t piece_bytes() const noexcept { return piece_bytes_; }
 
@@ -92,6 +94,13 @@ public:
         if (n < first_) return true;
         if (failed_) throw Error(*failed_);
         return false;
+    }
+
+    /// The host's backend knows the limit of who tests again and again, and whom to name.
+    void look(std::uint64_t n, collective::Vigil&) {
+        const std::lock_guard lock(mutex_);
+        if (n < first_ || failed_ || oldest_ == reducing_ || slot_of(oldest_).stage != Slot::Stage::reducing) return;
+        on_host([&] { slot_of(oldest_).work.test(); });
     }
 
     void wait(std::uint64_t n) {
@@ -223,6 +232,7 @@ private:
         const Call& call = slot.call;
         const BufferView out{call.out, call.out_count, call.dtype, MemorySpace::host};
         const ConstBufferView in{call.in, call.in_count, call.dtype, MemorySpace::host};
+        set_subject(host_, collective::is_rooted(call.operation) ? Subject() : Subject::from_code(call.root));
         switch (call.operation) {
             case Operation::all_reduce: slot.work = host_.all_reduce(out, call.op, call.contribution); break;
             case Operation::reduce: slot.work = host_.reduce(out, call.op, call.root, call.contribution); break;
@@ -237,7 +247,7 @@ private:
     }
 
     void return_to_device(Slot& slot) {
-        if (slot.stage != Slot::Stage::reducing || !slot.work.test()) return;
+        if (slot.stage != Slot::Stage::reducing || !poll_work(slot.work)) return;
         if (slot.out != nullptr)
             cuda::check(cudaMemcpyAsync(slot.out, slot.call.out, slot.call.out_count * size_of(slot.call.dtype),
                                         cudaMemcpyHostToDevice, up_.get()),
@@ -272,7 +282,7 @@ private:
                 if (failed_) throw Error(*failed_);
                 if (oldest_ + reducing_ + opened_ != before) idle = 0;
                 if (idle >= spins && oldest_ < reducing_ && slot_of(oldest_).stage == Slot::Stage::reducing)
-                    wait_on_host(slot_of(oldest_));
+                    on_host([&] { slot_of(oldest_).work.wait(); });
             }
             if (idle < spins) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -280,9 +290,10 @@ private:
     }
 
     /// The host's backend knows how to wait, for how long, and whom to name.
-    void wait_on_host(Slot& slot) {
+    template <class F>
+    void on_host(F&& f) {
         try {
-            slot.work.wait();
+            f();
         } catch (const Error& error) {
             failed_ = std::make_unique<Error>(error);
             settle_copies();

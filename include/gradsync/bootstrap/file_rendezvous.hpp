@@ -19,6 +19,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/time_limit.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0 {
@@ -42,6 +43,7 @@ public:
             refuse(Errc::invalid_argument, "rank " + std::to_string(rank) + " is not one of " + std::to_string(size));
         if (options_.timeout <= std::chrono::nanoseconds::zero())
             refuse(Errc::invalid_argument, "the time limit must be positive");
+        options_.timeout = gradsync::detail::within_reason(options_.timeout);
         if (size == 1) return;
         if (rank == 0) {
             if (::mkdir(folder_.c_str(), 0700) != 0)

@@ -17,6 +17,7 @@
 #include "../core/error.hpp"
 #include "../core/keep_for_good.hpp"
 #include "../core/math.hpp"
+#include "../core/time_limit.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0 {
@@ -60,7 +61,7 @@ struct MpiRendezvousOptions {
 /// the ranks that did not come: those that wait tell one another so (`MpiRollCall`), in messages of the communicator's largest tag, which is the library's.
 class MpiRendezvous {
 public:
-    /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread.
+    /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread, and for MPI_COMM_NULL.
     explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
@@ -71,6 +72,9 @@ public:
         MPI_Query_thread(&level);
         if (const char* const refusal = bootstrap::refusal_of_thread(level)) refuse(Errc::invalid_argument, refusal);
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        options_.timeout = gradsync::detail::within_reason(options_.timeout);
+        if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
+            refuse(Errc::invalid_argument, "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
         const std::lock_guard lock(bootstrap::mpi_mutex());
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);

@@ -11,6 +11,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/time_limit.hpp"
 #include "../net/socket.hpp"
 #include "job.hpp"
 #include "rendezvous.hpp"
@@ -39,6 +40,7 @@ public:
             refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
         if (options_.timeout <= std::chrono::nanoseconds::zero())
             refuse(Errc::invalid_argument, "the time limit must be positive");
+        options_.timeout = gradsync::detail::within_reason(options_.timeout);
         if (job_.token.size() > longest_token)
             refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
         if (job_.size == 1) return;

@@ -29,13 +29,17 @@ struct Call {
     std::size_t in_count = 0;
     std::size_t out_count = 0;
     Contribution contribution;
-    int root = 0;
+    int root = 0;  ///< of operations that have one; of others in its place the Subject
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;
     bool elsewhere : 1 = false;      ///< the ranks only meet here; the work is done elsewhere
     std::uint8_t followers : 7 = 0;  ///< collectives after it that leave with it, as one group
 };
+
+constexpr bool is_rooted(Operation operation) noexcept {
+    return operation == Operation::reduce || operation == Operation::broadcast || operation == Operation::gather || operation == Operation::scatter;
+}
 
 /// "all_reduce(sum, f32, 1000 elements)"
 inline std::string describe(const Call& call) {
@@ -53,9 +57,7 @@ inline std::string describe(const Call& call) {
     } else {
         text += ", " + std::to_string(gradsync::detail::larger(call.in_count, call.out_count)) + " elements";
     }
-    const bool rooted = call.operation == Operation::reduce || call.operation == Operation::broadcast ||
-                        call.operation == Operation::gather || call.operation == Operation::scatter;
-    if (rooted) text += ", root " + std::to_string(call.root);
+    if (is_rooted(call.operation)) text += ", root " + std::to_string(call.root);
     return text + ')' + group;
 }
 

@@ -11,6 +11,7 @@
 #include "../core/clock.hpp"
 #include "call.hpp"
 #include "group.hpp"
+#include "vigil.hpp"
 #include "world.hpp"
 
 namespace gradsync::inline v0::collective {
@@ -55,6 +56,9 @@ public:
     virtual std::uint64_t start(const Call& call) = 0;
     virtual bool test(std::uint64_t number) = 0;
     virtual void wait(std::uint64_t number) = 0;
+    /// For who tests again and again: ends the world where `vigil`, which began with the first look, says that the time limit is reached, or where a rank that is waited for
+    /// has left or is dead.
+    virtual void look(std::uint64_t number, Vigil& vigil) = 0;
     virtual void abandon(std::uint64_t number) noexcept = 0;
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual void progress() noexcept = 0;
@@ -63,8 +67,8 @@ public:
     virtual std::chrono::nanoseconds timeout() const noexcept = 0;
     virtual void set_timeout(std::chrono::nanoseconds limit) noexcept = 0;
 
-    /// Number of the next split: the same on all ranks, as splits are collective.
-    virtual std::size_t next_split() noexcept = 0;
+    /// A number for a split, or for what else all ranks make at the same place in the program.
+    virtual std::size_t next_number() noexcept = 0;
     /// Collective over all ranks, each with its own group.
     virtual std::shared_ptr<Engine> split(const Group& group) = 0;
     /// Memory in which collectives are fastest, zeroed, aligned to 64 bytes at least. Collective.

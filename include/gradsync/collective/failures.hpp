@@ -9,6 +9,7 @@
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/in_seconds.hpp"
+#include "../core/subject.hpp"
 #include "call.hpp"
 #include "world.hpp"
 
@@ -25,7 +26,11 @@ template <class WorldRank>
 Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, WorldRank&& world_rank) {
     // Whoever gathers or scatters says how much it is; it may be rank 0 that does not fit that.
     const int other = misfit == 0 ? calls[0].root : 0;
-    const auto started = [&](int r) { return "rank " + std::to_string(world_rank(r)) + " started " + describe(calls[static_cast<std::size_t>(r)]); };
+    const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
+    const bool by_subject = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
+    const auto started = [&](int r) {
+        return "rank " + std::to_string(world_rank(r)) + " started " + describe(call(r)) + (by_subject ? " for " + Subject::text_of(call(r).root) : "");
+    };
     return {Errc::collective_mismatch, world_rank(misfit),
             "collective #" + std::to_string(n) + " differs: " + started(other) + ", " + started(misfit) +
                 "; all ranks must start the same collectives in the same order"};

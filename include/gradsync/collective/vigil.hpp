@@ -32,6 +32,14 @@ public:
         }
     }
 
+    /// The time since the last look is not waiting, but for a second of it: for looks between which somebody does something else.
+    void forgive() noexcept {
+        constexpr std::chrono::nanoseconds most = std::chrono::seconds(1);
+        const auto now = Clock::now();
+        if (begun() && now - last_ > most) deadline_ += now - last_ - most;
+        last_ = now;
+    }
+
     /// A limit was seen to have passed `by` ago. Is it too early to name a rank that may be waiting itself? Those who know more have a
     /// twentieth of the limit, but no less than a quarter of a second, for each of `stages` to say so first.
     static bool too_early(std::chrono::nanoseconds by, std::chrono::nanoseconds limit, int stages = 1) noexcept {
@@ -41,6 +49,7 @@ public:
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     Clock::time_point deadline_{}, roll_call_{};
+    Clock::time_point last_{};        ///< forgiven
     Clock::time_point limit_seen_{};  ///< to have passed: later than the deadline where the rank was off its core
 };
 

@@ -85,11 +85,10 @@ public:
     BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
 
     /// What this rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's mean, whatever the
-    /// weights are then. With a gradient, but of no weight, as much as in the last step that had one; its scale if only others have weights, as in a sum. 0: the rank
-    /// brings nothing, and keeps all.
+    /// weights are then; its scale if only others ever have weights, as in a sum. 0: the rank brings nothing, and holds all back.
     double unit_of(Contribution own) noexcept {
         if (own.weight != 0) return last_weight_ = own.weight;
-        return own.scale != 0 && last_weight_ != 0 ? last_weight_ : own.scale;
+        return last_weight_ != 0 ? 0 : own.scale;
     }
 
     /// All of bucket b becomes what this rank has for the step's sum: residual = unit residual + scale gradient. A scale of 0 says that the gradients are not to
@@ -98,6 +97,10 @@ public:
         const BufferView residual = {bucket(b), gradients.count};
         if (unit != 1) kernel::scale(residual, unit);
         add(residual, gradients, scale);
+    }
+    /// The rank brings nothing of bucket b: a gradient, if it has one of no weight, counts as in the last step that had one, later.
+    void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
+        if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }
     /// What is left of it is for the next step.
     void settle(std::size_t b, std::size_t count, double unit) const {

@@ -104,6 +104,7 @@ public:
         double weight = contribution.weight;
         std::uint32_t* const message = message_of(own, rank_);
         if (unit == 0) {
+            residuals_.hold_back(b, bucket, contribution.scale);
             std::memset(message, 0, own.words * sizeof(std::uint32_t));
         } else {
             residuals_.begin(b, bucket, contribution.scale, unit);

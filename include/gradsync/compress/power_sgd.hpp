@@ -117,6 +117,7 @@ public:
         second_->set_timeout(backend.timeout());
         const double unit = residuals_.unit_of(contribution);
         if (unit == 0) {
+            residuals_.hold_back(b, bucket, contribution.scale);
             std::memset(left_of(own), 0, own.left_count * sizeof(float));
         } else {
             residuals_.begin(b, bucket, contribution.scale, unit);

@@ -12,7 +12,7 @@
 namespace gradsync::inline v0 {
 
 /// A started collective. `test()` makes progress and says whether it is complete, never blocking; `wait()`
-/// returns when it is complete or throws `Error`, at the latest at the backend's time limit. A default-constructed
+/// returns when it is complete or throws `Error`, at the latest at the backend's time limit, as `test()` does where it was called for so long. A default-constructed
 /// Work is complete. Dropping an unfinished Work fails the whole communicator (its buffers may be about to go),
 /// so that no other rank waits in vain.
 template <class W>
@@ -49,6 +49,9 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// a time, of all that have one origin.
 /// Optional: `wants_progress_thread()` says that collectives advance only inside calls although nobody's core is needed for them, and that
 /// any thread may call; a policy that overlaps polls from a thread then.
+/// Optional: `Work::poll()`, which is `test()` without a look at the time limit or at who is there, for threads that wait, or test, later.
+/// Optional: `failed()`: has the communicator failed? For who waits for something else than its collectives.
+/// Optional: `set_subject(subject)` and `next_owner()`, see Subject: ranks that start equal collectives for different things are told.
 /// Optional: collectives that leave as one (`GroupingBackend`, below).
 /// Optional: `check_reduces(dtype)` throws, the same on all ranks, where they cannot add up elements of that type; a Reducer asks at
 /// construction.
@@ -83,6 +86,16 @@ concept Backend = std::copy_constructible<B> && requires(B& backend, const B& ha
     { backend.allocate(bytes).data() } -> std::same_as<void*>;
     { handle.describe() } -> std::convertible_to<std::string>;
 };
+
+namespace detail {
+
+template <class W>
+bool poll_work(W& work) {
+    if constexpr (requires { work.poll(); }) return work.poll();
+    else return work.test();
+}
+
+}  // namespace detail
 
 /// A backend that can start several small collectives as one. What is started while the object that `group()` returns lives leaves
 /// together when it goes, in the same order; until then `test()` says no, and a wait lets it leave early. A default-constructed

@@ -78,10 +78,11 @@ public:
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
-        // What has no weight is not read: what is sent then, nobody reads.
+        // What has no weight is not read: what is sent instead, nobody uses.
         const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? std::min(brought, call.in_count * width) : 0;
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
+        if (read == 0 && brought != 0) std::memset(own + sizeof(Call), 0, brought);
         if (!is_hub()) send_hellos(route, [&](int) { return brought; });
         sent_ = true;
     }

@@ -17,6 +17,7 @@
 #include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
+#include "../core/time_limit.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "flight.hpp"
 #include "known_memory.hpp"
@@ -49,7 +50,7 @@ public:
     MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator, std::shared_ptr<KnownMemory> known,
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
-          timeout_(timeout), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
+          timeout_(gradsync::detail::within_reason(timeout)), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
           hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests), stream(whole_rests)}, {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
           rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_) {
         world_->chores().enlist(*this);
@@ -80,10 +81,10 @@ public:
     MessageWorld& world() const noexcept override { return *world_; }
 
     std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept override { timeout_.store(limit, std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override { timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed); }
 
-    /// Number of the next split of this communicator: the same on all ranks, as splits are collective.
-    std::size_t next_split() noexcept override { return splits_++; }
+    /// A number for a split, or for what else all ranks make at the same place in the program.
+    std::size_t next_number() noexcept override { return numbers_++; }
 
     /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
     /// world has failed.
@@ -126,6 +127,11 @@ public:
         return false;
     }
 
+    void look(std::uint64_t n, collective::Vigil& vigil) override {
+        std::lock_guard lock(world_->mutex());
+        if (!is_complete(n) && !world_->failed()) look(vigil);
+    }
+
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
     void wait(std::uint64_t n) override {
         wait_until([&] { return is_complete(n); }, n);
@@ -152,8 +158,7 @@ private:
                     advance();
                     if (over()) return;
                 } while (--looks > 0 && !failed);
-                if ((backoff.patient() || vigil.begun()) && !failed)
-                    vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_missing(); });
+                if ((backoff.patient() || vigil.begun()) && !failed) look(vigil);
             }
             if (failed) throw_failure(operation);
             if (vigil.begun()) world_->chores().try_advance();
@@ -358,6 +363,10 @@ private:
         }
     }
 
+    void look(collective::Vigil& vigil) {
+        vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_missing(); });
+    }
+
     /// Reports that a rank does not start what this one waits for: because it has left, or is dead.
     void report_missing() {
         if (first_ == next_) return;
@@ -448,7 +457,7 @@ private:
     const int communicator_;
     std::atomic<std::chrono::nanoseconds> timeout_;
     const bool shares_cores_;  ///< these ranks run on one machine, of fewer cores; all know it
-    std::size_t splits_ = 0;
+    std::size_t numbers_ = 0;
     bool ended_ = false;
 
     std::vector<std::unique_ptr<Flight>> flights_;  ///< numbers first_ to next_, each at its number modulo slots

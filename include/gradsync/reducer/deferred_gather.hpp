@@ -66,7 +66,7 @@ public:
     void poll() {
         progress_.poll();
         for (std::size_t b = 0; b < works_.size(); ++b)
-            if (works_[b].under_way && naming_bucket(b, [&] { return works_[b].work.test(); })) arrive(b);
+            if (works_[b].under_way && naming_bucket(b, [&] { return poll_work(works_[b].work); })) arrive(b);
     }
     /// Returns when bucket b is there.
     void wait(std::size_t b) {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "../core/error.hpp"
 #include "spin_lock.hpp"
 
 namespace gradsync::inline v0::detail {
@@ -15,12 +16,14 @@ public:
     bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
     /// The first failure's text; only after `failed()`.
     const std::string& what() const noexcept { return what_; }
+    Errc code() const noexcept { return code_; }
 
     /// The first one counts.
-    void remember(const std::string& what) {
+    void remember(const std::string& what, Errc code = Errc::peer_failed) {
         std::lock_guard lock(lock_);
         if (failed()) return;
         what_ = what;
+        code_ = code;
         failed_.store(true, std::memory_order_release);
     }
 
@@ -29,6 +32,10 @@ public:
     decltype(auto) guard(B& backend, F&& f) {
         try {
             return f();
+        } catch (const Error& e) {
+            remember(e.what(), e.errc());
+            backend.fail(what());
+            throw;
         } catch (const std::exception& e) {
             remember(e.what());
             backend.fail(what());
@@ -44,6 +51,7 @@ private:
     SpinLock lock_;
     std::atomic<bool> failed_{false};
     std::string what_;
+    Errc code_ = Errc::peer_failed;  ///< that of an Error; of what is none, what the communicator has for all
 };
 
 }  // namespace gradsync::inline v0::detail

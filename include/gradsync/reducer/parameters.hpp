@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -20,38 +21,42 @@ namespace gradsync::inline v0::detail {
 
 /// Views of a range of parameters. Those without a name are named after their index; a gradient that is not there at
 /// all is to be like the value, without memory.
-template <MemorySpace space, class Range>
-std::vector<ParameterView> view_parameters(Range&& parameters) {
-    using T = range_element_t<std::remove_reference_t<Range>>;
-    static_assert(require_parameter<T>());
+template <MemorySpace space, class Parameters>
+std::vector<ParameterView> view_parameters(Parameters&& parameters) {
+    static_assert(Range<std::remove_reference_t<Parameters>>,
+                  "gradsync: pass a range of parameters, e.g. std::vector{gs::parameter(...)}, also where there is only one");
     std::vector<ParameterView> views;
-    if constexpr (Parameter<T>) {
-        using Traits = traits_of<std::remove_pointer_t<T>>;
-        if constexpr (requires { Traits::space; })
-            static_assert(Traits::space == space,
-                          "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
-                          "the host: parameter_traits<T>::space is not the backend's memory_space");
-        for (auto&& p : parameters) {
-            views.push_back(parameter_view(p));
-            if (ParameterView& v = views.back(); v.gradient == BufferView{}) {
-                v.gradient = v.value;
-                v.gradient.data = nullptr;
+    if constexpr (Range<std::remove_reference_t<Parameters>>) {
+        using T = range_element_t<std::remove_reference_t<Parameters>>;
+        static_assert(require_parameter<T>());
+        if constexpr (Parameter<T>) {
+            using Traits = traits_of<std::remove_pointer_t<T>>;
+            if constexpr (requires { Traits::space; })
+                static_assert(Traits::space == space,
+                              "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
+                              "the host: parameter_traits<T>::space is not the backend's memory_space");
+            for (auto&& p : parameters) {
+                views.push_back(parameter_view(p));
+                if (ParameterView& v = views.back(); v.gradient == BufferView{}) {
+                    v.gradient = v.value;
+                    v.gradient.data = nullptr;
+                }
+                if (views.back().name.empty()) views.back().name = std::to_string(views.size() - 1);
             }
-            if (views.back().name.empty()) views.back().name = std::to_string(views.size() - 1);
         }
     }
     return views;
 }
 
-/// Two trainable parameters whose gradients share memory; none and none where there are no such two.
-template <class = void>  // see isa.hpp
-std::pair<const ParameterView*, const ParameterView*> overlapping_gradients(const std::vector<ParameterView>& parameters) {
+/// Two trainable parameters whose `part`, value or gradient, shares memory; none and none where there are no such two.
+template <BufferView ParameterView::*part>
+std::pair<const ParameterView*, const ParameterView*> overlapping(const std::vector<ParameterView>& parameters) {
     std::vector<const ParameterView*> by_address(parameters.size());
     std::size_t n = 0;
     for (const ParameterView& p : parameters)
-        if (p.requires_grad && p.gradient.bytes() != 0) by_address[n++] = &p;
+        if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address[n++] = &p;
     if (n == 0) return {};
-    static constexpr auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>(p->gradient.data); };
+    static constexpr auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>((p->*part).data); };
     // Not std::sort, for which <algorithm> would have to be read wherever the library is included.
     std::qsort(by_address.data(), n, sizeof by_address[0], [](const void* a, const void* b) {
         const auto *one = *static_cast<const ParameterView* const*>(a), *other = *static_cast<const ParameterView* const*>(b);
@@ -60,10 +65,26 @@ std::pair<const ParameterView*, const ParameterView*> overlapping_gradients(cons
     });
     for (std::size_t k = 1; k < n; ++k) {
         const ParameterView *one = by_address[k - 1], *other = by_address[k];
-        if (first(other) - first(one) < one->gradient.bytes()) return one < other ? std::pair(one, other) : std::pair(other, one);
+        if (first(other) - first(one) < (one->*part).bytes()) return one < other ? std::pair(one, other) : std::pair(other, one);
     }
     return {};
 }
+
+/// The product of the extents; none where std::size_t does not hold it.
+template <class = void>  // see isa.hpp
+std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
+    std::size_t volume = 1;
+    bool fits = true;
+    for (const std::size_t extent : shape) {
+        if (extent == 0) return 0;
+        fits = fits && volume <= static_cast<std::size_t>(-1) / extent;
+        volume *= extent;
+    }
+    return fits ? std::optional(volume) : std::nullopt;
+}
+
+/// Is there an element at a place where one may be? The elements' sizes are their alignments.
+inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 
 /// What the bucket policy is to know: each parameter with the dtype that its bucket will have. Throws Error, naming
 /// the parameter, where a gradient cannot be synchronised as the options want it.
@@ -91,21 +112,32 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
         const auto check = [&](bool ok, auto&& what) {
             if (!ok) refuse("parameter '" + p.name + "' " + what(), p.name);
         };
-        std::size_t volume = 1;
-        for (std::size_t extent : p.shape) volume *= extent;
-        check(p.shape.empty() || volume == g.count, [&] {
-            return "has a shape of " + std::to_string(volume) + " elements, but a gradient of " + std::to_string(g.count);
+        const std::optional<std::size_t> volume = volume_of(p.shape);
+        check(volume.has_value(), [] { return "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set"; });
+        check(p.shape.empty() || *volume == g.count, [&] {
+            return "has a shape of " + std::to_string(*volume) + " elements, but a gradient of " + std::to_string(g.count);
         });
         check(!p.value.data || p.value.count == g.count, [&] {
             return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count);
         });
         check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
+        check(p.uses <= most_uses, [&] {  // a negative number that was converted is shown as it was given
+            return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " + std::to_string(most_uses);
+        });
+        const auto check_alignment = [&](const BufferView& view, const char* part) {
+            check(is_aligned(view), [&] {
+                return std::string("has a ") + part + " of " + text(view.dtype) + " at an address that is no multiple of " + std::to_string(size_of(view.dtype)) +
+                       "; let it begin at a place where an element of its type may lie";
+            });
+        };
+        check_alignment(p.value, "value");
         info = {g.count, g.dtype, space};
         if (!p.requires_grad) continue;
 
         check(!borrowed || g.data != nullptr || g.count == 0, [] {
             return "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)";
         });
+        check_alignment(g, "gradient");
         check(g.space == space, [&] { return "lies in " + text(g.space) + " memory, but the backend works on " + text(space) + " memory"; });
         if (!is_floating(g.dtype)) {
             check(options.averaging == Averaging::sum,
@@ -118,7 +150,7 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
         }
     }
     if (borrowed)
-        if (const auto [one, other] = overlapping_gradients(parameters); one != nullptr)
+        if (const auto [one, other] = overlapping<&ParameterView::gradient>(parameters); one != nullptr)
             refuse("the gradients of '" + one->name + "' and '" + other->name +
                        "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2",
                    other->name);

@@ -36,16 +36,20 @@ public:
         if (more_) stage_.drop();
     }
 
-    bool test() {
-        for (; work_.test(); more_ = stage_.next(work_))
-            if (!more_) return true;
-        return false;
-    }
+    bool test() { return move([](W& work) { return work.test(); }); }
+    bool poll() { return move([](W& work) { return poll_work(work); }); }
     void wait() {
         for (work_.wait(); more_; work_.wait()) more_ = stage_.next(work_);
     }
 
 private:
+    template <class IsComplete>
+    bool move(IsComplete&& is_complete) {
+        for (; is_complete(work_); more_ = stage_.next(work_))
+            if (!more_) return true;
+        return false;
+    }
+
     W work_{};
     Stage stage_{};
     bool more_ = false;

@@ -9,6 +9,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+#include "../core/subject.hpp"
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
 #include "contribution.hpp"
@@ -31,9 +32,10 @@ class Step {
 public:
     using Time = Observer::Time;
 
-    /// All but `exchange` outlive this.
-    Step(B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness, Exchange exchange)
+    /// All but `backend` and `exchange` outlive this.
+    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness, Exchange exchange)
         : backend_(backend),
+          number_(next_owner(backend_)),
           options_(options),
           gradients_(gradients),
           readiness_(readiness),
@@ -87,6 +89,7 @@ public:
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, begin);
                 group.enter(b);
+                set_subject(backend_, {Subject::Kind::bucket, number_, b});
                 auto work = naming_bucket(b, [&] { return start(b); });
                 group.leave(b);
                 last = watch_.now();
@@ -109,6 +112,7 @@ public:
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = flight_.size(); b-- > 0;) {
             group.enter(b);
+            set_subject(backend_, {Subject::Kind::bucket, number_, b});
             gathers.start(backend_, b, gradients_.bucket(b));
             group.leave(b);
         }
@@ -144,6 +148,11 @@ public:
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
     void advance() { flight_.poll(land_); }
+    /// As the `test()` of a Work: for who does not wait at all.
+    void test() {
+        advance();
+        flight_.test_first();
+    }
     /// Returns when bucket b is there, and those before it were asked for.
     void complete(std::size_t b) {
         if (b == flight_.completed()) flight_.wait(b, land_, await_);
@@ -214,7 +223,8 @@ private:
         return exchange_.start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
-    B& backend_;
+    B backend_;                 ///< whose subject is the bucket that leaves
+    const std::size_t number_;  ///< of the Reducer, among those of its communicator
     const ReducerOptions& options_;
     GradientBuckets<B, Buckets>& gradients_;
     const Readiness& readiness_;

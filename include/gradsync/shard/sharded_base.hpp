@@ -15,6 +15,7 @@
 #include "../observe/statistics.hpp"
 #include "../reducer.hpp"
 #include "../reducer/failure_latch.hpp"
+#include "../reducer/parameters.hpp"
 #include "../reducer/verification.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
@@ -172,6 +173,9 @@ protected:
 
     /// Compares what the Reducer knows nothing of, `settings` and the types of values, and makes it. Collective.
     void make_reducer(const std::string& settings) {
+        if (const auto [one, other] = overlapping<&ParameterView::value>(parameters_); one != nullptr)
+            refuse(Derived::name, "the values of '" + one->name + "' and '" + other->name +
+                                      "' share memory, and one's update would be lost; register tied weights once, with `uses` of 2", other->name);
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
@@ -244,10 +248,10 @@ protected:
     }
 
     void check_usable(const char* operation) const {
-        if (failure_.failed()) refuse(operation, "this object failed earlier and cannot go on: " + failure_.what());
+        if (failure_.failed()) refuse(operation, "this object failed earlier and cannot go on: " + failure_.what(), {}, failure_.code());
     }
-    [[noreturn]] void refuse(const char* operation, const std::string& what, const std::string& parameter = {}) const {
-        throw Error(Errc::invalid_argument, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
+    [[noreturn]] void refuse(const char* operation, const std::string& what, const std::string& parameter = {}, Errc code = Errc::invalid_argument) const {
+        throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
                     {.operation = operation, .rank = backend_.rank(), .parameter = parameter});
     }
     void check_index(std::size_t i, const char* operation) const {

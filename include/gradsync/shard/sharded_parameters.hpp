@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../bucket/units.hpp"
+#include "../core/subject.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "../reducer.hpp"
 #include "../reducer/exchange.hpp"
@@ -264,11 +265,12 @@ private:
         Unit& unit = unit_values_[u];
         if (unit.slot != detail::UnitValues<B>::none || unit.bytes == 0) return;
         unit_values_.place(gathering_, u, !options_.reshard_after_forward);
-        fill(unit);
+        fill(u);
     }
 
     /// From every rank's master weights to all ranks.
-    void fill(Unit& unit) {
+    void fill(std::size_t u) {
+        Unit& unit = unit_values_[u];
         unit.gathering = true;
         progress_.started();
         for (auto& part : unit.parts) {
@@ -277,6 +279,7 @@ private:
             part.under_way = this->backend_.size() > 1;
             if (part.under_way) {
                 const auto begin = this->watch().now();
+                detail::set_subject(gathering_, {Subject::Kind::unit, number_, u});
                 part.work = gathering_.all_gather(own, part.values);
                 this->watch().depart(Activity::gather, part.bucket, begin);
             }
@@ -305,7 +308,7 @@ private:
         for (std::size_t u = 0; u < unit_values_.size(); ++u)
             if (unit_values_[u].gathering)
                 for (auto& part : unit_values_[u].parts)
-                    if (part.under_way && part.work.test()) arrive(part);
+                    if (part.under_way && detail::poll_work(part.work)) arrive(part);
     }
 
     /// The master weights have changed: what was gathered of the old ones goes, or is gathered anew where it is in use.
@@ -318,7 +321,7 @@ private:
                 continue;
             }
             if (unit.slot == detail::UnitValues<B>::none) unit_values_.place(gathering_, u, false);
-            fill(unit);
+            fill(u);
             wait(unit);
         }
         std::size_t ahead = 0;
@@ -339,6 +342,7 @@ private:
     std::size_t unit_count_;  ///< the user's
     Units given_units_;
     B gathering_;  ///< an order of collectives of its own: marks may come from other threads
+    std::size_t number_ = detail::next_owner(this->backend_);
     detail::UnitValues<B> unit_values_;
     std::vector<Place> places_;  ///< by parameter
     detail::GatherOrder order_;

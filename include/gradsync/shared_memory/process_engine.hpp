@@ -68,7 +68,7 @@ public:
         direct_.set_timeout(limit);
         staged_.set_timeout(limit);
     }
-    std::size_t next_split() noexcept override { return direct_.next_split(); }
+    std::size_t next_number() noexcept override { return direct_.next_number(); }
 
     std::uint64_t start(const Call& call) override {
         for (;;) {
@@ -114,6 +114,14 @@ public:
             if (is_staged) staged_.await(piece, &oldest);
             else direct_.await(oldest.number);
         }
+    }
+
+    void look(std::uint64_t n, collective::Vigil& vigil) override {
+        std::lock_guard lock(mutex_);
+        if (complete(n)) return;
+        const Whole oldest{calls_[first_].call, calls_[first_].number};
+        if (!calls_[first_].whole) direct_.look(oldest.number, vigil);
+        else if (launched_ != landed_) staged_.look(landed_, vigil, &oldest);
     }
 
     /// Who keeps collective n from completing.

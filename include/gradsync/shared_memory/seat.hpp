@@ -15,6 +15,7 @@
 #include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
+#include "../core/time_limit.hpp"
 #include "address_space.hpp"
 #include "board.hpp"
 
@@ -39,7 +40,7 @@ public:
         : space_(std::move(space)),
           board_(std::move(board)),
           rank_(rank),
-          timeout_(timeout),
+          timeout_(gradsync::detail::within_reason(timeout)),
           calls_(static_cast<std::size_t>(board_->size())),
           worker_(calls_.size()) {}
     Seat(const Seat&) = delete;
@@ -49,8 +50,9 @@ public:
 
     int rank() const noexcept { return rank_; }
     Board& board() const noexcept { return *board_; }
+    World& world() const noexcept { return board_->world(); }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept { timeout_.store(limit, std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept { timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed); }
 
     /// Says to the others that this rank will start nothing more.
     void leave() noexcept {
@@ -138,6 +140,13 @@ public:
         return true;
     }
 
+    /// What a wait for collective n does now and then, for who tests it again and again.
+    void look(std::uint64_t n, collective::Vigil& vigil, const Whole* whole = nullptr) noexcept {
+        if (board_->done(n) || board_->world().failed()) return;
+        vigil.look(timeout(), [&](std::chrono::nanoseconds) { report_timeout(n, whole); }, [&] { report_dead(n, whole); });
+        report_leavers(n, whole);
+    }
+
     /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
     /// Ask when it is `done`, before `Board::slots` more were started.
     std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
@@ -157,8 +166,8 @@ public:
         quiesce();
     }
 
-    /// Number of the next split of this communicator: the same on all ranks, as splits are collective.
-    std::size_t next_split() noexcept { return splits_++; }
+    /// A number for a split, or for what else all ranks make at the same place in the program.
+    std::size_t next_number() noexcept { return numbers_++; }
 
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
@@ -323,8 +332,7 @@ private:
             }
             if (backoff.patient()) {
                 space_.idle();
-                vigil.look(timeout(), [&](std::chrono::nanoseconds) { report_timeout(n, whole); }, [&] { report_dead(n, whole); });
-                report_leavers(n, whole);
+                look(n, vigil, whole);
             }
             backoff.wait_a_little(world.bell, [&] {
                 const std::uint64_t own = own_.load(std::memory_order_relaxed);
@@ -398,7 +406,7 @@ private:
     std::atomic<bool> locked_{false};
     std::atomic<std::uint64_t> next_{0};           ///< number of the next collective
     std::atomic<std::uint64_t> least_retired_{0};  ///< what all ranks had retired when last looked at
-    std::size_t splits_ = 0;
+    std::size_t numbers_ = 0;
 
     // Working: by the thread that holds working_. own_ and oldest_ are read by others too.
     alignas(64) std::atomic<bool> working_{false};

@@ -59,6 +59,8 @@ public:
         return false;
     }
 
+    void look(std::uint64_t, collective::Vigil&) override {}  // tests see to the limit themselves, in virtual time
+
     void wait(std::uint64_t n) override {
         auto lock = locked_by_own_thread();
         if (!communicator_->is_through(n, rank_)) {
@@ -93,7 +95,7 @@ public:
         world().set_limit(own(), limit);
     }
 
-    std::size_t next_split() noexcept override { return splits_++; }
+    std::size_t next_number() noexcept override { return numbers_++; }
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         const auto lock = locked_by_own_thread();
         return std::make_shared<Engine>(communicator_->meet(group), group.rank, timeout_);
@@ -154,7 +156,7 @@ private:
     std::shared_ptr<Communicator> communicator_;
     int rank_;
     std::chrono::nanoseconds timeout_;
-    std::size_t splits_ = 0;
+    std::size_t numbers_ = 0;
     int polls_ = 0;  ///< in vain, since this rank's clock has moved
 };
 

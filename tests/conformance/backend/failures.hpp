@@ -236,7 +236,7 @@ void check_failures() {
         });
     }
     // The ranks that do not stay away wait for those that do until their limit, and say `words`.
-    const auto stay_away_or_wait = [&](Backend& backend, bool stays_away, Findings& findings, const std::string& where, int peer, const std::string& words) {
+    const auto stay_away_or_wait = [&](Backend& backend, bool stays_away, Findings& findings, const std::string& where, int peer, const std::string& words, bool polls = false) {
         reduce_something(backend);  // NCCL connects ranks when the first collective of a kind starts, which waits for all of them
         Backend twin = backend.duplicate(), alike = backend.split(stays_away, backend.rank());
         if (stays_away) {
@@ -249,6 +249,7 @@ void check_failures() {
             Work work = part.start(backend);
             alike.barrier().wait();  // so that nobody's limit runs while another rank is merely slow
             backend.set_timeout(scant);
+            while (polls && !work.test()) std::this_thread::yield();
             work.wait();
         });
     };
@@ -258,6 +259,20 @@ void check_failures() {
             const std::string where = at(backend.rank(), backend.size());
             stay_away_or_wait(backend, backend.rank() == missing, findings, where, missing, ": rank " + std::to_string(missing) + " did not start it");
             check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("a rank that never calls: so do others that test, and never wait") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const std::string where = at(backend.rank(), backend.size());
+            stay_away_or_wait(backend, backend.rank() == 1, findings, where, 1, ": rank 1 did not start it", true);
+            check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("no time limit: the longest that there is") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings&) {
+            backend.set_timeout(std::chrono::nanoseconds::max());
+            if (backend.rank() == 0) std::this_thread::sleep_for(30ms);
+            reduce_something(backend);
         });
     }
     SUBCASE("ranks that never call are all named") {
@@ -278,6 +293,41 @@ void check_failures() {
                 reduce_something(backend);
             });
             check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("a rank that returns early: so are others that test, and never wait") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            reduce_something(backend);
+            if (backend.rank() == 0) return;
+            const std::string where = at(backend.rank(), backend.size());
+            expect_error(findings, where, Errc::peer_left, 0, {"rank 0"}, [&] {
+                for (int k = 0; k < 2; ++k) {  // as above
+                    Exchange<Memory> part({.operation = Operation::all_reduce, .count = 5000}, backend.rank(), backend.size());
+                    Work work = part.start(backend);
+                    while (!work.test()) std::this_thread::yield();
+                }
+            });
+            check_dead<L>(backend, findings, where);
+        });
+    }
+    SUBCASE("a handle that was moved from says so") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            Backend other = std::move(backend);
+            const std::string where = at(other.rank(), other.size());
+            const auto refuses = [&](const char* what, auto&& call) {
+                const auto error = error_of(call);
+                findings.check(error && error->errc() == Errc::invalid_argument && std::string(error->what()).find("moved from") != std::string::npos, where + what + " is not refused");
+            };
+            refuses("barrier", [&] { backend.barrier(); });
+            refuses("all_reduce", [&] { backend.all_reduce({}, gradsync::ReduceOp::sum); });
+            refuses("all_gather", [&] { backend.all_gather({}, {}); });
+            refuses("gather", [&] { backend.gather({}, {}, 0); });
+            refuses("scatter", [&] { backend.scatter({}, {}, 0); });
+            refuses("reduce_scatter", [&] { backend.reduce_scatter({}, {}, gradsync::ReduceOp::sum); });
+            refuses("duplicate", [&] { backend.duplicate(); });
+            refuses("set_timeout", [&] { backend.set_timeout(1s); });
+            backend = other;
+            reduce_something(backend);
         });
     }
     SUBCASE("a rank that leaves after its last collective leaves nobody waiting") {

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward_thread.hpp>
@@ -108,6 +110,27 @@ TEST_CASE("FaultyBackend: a rank that throws before a collective, whichever it i
                 }
             }
         }
+}
+
+TEST_CASE("FaultyBackend: what a thread for progress throws is not lost") {
+    const auto all = outcomes(2, [&](ThreadBackend comm) {
+        std::atomic<int> second_ones{0};
+        const FaultyThreads faulty(comm, [&](const FaultPoint& at) {
+            if (at.rank == 1 && at.bytes == 31 * sizeof(float) && ++second_ones == 3) throw std::runtime_error("the disk is full");
+        });
+        std::vector<Tensor> model;
+        model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
+        Reducer<FaultyThreads, PerParameter, OverlapBackwardThread, PowerSgd<FaultyThreads>> sync(faulty, model, {}, {}, {}, PowerSgd<FaultyThreads>({.rank = 1, .start_step = 0}));
+        for (int step = 0; step < 5; ++step) {
+            backward(sync, model, comm.rank(), step);
+            std::this_thread::sleep_for(5ms);  // the thread finds the first one complete
+            sync.finish();
+        }
+    });
+    for (const Outcome& outcome : all) {
+        CAPTURE(outcome.text);
+        CHECK(outcome.says("the disk is full"));
+    }
 }
 
 TEST_CASE("FaultyBackend: a rank that is later than the time limit is named by all others") {

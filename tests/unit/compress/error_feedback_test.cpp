@@ -121,6 +121,14 @@ TEST_CASE("ErrorFeedback: gradients are added with their scale, what there is co
     feedback.settle(0, 40, 1);
     CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625));
 
+    // A gradient of no weight counts by the last weight, later; there was none before.
+    feedback.hold_back(0, const_buffer(halves), 1);
+    CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625));
+    feedback.unit_of({1, 4});
+    feedback.hold_back(0, const_buffer(halves), 1);
+    CHECK(numbers(feedback.parameter(0)) == std::vector<double>(8, 0.625 + 0.5 / 4));
+    feedback.hold_back(0, const_buffer(halves), -1);
+
     // In another plan, other places: what there was moves along.
     contents = {{3040, DType::f32, {{3, 0, 3000, {}}, {2, 3008, 7, {}}}}, {8, DType::bf16, {{0, 0, 8, {}}}}};
     const auto before = numbers(feedback.parameter(0));
@@ -137,13 +145,13 @@ TEST_CASE("ErrorFeedback: gradients are added with their scale, what there is co
     CHECK(feedback.parameter(3).count == 0);
 }
 
-TEST_CASE("ErrorFeedback: what there is counts by the rank's weight, or by its last one, or, where only others have any, by its scale") {
+TEST_CASE("ErrorFeedback: what there is counts by the rank's weight, or, where only others ever have any, by its scale") {
     gradsync::detail::ErrorFeedback feedback;
     CHECK(feedback.unit_of({1, 0}) == 1);  // of a sum
     CHECK(feedback.unit_of({0, 0}) == 0);
     CHECK(feedback.unit_of({0, 1}) == 1);  // no batch, but in the divisor
     CHECK(feedback.unit_of({1, 4096}) == 4096);
-    CHECK(feedback.unit_of({1, 0}) == 4096);  // a batch without tokens
-    CHECK(feedback.unit_of({0, 0}) == 0);     // none
+    CHECK(feedback.unit_of({1, 0}) == 0);  // a batch without tokens
+    CHECK(feedback.unit_of({0, 0}) == 0);  // none
     CHECK(feedback.unit_of({8, 8}) == 8);
 }

@@ -78,9 +78,7 @@ TEST_CASE("a rank that throws in the middle of its backward") {
         },
         [](const Outcome& outcome, bool guilty) {
             if (guilty) CHECK(outcome.says("not a gradsync::Error: out of cheese"));
-            // Its Reducer went with buckets in flight, or its function left when there were none.
-            else CHECK(outcome.is(Errc::peer_failed));
-            if (!guilty) CHECK((outcome.says("an exception ended its step with buckets in flight") || outcome.says("out of cheese")));
+            else CHECK((outcome.is(Errc::peer_failed) && outcome.says("an exception ended its step")));
         });
 }
 
@@ -200,7 +198,59 @@ TEST_CASE("a rank that leaves without finish") {
     }
 }
 
-TEST_CASE("a Reducer that goes with buckets in flight") {
+namespace {
+
+/// Rank 0 marks one gradient and throws, and catches that where its Reducer is gone and its communicator is not: what the others get.
+template <class Overlap>
+void check_caught_outside() {
+    for (const int ranks : {2, 3}) {
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto model = tensors(model_sizes);
+            const bool guilty = comm.rank() == 0;
+            try {
+                Reducer<ThreadBackend, PerParameter, Overlap> sync(comm, model);
+                sync.mark_ready(3);
+                if (guilty) throw std::runtime_error("out of cheese");
+                for (const std::size_t i : {2u, 1u, 0u}) sync.mark_ready(i);
+                sync.finish();
+            } catch (const std::runtime_error& e) {
+                if (std::string(e.what()) != "out of cheese") throw;
+            }
+            comm.barrier().wait();
+        });
+        for (const Outcome& outcome : result) {
+            INFO(outcome.text);
+            CHECK(outcome.is(Errc::peer_failed));
+            CHECK(outcome.says("rank 0 failed: an exception ended its step"));
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("an exception that ends a step ends it for the others, too, also where nothing is in flight") {
+    check_caught_outside<NoOverlap>();
+    check_caught_outside<OverlapBackward>();
+}
+
+TEST_CASE("an exception between steps is the program's own affair") {
+    const auto result = outcomes(3, [&](ThreadBackend comm) {
+        auto model = tensors(model_sizes);
+        try {
+            Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+            backward(sync, model, comm.rank(), 0);
+            sync.finish();
+            throw std::runtime_error("enough");
+        } catch (const Error&) {
+            throw;
+        } catch (const std::runtime_error&) {
+        }
+        comm.barrier().wait();
+    });
+    for (const Outcome& outcome : result) CHECK(outcome.text == "");
+}
+
+TEST_CASE("a Reducer that goes in the middle of a step") {
     for (const int ranks : {2, 3, 4}) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             const int rank = comm.rank();
@@ -221,9 +271,8 @@ TEST_CASE("a Reducer that goes with buckets in flight") {
         for (int r = 0; r < ranks; ++r) {
             const Outcome& outcome = result[static_cast<std::size_t>(r)];
             INFO(outcome.text);
-            // Rank 0's buckets may have been complete, and then the others wait for what it never started.
-            if (outcome.is(Errc::peer_failed)) CHECK(outcome.says("rank 0 failed: its Reducer was destroyed with buckets in flight; call finish() first"));
-            else CHECK(outcome.is(Errc::collective_mismatch));
+            CHECK(outcome.is(Errc::peer_failed));
+            CHECK(outcome.says("rank 0 failed: its Reducer was destroyed in the middle of a step; call finish() first"));
         }
     }
 }
@@ -251,6 +300,94 @@ TEST_CASE("another Reducer's collectives: a plan that the other ranks do not hav
     }
 }
 
+TEST_CASE("two Reducers of equal buckets, marked in another order, are not averaged with one another, nor with a collective of the program's own") {
+    for (const int ranks : {2, 3})
+        for (const bool own_collective : {false, true}) {
+            const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+                auto one = tensors({100}), other = tensors({100});
+                Reducer<ThreadBackend, Flat, OverlapBackward> first(comm, one), second(comm, other);
+                std::vector<float> apart(100);
+                const auto start_other = [&] {
+                    if (own_collective) comm.all_reduce(buffer(apart), ReduceOp::mean).wait();
+                    else second.mark_ready(0);
+                };
+                if (comm.rank() == 1) start_other();
+                first.mark_ready(0);
+                if (comm.rank() != 1) start_other();
+                first.finish();
+                if (!own_collective) second.finish();
+            });
+            for (const Outcome& outcome : result) {
+                INFO(outcome.text);
+                CHECK(outcome.is(Errc::collective_mismatch));
+                CHECK(outcome.says("rank 0 started all_reduce(mean, f32, 100 elements) for bucket 0 of Reducer #"));
+                CHECK(outcome.says(own_collective ? "rank 1 started all_reduce(mean, f32, 100 elements) for no Reducer's bucket"
+                                                  : "rank 1 started all_reduce(mean, f32, 100 elements) for bucket 0 of Reducer #"));
+            }
+        }
+}
+
+TEST_CASE("what is for averages, or for the time between steps, is refused while gradients are marked") {
+    std::vector<std::string> wrong(2);
+    const auto result = outcomes(2, [&](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+        std::vector<float> elsewhere(10);
+        for (int step = 0; step < 2; ++step) {
+            sync.mark_ready(1);
+            const auto check = [&](const char* name, auto&& call) {
+                const Outcome outcome = outcome_of(call);
+                if (!outcome.is(Errc::invalid_argument) || !outcome.says(name) || !outcome.says("call finish() first"))
+                    wrong[static_cast<std::size_t>(comm.rank())] += std::string(name) + ": " + outcome.text + "; ";
+            };
+            check("gradient_norm", [&] { sync.gradient_norm(); });
+            check("gradient_norm", [&] { sync.clip_gradients_by_norm(1); });
+            check("clip_gradients_by_value", [&] { sync.clip_gradients_by_value(1); });
+            check("rebind_gradient", [&] { sync.rebind_gradient(0, buffer(elsewhere)); });
+            sync.mark_ready(0);  // nothing is lost
+            sync.finish();
+        }
+        sync.clip_gradients_by_value(1);
+        sync.rebind_gradient(0, buffer(elsewhere));
+    });
+    for (const std::string& text : wrong) CHECK(text == "");
+    for (const Outcome& outcome : result) CHECK(outcome.text == "");
+}
+
+TEST_CASE("try_finish, called again and again, throws as finish does: where a rank has left, has stopped, or has not marked all") {
+    enum class Fault { left, stopped, forgot };
+    for (const int ranks : {2, 3})
+        for (const Fault fault : {Fault::left, Fault::stopped, Fault::forgot}) {
+            CAPTURE(static_cast<int>(fault));
+            const auto limit = std::chrono::milliseconds(300);
+            const auto result = outcomes(
+                ranks,
+                [&](ThreadBackend comm) {
+                    auto model = tensors(model_sizes);
+                    Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+                    backward(sync, model, comm.rank(), 0);
+                    while (!sync.try_finish()) std::this_thread::yield();
+                    comm.barrier().wait();
+                    const bool guilty = comm.rank() == 0;
+                    if (guilty && fault == Fault::left) return;
+                    if (guilty && fault == Fault::stopped) std::this_thread::sleep_for(3 * limit);
+                    for (const std::size_t i : {3u, 2u, 1u}) sync.mark_ready(i);
+                    if (!guilty || fault != Fault::forgot) sync.mark_ready(0);
+                    while (!sync.try_finish()) std::this_thread::yield();
+                },
+                ThreadOptions{.timeout = limit});
+            for (std::size_t r = 0; r < result.size(); ++r) {
+                const Outcome& outcome = result[r];
+                INFO(outcome.text);
+                if (fault == Fault::left) {
+                    CHECK((r == 0 ? outcome.text == "" : outcome.is(Errc::peer_left) && outcome.says("rank 0")));
+                } else {
+                    CHECK((outcome.is(Errc::timeout) && outcome.says("rank 0 did not start it")));
+                }
+            }
+        }
+}
+
 TEST_CASE("after a failure every call says so") {
     for (const int ranks : {1, 2, 3}) {
         std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
@@ -265,7 +402,7 @@ TEST_CASE("after a failure every call says so") {
             });
             const auto refuses = [&](const char* what, auto call) {
                 const Outcome outcome = outcome_of(call);
-                if (!outcome.is(Errc::invalid_argument) || !outcome.says("failed earlier and cannot go on") || !outcome.says("'p0'"))
+                if (!outcome.is(first.error ? first.error->errc() : Errc()) || !outcome.says("failed earlier and cannot go on") || !outcome.says("'p0'"))
                     wrong[static_cast<std::size_t>(rank)] += std::string(what) + ": " + outcome.text + "\n";
             };
             if (!first.error || !first.says("'p0'")) wrong[static_cast<std::size_t>(rank)] = first.text;
@@ -315,7 +452,7 @@ TEST_CASE("a failure within a broadcast counts as one; a root that is none does 
         });
         const Outcome second = outcome_of([&] { sync.mark_ready(0); });
         if (!first.is(Errc::peer_failed) || !first.says("no more power")) text += "first: " + first.text;
-        if (comm.rank() == 0 && (!second.is(Errc::invalid_argument) || !second.says("failed earlier"))) text += "second: " + second.text;
+        if (comm.rank() == 0 && (!second.is(Errc::peer_failed) || !second.says("failed earlier"))) text += "second: " + second.text;
         wrong[static_cast<std::size_t>(comm.rank())] = text;
     });
     for (const std::string& text : wrong) CHECK(text == "");
@@ -337,7 +474,7 @@ TEST_CASE("a failure within mark_ready counts as one") {
         const Outcome first = outcome_of([&] { sync.mark_ready(1); });
         const Outcome second = outcome_of([&] { sync.mark_ready(0); });
         if (!first.is(Errc::peer_failed) || !first.says("no more power")) text += "first: " + first.text;
-        if (!second.is(Errc::invalid_argument) || !second.says("failed earlier")) text += "second: " + second.text;
+        if (!second.is(Errc::peer_failed) || !second.says("failed earlier")) text += "second: " + second.text;
     });
     CHECK(text == "");
 }

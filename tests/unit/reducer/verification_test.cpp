@@ -228,6 +228,66 @@ TEST_CASE("parameters that cannot be synchronised are refused where they are") {
     CHECK(refused({.name = "w", .gradient = {ten.data(), 10, DType::f32, MemorySpace::device}}).find("device memory") != std::string::npos);
 }
 
+namespace {
+
+/// What a Reducer of one rank, alone, says of a parameter; "" if it takes it.
+template <class P>
+std::string refusal_of(P parameter, ReducerOptions options = {}) {
+    const Outcome outcome = outcome_of([&] { run_threads(1, [&](ThreadBackend comm) { Reducer(comm, std::vector{parameter}, options); }); });
+    CHECK((outcome.text.empty() || (outcome.is(Errc::invalid_argument) && outcome.error->context().parameter == "w")));
+    return outcome.text;
+}
+
+struct UsedOften {
+    int uses;
+    std::vector<float> gradient = std::vector<float>(10);
+};
+
+}  // namespace
+
+template <>
+struct gradsync::parameter_traits<UsedOften> {
+    static std::vector<float>& gradient(UsedOften& t) { return t.gradient; }
+    static std::string name(UsedOften&) { return "w"; }
+    static int uses(UsedOften& t) { return t.uses; }
+};
+
+TEST_CASE("a number of uses that is negative is not taken for a large one") {
+    std::vector<float> ten(10);
+    const std::string expected = "Reducer on rank 0: parameter 'w' has -1 uses; give it how often a backward marks it, from 1 to 1048576";
+    CHECK(refusal_of(ParameterView{.name = "w", .gradient = buffer(ten), .uses = static_cast<std::uint32_t>(-1)}) == expected);
+    CHECK(refusal_of(UsedOften{-1}) == expected);
+    CHECK(refusal_of(UsedOften{(1 << 20) + 1}).find("has 1048577 uses; give it") != std::string::npos);
+    CHECK(refusal_of(UsedOften{1 << 20}) == "");
+}
+
+TEST_CASE("elements lie where elements of their type may") {
+    alignas(8) std::byte memory[64] = {};
+    const auto at = [&](std::size_t place, DType dtype) { return BufferView{memory + place, 2, dtype, MemorySpace::host}; };
+    CHECK(refusal_of(ParameterView{.name = "w", .gradient = at(2, DType::f32)}) ==
+          "Reducer on rank 0: parameter 'w' has a gradient of f32 at an address that is no multiple of 4; let it begin at a place where an element of its "
+          "type may lie");
+    CHECK(refusal_of(ParameterView{.name = "w", .value = at(1, DType::bf16), .gradient = at(32, DType::f32)})
+              .find("has a value of bf16 at an address that is no multiple of 2") != std::string::npos);
+    CHECK(refusal_of(ParameterView{.name = "w", .value = at(4, DType::f64), .requires_grad = false}).find("has a value of f64") != std::string::npos);
+    CHECK(refusal_of(ParameterView{.name = "w", .value = at(2, DType::bf16), .gradient = at(36, DType::f32)}) == "");
+    CHECK(refusal_of(ParameterView{.name = "w", .value = at(3, DType::f8e4m3), .gradient = at(33, DType::f8e4m3)}) == "");
+}
+
+TEST_CASE("a shape whose elements cannot be counted says so") {
+    std::vector<float> ten(10);
+    const std::size_t half = std::size_t{1} << 32;
+    const auto of_shape = [&](std::vector<std::size_t> shape, std::size_t count) {
+        return refusal_of(ParameterView{.name = "w", .gradient = buffer(std::span(ten).first(count)), .shape = std::move(shape)});
+    };
+    CHECK(of_shape({half, half}, 0) ==
+          "Reducer on rank 0: parameter 'w' has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
+    CHECK(of_shape({static_cast<std::size_t>(-1), 10}, 10).find("more elements than std::size_t counts") != std::string::npos);
+    CHECK(of_shape({half, half, 0}, 0) == "");
+    CHECK(of_shape({half, half, 0}, 10).find("a shape of 0 elements, but a gradient of 10") != std::string::npos);
+    CHECK(of_shape({2, 5}, 10) == "");
+}
+
 TEST_CASE("tied weights that are registered twice are refused") {
     std::vector<float> shared(10);
     const auto refused = [](std::span<float> one, std::span<float> other, bool frozen = false) {
@@ -251,6 +311,13 @@ TEST_CASE("tied weights that are registered twice are refused") {
     CHECK(refused(all.subspan(5), all.first(5)).text == "");
     CHECK(refused(all, all.first(0)).text == "");
     CHECK(refused(all, all, true).text == "");
+}
+
+TEST_CASE("two parameters of one value, with a gradient each, are fine where values are not written") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding&) {
+        std::vector<float> weights(10), one(10), other(10);
+        Reducer sync(comm, std::vector{parameter("embedding", weights, one), parameter("head", weights, other)});
+    }) == "");
 }
 
 TEST_CASE("gradients without memory of their own live in the buckets") {

@@ -500,6 +500,49 @@ TEST_CASE("misuse is told") {
               }).find("'w' has no value") != std::string::npos);
 }
 
+namespace {
+
+/// What `make(backend, parameters)` says where 'embedding' and 'head' have gradients of their own, and these values.
+template <class Make>
+std::string with_values(std::span<float> one, std::span<float> other, Make&& make, bool frozen = false) {
+    return outcomes(1, [&](ThreadBackend comm) {
+               std::vector<std::vector<float>> gradients = {std::vector<float>(one.size()), std::vector<float>(other.size())};
+               std::vector views = {parameter("embedding", one, gradients[0]), parameter("head", other, gradients[1])};
+               views[1].requires_grad = !frozen;
+               make(comm, views);
+           })[0]
+        .text;
+}
+
+}  // namespace
+
+TEST_CASE("tied weights that are registered twice, with gradients of their own, are refused: one update would be lost") {
+    std::vector<float> memory(10);
+    const std::span<float> all(memory);
+    const std::string expected =
+        "ShardedOptimizer on rank 0: the values of 'embedding' and 'head' share memory, and one's update would be lost; register tied weights once, with `uses` of 2";
+    const auto check = [&](auto&& make) {
+        CHECK(with_values(all, all, make) == expected);
+        CHECK(with_values(all, all.subspan(9), make) == expected);
+        CHECK(with_values(all.subspan(5), all.first(6), make) == expected);
+        CHECK(with_values(all.first(5), all.subspan(5), make) == "");
+        CHECK(with_values(all, all.first(0), make) == "");
+        CHECK(with_values(all, all, make, true) == "");
+    };
+    check([](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd>(comm, views, Sgd{}); });
+    check([](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, views, Sgd{}); });
+    check([](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd>(comm, views, Sgd{}, {.parameters = ParameterStorage::in_buckets}); });
+    // Unfreezing one of them is the same mistake.
+    CHECK(with_values(
+              all, all,
+              [](auto comm, auto& views) {
+                  ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
+                  const std::size_t which[] = {1};
+                  sharded.unfreeze(which);
+              },
+              true) == expected);
+}
+
 TEST_CASE("weights that live in the buckets need no memory of the trainer's, not even at first") {
     const Training t;
     const std::vector<Bytes> expected = weights_of_whole(3, t, AdamW{{0.01, 0.02}});

@@ -174,6 +174,22 @@ TEST_CASE("what a rank keeps shrinks with the number of ranks, and weights exist
     }
 }
 
+TEST_CASE("units of equal size that ranks gather in another order are told apart") {
+    for (const int ranks : {2, 3}) {
+        const auto seen = outcomes(ranks, [](ThreadBackend comm) {
+            auto given = initial_tensors(std::vector<std::size_t>(4, 100), DType::f32);
+            ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, Units({0, 1, 2, 3}));
+            for (std::size_t k = 0; k < 4; ++k) const auto use = sharded.gather(comm.rank() == 1 ? 3 - k : k);
+        });
+        for (const Outcome& outcome : seen) {
+            INFO(outcome.text);
+            CHECK(outcome.is(Errc::collective_mismatch));
+            CHECK(outcome.says("rank 0 started all_gather(f32, 100 elements) for unit 0 of ShardedParameters #"));
+            CHECK(outcome.says("rank 1 started all_gather(f32, 100 elements) for unit 3 of ShardedParameters #"));
+        }
+    }
+}
+
 TEST_CASE("a rank that leaves in the middle of a gather is named, and nobody hangs") {
     const auto seen = outcomes(3, [](ThreadBackend comm) {
         auto given = initial_tensors(awkward_sizes, DType::f32);
@@ -255,4 +271,19 @@ TEST_CASE("misuse is told") {
               Sharded sharded(comm, given, Sgd{}, awkward_units);
               sharded.step();
           }) == "step on rank 0: there are no averaged gradients; call finish() first");
+    const auto with_values_of = [&](std::size_t first, std::size_t count) {
+        return says([&](auto comm, auto&) {
+            std::vector<float> memory(20);
+            const std::span<float> values(memory);
+            const std::vector<ParameterView> views = {{.name = "embedding", .value = buffer(values.first(10))},
+                                                      {.name = "head", .value = buffer(values.subspan(first, count))}};
+            Sharded(comm, views, Sgd{}, Units({0, 1}));
+        });
+    };
+    for (const auto& [first, count] : {std::pair{0u, 10u}, std::pair{9u, 1u}})
+        CHECK(with_values_of(first, count) ==
+              "ShardedParameters on rank 0: the values of 'embedding' and 'head' share memory, and one's update would be lost; register tied weights once, with "
+              "`uses` of 2");
+    CHECK(with_values_of(10, 10) == "");
+    CHECK(with_values_of(5, 0) == "");
 }

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace gradsync::inline v0 {
+
+/// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal size. A backend that can compares
+/// them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
+class Subject {
+public:
+    enum class Kind : std::uint32_t { none, bucket, unit };
+
+    /// Nothing in particular.
+    constexpr Subject() = default;
+    /// Part `part` of what has the number `owner`, the same on all ranks.
+    constexpr Subject(Kind kind, std::size_t owner, std::size_t part) noexcept
+        : code_(static_cast<std::uint32_t>(kind) << 29 | (static_cast<std::uint32_t>(owner) & owner_mask) << part_bits | (static_cast<std::uint32_t>(part) & part_mask)) {}
+
+    static constexpr Subject from_code(int code) noexcept {
+        Subject subject;
+        subject.code_ = static_cast<std::uint32_t>(code);
+        return subject;
+    }
+    /// It takes the place of a root, which such collectives do not have.
+    constexpr int code() const noexcept { return static_cast<int>(code_); }
+
+    /// "bucket 3 of Reducer #1"
+    static std::string text_of(int code) {
+        const auto bits = static_cast<std::uint32_t>(code);
+        if (bits == 0) return "no Reducer's bucket";
+        const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
+        return (is_bucket ? "bucket " : "unit ") + std::to_string(bits & part_mask) + (is_bucket ? " of Reducer #" : " of ShardedParameters #") +
+               std::to_string(bits >> part_bits & owner_mask);
+    }
+
+private:
+    static constexpr std::uint32_t part_bits = 19, part_mask = (1u << part_bits) - 1, owner_mask = (1u << 10) - 1;
+
+    std::uint32_t code_ = 0;
+};
+
+namespace detail {
+
+/// A number for what starts collectives, the same on all ranks that make it at the same place in the program, which no other of that communicator has. Local.
+template <class B>
+std::size_t next_owner(B& backend) {
+    if constexpr (requires { backend.next_owner(); }) return backend.next_owner();
+    else return 0;
+}
+
+/// What this handle's next collectives are for.
+template <class B>
+void set_subject(B& backend, Subject subject) {
+    if constexpr (requires { backend.set_subject(subject); }) backend.set_subject(subject);
+}
+
+}  // namespace detail
+
+}  // namespace gradsync::inline v0

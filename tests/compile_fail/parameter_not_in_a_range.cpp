@@ -1,0 +1,23 @@
+// expect 1: gradsync: pass a range of parameters, e.g. std::vector.gs::parameter
+// expect 2: gradsync: pass a range of parameters, e.g. std::vector.gs::parameter
+// errors: 1
+#include <vector>
+
+#include <gradsync/gradsync.hpp>
+
+#ifndef GRADSYNC_EXPECT_FAILURE
+#define GRADSYNC_EXPECT_FAILURE 0
+#endif
+
+namespace gs = gradsync;
+
+void f(gs::ThreadBackend comm, std::vector<float>& weights, std::vector<float>& gradient) {
+#if GRADSYNC_EXPECT_FAILURE == 1
+    gs::Reducer sync(comm, gs::parameter("w", weights, gradient));
+#elif GRADSYNC_EXPECT_FAILURE == 2
+    const gs::ParameterView w = gs::parameter("w", weights, gradient);
+    gs::Reducer sync(comm, w);
+#else
+    gs::Reducer sync(comm, std::vector{gs::parameter("w", weights, gradient)});
+#endif
+}
