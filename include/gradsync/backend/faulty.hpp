@@ -89,6 +89,7 @@ private:
     FaultyBackend(B backend, std::shared_ptr<const Fault> fault) : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
 
     void reach(std::string_view operation, std::size_t bytes) {
+        if (!state_) return;  // moved from, as B will say
         FaultPoint at{.rank = this->rank(), .operation = operation, .bytes = bytes};
         {
             const std::lock_guard lock(state_->mutex);

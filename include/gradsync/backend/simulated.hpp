@@ -37,7 +37,7 @@ struct SimulatedCluster {
     /// Whether collectives move what lies in memory of `allocate`, buckets that is. If not, everything takes the same time, but
     /// the gradients of thousands of ranks need no memory and no work.
     bool moves_buckets = true;
-    /// Of every wait: in virtual time, and in real time where a rank keeps all others from going on.
+    /// Of every wait: in virtual time, and in real time where a rank keeps all others from going on. (Who tests again and again sleeps until something happens.)
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
 };
 

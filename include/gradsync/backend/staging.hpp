@@ -374,8 +374,8 @@ public:
 
     std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
     void set_timeout(std::chrono::nanoseconds limit) {
+        host_.set_timeout(limit);  // first: it says where this was moved from
         engine_->host().set_timeout(limit);
-        host_.set_timeout(limit);
     }
     std::chrono::nanoseconds progress_time() const noexcept { return engine_->host().progress_time(); }
     void fail(const std::string& what) noexcept { engine_->fail(what); }
@@ -384,7 +384,7 @@ public:
         Host host = host_.split(color, key);
         return StagingBackend(host, {engine_->compute_stream(), engine_->piece_bytes()}, engine_->watch());
     }
-    StagingBackend duplicate() { return split(0, rank()); }
+    StagingBackend duplicate() { return split(0, 0); }
 
     collective::Memory allocate(std::size_t bytes) {
         return bytes == 0 ? collective::Memory() : collective::Memory::of(cuda::DeviceMemory(bytes));

@@ -139,6 +139,20 @@ void check_mismatches() {
             expect_error(findings, where, gradsync::Errc::collective_mismatch, -1, c.words, [&] { part.start(backend).wait(); });
             check_dead<L>(backend, findings, where);
         });
+
+    // What is equal but for what it is for.
+    using gradsync::Subject;
+    for (const Operation operation : {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather})
+        for (const std::size_t count : {std::size_t{1000}, std::size_t{300'000}})
+            each_larger_world<L>(ample, [&](typename L::Backend backend, Findings& findings) {
+                const int rank = backend.rank(), size = backend.size();
+                Exchange<typename L::Memory> part({.operation = operation, .count = count}, rank, size), same = part;
+                backend.set_subject({Subject::Kind::bucket, 1, 3});
+                same.start(backend).wait();
+                if (rank == size - 1) backend.set_subject({Subject::Kind::unit, 2, 4});
+                expect_error(findings, at(rank, size) + "another subject: ", gradsync::Errc::collective_mismatch, -1,
+                             {"for bucket 3 of Reducer #1", "for unit 4 of ShardedParameters #2"}, [&] { part.start(backend).wait(); });
+            });
 }
 
 /// A rank that fails, leaves, stays away or drops what it started: all others learn it, and which rank it was.
@@ -262,6 +276,7 @@ void check_failures() {
         });
     }
     SUBCASE("a rank that never calls: so do others that test, and never wait") {
+        if constexpr (requires { requires !L::tests_have_a_limit; }) return;
         each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
             const std::string where = at(backend.rank(), backend.size());
             stay_away_or_wait(backend, backend.rank() == 1, findings, where, 1, ": rank 1 did not start it", true);
