@@ -82,13 +82,11 @@ public:
     template <class Range>
     Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {}, Exchange exchange = Exchange())
         : backend_(std::move(backend)),
-          options_(options),
+          options_(checked(options)),
           gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters),
           readiness_(detail::uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, exchange_of_step(exchange)),
           overlap_(std::move(overlap)) {
-        if (options_.gradients == GradientStorage::pooled && !Exchange::scatters)
-            throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         detail::verify(detail::host_of(backend_), gradients_.parameters(), gradients_.plan(),
                           gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
         detail::check_types(backend_, gradients_.plan(), gradients_.infos());
@@ -105,11 +103,11 @@ public:
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
     /// Where an exception has ended a step, or buckets were launched and `finish()` was not called, the communicator fails on every rank: the others
-    /// would wait for the rest of the step.
+    /// would wait for the rest of the step. (So it does where all ranks do the same: that they do, none of them knows.)
     ~Reducer() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
-        if (!failure_.failed() && backend_.size() > 1 && (step_.launched() != 0 || (unwinds && !between_steps())))
+        if (!failure_.failed() && !step_.alone() && (step_.launched() != 0 || (unwinds && !between_steps())))
             backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed in the middle of a step; call finish() first");
         if constexpr (decoupled)
             if (failure_.failed()) gathers_.drop();
@@ -258,13 +256,12 @@ public:
     /// it has done all that `finish()` does. To be called again until then. Collective, as a whole. With
     /// UnusedParameters::agree the first call ends the backward: what is not marked by then counts as unused.
     /// A gradient that was marked under an earlier `no_sync()` only is for `finish()`: here it counts as not marked yet.
-    /// Who calls it again and again meets the backend's time limit, once something is in flight (a pause of more than a second between two calls counts as a second).
+    /// Who calls it again and again meets the backend's time limit, once something is in flight (of a pause between two calls a second counts at most, or a sixteenth of the limit).
     bool try_finish() {
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
             guard([&] {
-                const auto lock = step_.exclusive();
-                step_.test();
+                step_.try_test();
                 if constexpr (requires { backend_.failed(); })
                     if (backend_.failed()) backend_.barrier().wait();  // throws why
             });
@@ -458,6 +455,13 @@ private:
     };
 
     // ---------------------------------------------------------------------------------------------------- a step
+
+    /// Before anything is made: a rank that is refused here may try again.
+    const ReducerOptions& checked(const ReducerOptions& options) const {
+        if (options.gradients == GradientStorage::pooled && !Exchange::scatters)
+            throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
+        return options;
+    }
 
     /// What follows from the plan, when it is made and when it changes.
     void adopt_plan() {

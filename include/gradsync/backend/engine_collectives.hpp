@@ -35,11 +35,11 @@ public:
     }
 
     /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed, or a rank has left or died; and when tests have gone on for
-    /// the backend's time limit (a pause of more than a second between two counts as a second).
+    /// the backend's time limit (of a pause between two a second counts at most, or a sixteenth of the limit).
     bool test() {
         if (poll()) return true;
         if constexpr (requires { engine_->look(number_, vigil_); }) {
-            vigil_.forgive();
+            vigil_.forgive(engine_->timeout());
             engine_->look(number_, vigil_);
         }
         return false;

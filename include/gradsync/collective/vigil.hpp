@@ -32,9 +32,9 @@ public:
         }
     }
 
-    /// The time since the last look is not waiting, but for a second of it: for looks between which somebody does something else.
-    void forgive() noexcept {
-        constexpr std::chrono::nanoseconds most = std::chrono::seconds(1);
+    /// Of the time since the last look no more than a second, or a sixteenth of the limit, is waiting: for looks between which somebody does something else.
+    void forgive(std::chrono::nanoseconds limit) noexcept {
+        const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
         const auto now = Clock::now();
         if (begun() && now - last_ > most) deadline_ += now - last_ - most;
         last_ = now;

@@ -7,7 +7,8 @@
 namespace gradsync::inline v0 {
 
 /// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal size. A backend that can compares
-/// them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
+/// them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both. (Not of the later stages of an exchange: hybrid sharding's sums over
+/// replicas, the gathers of sharded optimizers.)
 class Subject {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit };
@@ -29,7 +30,7 @@ public:
     /// "bucket 3 of Reducer #1"
     static std::string text_of(int code) {
         const auto bits = static_cast<std::uint32_t>(code);
-        if (bits == 0) return "no Reducer's bucket";
+        if (bits == 0) return "nothing in particular";
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
         return (is_bucket ? "bucket " : "unit ") + std::to_string(bits & part_mask) + (is_bucket ? " of Reducer #" : " of ShardedParameters #") +
                std::to_string(bits >> part_bits & owner_mask);

@@ -32,7 +32,8 @@ struct BucketContents {
 /// How a Reducer's buckets are exchanged over backend B.
 ///
 /// - `start(backend, b, bucket, op, contribution)` starts it for bucket b and returns a `WorkType<B>`. One thread at a time; those
-///   that were started are advanced, in their order, by one thread at a time, which may be another one.
+///   that were started are advanced, in their order, by one thread at a time, which may be another one. What follows later is started on a handle of its own, a copy or
+///   a duplicate: what `backend` starts is said to be for bucket b.
 /// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
 /// - `alone(backend)`: is there nothing to exchange?
 /// - `describe()` is compared over the ranks.

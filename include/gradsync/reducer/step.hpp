@@ -153,6 +153,11 @@ public:
         advance();
         flight_.test_first();
     }
+    /// The same, unless another thread advances collectives just now.
+    void try_test() {
+        const std::unique_lock lock(polling_, std::try_to_lock);
+        if (lock) test();
+    }
     /// Returns when bucket b is there, and those before it were asked for.
     void complete(std::size_t b) {
         if (b == flight_.completed()) flight_.wait(b, land_, await_);

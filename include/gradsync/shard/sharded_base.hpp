@@ -173,9 +173,6 @@ protected:
 
     /// Compares what the Reducer knows nothing of, `settings` and the types of values, and makes it. Collective.
     void make_reducer(const std::string& settings) {
-        if (const auto [one, other] = overlapping<&ParameterView::value>(parameters_); one != nullptr)
-            refuse(Derived::name, "the values of '" + one->name + "' and '" + other->name +
-                                      "' share memory, and one's update would be lost; register tied weights once, with `uses` of 2", other->name);
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)

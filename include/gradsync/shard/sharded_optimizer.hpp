@@ -171,6 +171,9 @@ private:
     bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
 
     void make_reducer() {
+        if (const auto [one, other] = detail::overlapping<&ParameterView::value>(this->parameters_); one != nullptr)
+            this->refuse(name, "the values of '" + one->name + "' and '" + other->name +
+                                   "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2", other->name);
         Base::make_reducer(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") + (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
         gathers_.set_watch(this->watch());
     }

@@ -77,7 +77,7 @@ public:
     void run(std::span<const Call> calls, int owner, ElementRange range) {
         const Call& call = calls[0];
         const Call& owners = calls[static_cast<std::size_t>(owner)];
-        const Call& roots = calls[static_cast<std::size_t>(call.root)];
+        const Call& roots = calls[collective::is_rooted(call.operation) ? static_cast<std::size_t>(call.root) : 0];
         const std::size_t width = size_of(call.dtype);
         const std::size_t whole = range.first * width;  // offset in a whole buffer, bytes
         const int size = static_cast<int>(calls.size());

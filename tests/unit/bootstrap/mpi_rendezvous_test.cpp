@@ -19,7 +19,7 @@ namespace {
 void check_missing(MPI_Comm comm, int missing) {
     CAPTURE(missing);
     const int rank = environment().rank;
-    MpiRendezvous rendezvous(comm, {.timeout = 200ms});
+    MpiRendezvous rendezvous(comm, {.timeout = 1s});
     if (rank != missing) {
         const Outcome outcome = outcome_of([&] { rendezvous.barrier(); });
         INFO(outcome.text);

@@ -10,7 +10,7 @@ TEST_CASE("Subject: what is not the same has another code, and a text that says 
     static_assert(bucket.code() != unit.code() && bucket.code() != 0);
     static_assert(bucket.code() != Subject(Subject::Kind::bucket, 2, 3).code());
     static_assert(bucket.code() != Subject(Subject::Kind::bucket, 1, 4).code());
-    CHECK(Subject::text_of(none.code()) == "no Reducer's bucket");
+    CHECK(Subject::text_of(none.code()) == "nothing in particular");
     CHECK(Subject::text_of(bucket.code()) == "bucket 3 of Reducer #1");
     CHECK(Subject::text_of(unit.code()) == "unit 3 of ShardedParameters #1");
     CHECK(Subject::text_of(Subject(Subject::Kind::bucket, 1023, 524287).code()) == "bucket 524287 of Reducer #1023");

@@ -520,7 +520,7 @@ TEST_CASE("tied weights that are registered twice, with gradients of their own, 
     std::vector<float> memory(10);
     const std::span<float> all(memory);
     const std::string expected =
-        "ShardedOptimizer on rank 0: the values of 'embedding' and 'head' share memory, and one's update would be lost; register tied weights once, with `uses` of 2";
+        "ShardedOptimizer on rank 0: the values of 'embedding' and 'head' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2";
     const auto check = [&](auto&& make) {
         CHECK(with_values(all, all, make) == expected);
         CHECK(with_values(all, all.subspan(9), make) == expected);

@@ -271,19 +271,4 @@ TEST_CASE("misuse is told") {
               Sharded sharded(comm, given, Sgd{}, awkward_units);
               sharded.step();
           }) == "step on rank 0: there are no averaged gradients; call finish() first");
-    const auto with_values_of = [&](std::size_t first, std::size_t count) {
-        return says([&](auto comm, auto&) {
-            std::vector<float> memory(20);
-            const std::span<float> values(memory);
-            const std::vector<ParameterView> views = {{.name = "embedding", .value = buffer(values.first(10))},
-                                                      {.name = "head", .value = buffer(values.subspan(first, count))}};
-            Sharded(comm, views, Sgd{}, Units({0, 1}));
-        });
-    };
-    for (const auto& [first, count] : {std::pair{0u, 10u}, std::pair{9u, 1u}})
-        CHECK(with_values_of(first, count) ==
-              "ShardedParameters on rank 0: the values of 'embedding' and 'head' share memory, and one's update would be lost; register tied weights once, with "
-              "`uses` of 2");
-    CHECK(with_values_of(10, 10) == "");
-    CHECK(with_values_of(5, 0) == "");
 }
