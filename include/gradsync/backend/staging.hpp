@@ -68,6 +68,7 @@ public:
     StagingEngine& operator=(const StagingEngine&) = delete;
 
     Host& host() noexcept { return host_; }
+    std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
     std::size_t next_number() noexcept { return next_owner(host_); }
     const std::shared_ptr<Watch>& watch() const noexcept { return watch_; }
     std::size_t piece_bytes() const noexcept { return piece_bytes_; }

@@ -121,7 +121,7 @@ TEST_CASE("wrong marks from several threads at once: each is an error, none is a
         CHECK(refused >= ranks * (4 * 50 - 1));
         for (const Outcome& outcome : result) {
             INFO(outcome.text);
-            CHECK(outcome.is(Errc::invalid_argument));
+            CHECK((outcome.is(Errc::gradient_marked_twice) || outcome.is(Errc::peer_failed)));
             CHECK(outcome.says("'p1'"));
         }
     }
