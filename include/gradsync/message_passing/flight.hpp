@@ -52,7 +52,7 @@ public:
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
         number_ = number;
         call_ = call;
-        sent_ = heard_ = complete_ = from_in_ = asks_ = false;
+        sent_ = heard_ = complete_ = from_in_ = has_to_leave_ = false;
         const std::size_t width = size_of(call.dtype);
         // Who scatters or gathers alone knows how much it is.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
@@ -102,7 +102,7 @@ public:
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
     /// Has that rank, which has started it, not sent all that it brings, or not taken all that is brought to it?
     bool owes(int rank) const noexcept {
-        return rests_in_[index(rank)] != Transport::no_ticket || ((from_in_ || asks_) && rests_out_[index(rank)] != Transport::no_ticket);
+        return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket);
     }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
@@ -120,7 +120,7 @@ public:
     /// once the collective is complete, and they are not to wait for that.)
     bool is_all_here(Transport& transport) {
         const bool here = transport.finish_all(rests_in_);
-        return (!(from_in_ || asks_) || transport.finish_all(rests_out_)) && here;
+        return (!has_to_leave_ || transport.finish_all(rests_out_)) && here;
     }
 
     /// One that is not small was accepted: the hub says so to those that wait for it.
@@ -219,7 +219,7 @@ private:
             const HelloRoute::Streams& streams = is_hub() ? route.answers : route.hellos;
             hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
             if (all <= first_) continue;
-            asks_ = asks_ || !route.transport.in_parts(all - first_);
+            has_to_leave_ = has_to_leave_ || from_in_ || !route.transport.in_parts(all - first_);
             rests_out_[index(r)] = send_rest(route.transport, to, streams, rest, all - first_);
         }
     }
@@ -254,8 +254,8 @@ private:
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
-    bool from_in_ = false;  ///< what follows the hello leaves from `in`
-    bool asks_ = false;     ///< what follows the hello is one message, which asks the receiver before it leaves
+    bool from_in_ = false;       ///< what follows the hello leaves from `in`
+    bool has_to_leave_ = false;  ///< before this is complete: where it leaves from `in`, or is one message, which asks the receiver first
     bool in_is_known_ = false, out_is_known_ = false;
     std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, as most of it may never be used
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
