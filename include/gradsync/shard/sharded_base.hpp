@@ -15,7 +15,6 @@
 #include "../observe/statistics.hpp"
 #include "../reducer.hpp"
 #include "../reducer/failure_latch.hpp"
-#include "../reducer/parameters.hpp"
 #include "../reducer/verification.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"

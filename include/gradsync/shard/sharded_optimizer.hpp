@@ -12,6 +12,7 @@
 #include "../reducer.hpp"
 #include "../reducer/deferred_gather.hpp"
 #include "../reducer/exchange.hpp"
+#include "../reducer/parameters.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
