@@ -13,7 +13,6 @@
 
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
-#include "../collective/roll_call.hpp"
 #include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
@@ -21,6 +20,7 @@
 #include "../kernel/host_buffer.hpp"
 #include "flight.hpp"
 #include "known_memory.hpp"
+#include "lookout.hpp"
 #include "message_world.hpp"
 #include "rounds.hpp"
 
@@ -50,9 +50,10 @@ public:
     MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator, std::shared_ptr<KnownMemory> known,
                   std::chrono::nanoseconds timeout)
         : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
-          timeout_(gradsync::detail::within_reason(timeout)), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), roll_call_(world_ranks_.size()), combiner_(world_ranks_.size()),
+          timeout_(gradsync::detail::within_reason(timeout)), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), combiner_(world_ranks_.size()),
           hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests), stream(whole_rests)}, {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
-          rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_) {
+          rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_),
+          lookout_(*world_, world_ranks_, rank, communicator, rounds_) {
         world_->chores().enlist(*this);
     }
     ~MessageEngine() override {
@@ -168,10 +169,16 @@ private:
     }
 
 public:
+    /// Is collective n known to be complete? Only looks.
+    bool done(std::uint64_t n) {
+        std::lock_guard lock(world_->mutex());
+        return is_complete(n);
+    }
+
     /// Who keeps collective n from completing.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : late_of(flight(std::min(n, heard_)));  // of those behind it nothing was heard
+        return is_complete(n) ? collective::Late() : lookout_.late(flight(std::min(n, heard_)));  // of those behind it nothing was heard
     }
 
     /// Has that rank said that it starts nothing more?
@@ -364,52 +371,13 @@ private:
     }
 
     void look(collective::Vigil& vigil) {
-        vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_missing(); });
+        vigil.look(
+            timeout(), [&](std::chrono::nanoseconds by) { lookout_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout()); },
+            [&] { report_missing(); });
     }
 
-    /// Reports that a rank does not start what this one waits for: because it has left, or is dead.
     void report_missing() {
-        if (first_ == next_) return;
-        Flight& oldest = oldest_open();
-        const std::string what = collective::name_of(oldest.call(), oldest.number());
-        for (int r = 0; r < size(); ++r) {
-            if (r == rank_) continue;
-            const auto left = world_->left(communicator_, world_rank(r));
-            if (left && *left <= oldest.number()) return world_->fail(collective::left_early(what, world_rank(r)));
-            if (!left && roll_call_.is_dead(*world_, r, world_rank(r))) return world_->fail(collective::died(what, world_rank(r)));
-        }
-    }
-
-    /// Called again and again when the time limit has passed: who is not certain leaves those who are some time to say so first.
-    void report_timeout(std::chrono::nanoseconds by) {
-        const Flight* open = &oldest_open();
-        collective::Late late = late_of(*open);
-        if (!late.certain && collective::Vigil::too_early(by, timeout())) return;
-        if (late.ranks.empty() && heard_ < next_) late = late_of(*(open = &flight(heard_)));  // who has stopped did not start this one
-        world_->fail(collective::timed_out(collective::name_of(open->call(), open->number()), late, world_rank(rank_), timeout()));
-    }
-
-    collective::Late late_of(const Flight& flight) const {
-        using Did = collective::Late::Did;
-        if (std::vector<int> missing = missing_of(flight); !missing.empty())
-            return {.ranks = std::move(missing), .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start, .certain = !flight.waits_for_hub()};
-        std::vector<int> late, to_look, perhaps;
-        for (int r = 0; r < size(); ++r) {
-            const Rounds::Debts debts = rounds_.debts(flight, r);
-            if (flight.owes(r) || debts.own) late.push_back(world_rank(r));
-            if (debts.look) to_look.push_back(world_rank(r));
-            if (debts.result) perhaps.push_back(world_rank(r));
-        }
-        if (!late.empty()) return {.ranks = std::move(late), .did = Did::not_go_on};
-        if (!to_look.empty()) return {.ranks = std::move(to_look), .did = Did::not_go_on};
-        return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .did = Did::not_go_on, .certain = false};
-    }
-
-    std::vector<int> missing_of(const Flight& flight) const {
-        std::vector<int> missing;
-        for (int r = 0; r < size(); ++r)
-            if (!flight.arrived(r)) missing.push_back(world_rank(r));
-        return missing;
+        if (first_ != next_) lookout_.report_missing(oldest_open());
     }
 
     void fail_transport(const std::exception& error) noexcept {
@@ -467,12 +435,11 @@ private:
     std::uint64_t opening_ = 0;  ///< of all below all rounds were opened
     std::uint64_t next_ = 0;
 
-    collective::RollCall roll_call_;
-
     collective::Combiner combiner_;
     std::vector<const void*> inputs_;
     HelloRoute hello_route_;
     Rounds rounds_;
+    Lookout lookout_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -18,16 +18,11 @@
 #include "../core/time_limit.hpp"
 #include "address_space.hpp"
 #include "board.hpp"
+#include "lookout.hpp"
 
 namespace gradsync::inline v0::shared_memory {
 
 using collective::Failure;
-
-/// A collective of another seat's, of which one of this seat's is a piece.
-struct Whole {
-    Call call;
-    std::uint64_t number = 0;
-};
 
 /// One rank's place at a board: starts collectives, works on them, waits for them.
 ///
@@ -41,6 +36,7 @@ public:
           board_(std::move(board)),
           rank_(rank),
           timeout_(gradsync::detail::within_reason(timeout)),
+          lookout_(*board_, rank),
           calls_(static_cast<std::size_t>(board_->size())),
           worker_(calls_.size()) {}
     Seat(const Seat&) = delete;
@@ -109,21 +105,8 @@ public:
         throw_failure(board_->cell(n, rank_).call.operation);
     }
 
-    /// Who keeps collective n from completing: those that did not start it; else those that are in the middle of some work, which may be
-    /// another's share; else those whose shares are not done, as nobody who waits has helped.
-    collective::Late late(std::uint64_t n) noexcept {
-        if (board_->done(n)) return {};
-        const auto those = [&](auto&& are_late) {
-            std::vector<int> ranks;
-            for (int r = 0; r < board_->size(); ++r)
-                if (are_late(r)) ranks.push_back(board_->world_rank(r));
-            return ranks;
-        };
-        if (!board_->all_arrived(n)) return {.ranks = those([&](int r) { return !board_->arrived(n, r); })};
-        collective::Late late{.ranks = those([&](int r) { return r != rank_ && board_->presence(r).busy.load(std::memory_order_acquire) != 0; }), .did = collective::Late::Did::not_go_on};
-        if (late.ranks.empty()) late.ranks = those([&](int r) { return r != rank_ && board_->share(n, r).done.load(std::memory_order_acquire) <= n; });
-        return late;
-    }
+    /// Who keeps collective n from completing.
+    collective::Late late(std::uint64_t n) const { return lookout_.late(n); }
 
     /// Is collective n complete, and has this rank seen its calls? Only looks.
     bool done(std::uint64_t n) const noexcept { return board_->done(n) && own_.load(std::memory_order_acquire) > n; }
@@ -143,8 +126,9 @@ public:
     /// What a wait for collective n does now and then, for who tests it again and again.
     void look(std::uint64_t n, collective::Vigil& vigil, const Whole* whole = nullptr) noexcept {
         if (board_->done(n) || board_->world().failed()) return;
-        vigil.look(timeout(), [&](std::chrono::nanoseconds) { report_timeout(n, whole); }, [&] { report_dead(n, whole); });
-        report_leavers(n, whole);
+        const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
+        vigil.look(timeout(), [&](std::chrono::nanoseconds) { lookout_.report_timeout(unstarted, whole, timeout()); }, [&] { lookout_.report_dead(unstarted, n, whole); });
+        lookout_.report_leavers(unstarted, whole);
     }
 
     /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
@@ -157,7 +141,7 @@ public:
     }
     /// The same for one that is not over although the ranks have met in it.
     void fail_abandoned(std::uint64_t n) noexcept {
-        fail(collective::abandoned(name(n), board_->world_rank(rank_)));
+        fail(collective::abandoned(lookout_.name(n), board_->world_rank(rank_)));
     }
 
     /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
@@ -341,50 +325,8 @@ private:
         }
     }
 
-    /// The first collective up to n that not every rank has started; n if there is none.
-    std::uint64_t first_unstarted(std::uint64_t n) noexcept { return smaller(n, own_.load(std::memory_order_relaxed)); }
-
     void report_misfit(std::uint64_t n, int r) noexcept {
         board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
-    }
-
-    void report_timeout(std::uint64_t n, const Whole* whole) noexcept {
-        const std::uint64_t first = first_unstarted(n);
-        collective::Late who = late(first);
-        if (whole != nullptr) who.did = collective::Late::Did::not_go_on;
-        board_->world().fail(collective::timed_out(name(first, whole), who, board_->world_rank(rank_), timeout()));
-    }
-
-    void report_leavers(std::uint64_t n, const Whole* whole) noexcept {
-        const std::uint64_t first = first_unstarted(n);
-        for (int r = 0; r < board_->size(); ++r) {
-            if (!board_->presence(r).left.load(std::memory_order_acquire)) continue;
-            // It may have started the collective, seen it complete, and left since.
-            if (board_->done(first) || board_->arrived(first, r)) continue;
-            board_->world().fail(collective::left_early(name(first, whole), board_->world_rank(r)));
-            return;
-        }
-    }
-
-    void report_dead(std::uint64_t n, const Whole* whole) noexcept {
-        const std::uint64_t first = first_unstarted(n);
-        for (int r = 0; r < board_->size(); ++r) {
-            // Busy: it died in the middle of some work, which may be another's share.
-            const auto is_needed = [&] {
-                return !board_->done(first) && (!board_->arrived(first, r) || board_->share(n, r).done.load(std::memory_order_acquire) <= n ||
-                                                board_->presence(r).busy.load(std::memory_order_acquire) != 0);
-            };
-            const int culprit = board_->world_rank(r);
-            if (!is_needed() || board_->world().alive(culprit)) continue;
-            if (!is_needed()) continue;  // it has done its part, and left, while this rank asked
-            board_->world().fail(collective::died(name(first, whole), culprit));
-            return;
-        }
-    }
-
-    /// n was started by this rank.
-    std::string name(std::uint64_t n, const Whole* whole = nullptr) {
-        return whole ? collective::name_of(whole->call, whole->number) : collective::name_of(board_->cell(n, rank_).call, n);
     }
 
     /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor
@@ -401,6 +343,7 @@ private:
     std::shared_ptr<Board> board_;
     const int rank_;
     std::atomic<std::chrono::nanoseconds> timeout_;
+    const Lookout lookout_;
 
     // Starting: under the lock.
     std::atomic<bool> locked_{false};
