@@ -146,11 +146,11 @@ private:
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
-        detail::NcclEngine::Settings settings{.compute = options.stream,
+        detail::NcclSettings settings{.compute = options.stream,
                                               .most_ctas = options.most_ctas,
                                               .memory = {options.memory},
                                               .group_bytes = options.group_bytes};
-        detail::NcclEngine::agree(*control, settings);
+        detail::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
         if (adopted != nullptr)
             return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);

@@ -26,6 +26,7 @@
 #include "nccl_channel.hpp"
 #include "nccl_communicator.hpp"
 #include "nccl_memory.hpp"
+#include "nccl_settings.hpp"
 
 namespace gradsync::inline v0::detail {
 
@@ -43,18 +44,11 @@ public:
     /// Collectives under way before a start has to wait; fewer than `control` takes, and no more than `Call::followers` can count.
     static constexpr std::size_t slots = 128;
 
-    struct Settings {
-        cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
-        int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
-        NcclMemoryChoice memory = {};    ///< from `allocate`
-        std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
-        std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
-    };
     static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
     static constexpr std::chrono::milliseconds grace{500};  ///< for another rank to be named, of whose loss NCCL's failure may be the echo
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
-               Settings settings)
+               NcclSettings settings)
         : control_(std::move(control)),
           watch_(std::move(watch)),
           settings_(settings),
@@ -84,43 +78,9 @@ public:
         if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
     }
 
-    /// Throws Error(parameter_mismatch), the same on all ranks, where they do not wish for the same. What the memory is then is what all
-    /// of them can have. Collective.
-    static void agree(MessageEngine& control, Settings& settings) {
-        struct Wish {
-            std::uint64_t group_bytes;
-            std::int32_t memory, version;  ///< that is compiled for, and found
-            std::int32_t capability;       ///< of the current device
-        };
-        const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
-                                               gradsync::detail::smaller(nccl_version(), NCCL_VERSION_CODE),
-                                               cuda::compute_capability()});
-        const auto text = [](const Wish& wish) {
-            return std::string(gradsync::name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " +
-                   std::to_string(wish.group_bytes);
-        };
-        for (std::size_t r = 0; r < all.size(); ++r) {
-            if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes) {
-                const int culprit = control.world_rank(static_cast<int>(r));
-                throw Error(Errc::parameter_mismatch,
-                            "the NcclOptions differ: rank " + std::to_string(control.world_rank(0)) + " has " + text(all[0]) +
-                                ", rank " + std::to_string(culprit) + " has " + text(all[r]) + "; they must be the same on all ranks",
-                            {.operation = "NcclBackend", .rank = control.world_rank(control.rank()), .peer = culprit});
-            }
-            const std::string who = "rank " + std::to_string(control.world_rank(static_cast<int>(r)));
-            const std::string old = who + " has, or was compiled for, NCCL " + nccl_version_text(all[r].version);
-            if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
-            else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
-                settings.no_float8 = who + " has a device of compute capability " +
-                                     std::to_string(all[r].capability / 10) + "." + std::to_string(all[r].capability % 10);
-            if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind)
-                settings.memory = {best, old};
-        }
-    }
-
     /// One for the ranks of `control`, of whom all call this.
     static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch,
-                                            Settings settings) {
+                                            NcclSettings settings) {
         ncclUniqueId id{};
         if (control->rank() == 0)
             if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
@@ -237,8 +197,8 @@ public:
             met = at(n).met;
             call = at(n).call;
         }
-        control_->look(met, vigil);  // finds out who is missing
-        look(n, call, vigil);
+        control_->look(met, vigil);  // finds out who is missing: nobody else is to speak of time limits before
+        if (control_->done(met)) look(n, call, vigil);
     }
 
     /// The host waits.
@@ -310,7 +270,7 @@ public:
     }
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
-        Settings settings = settings_;
+        NcclSettings settings = settings_;
         settings.compute = compute_stream();
         {
             const std::lock_guard lock(mutex_);
@@ -521,7 +481,7 @@ private:
 
     const std::shared_ptr<MessageEngine> control_;
     const std::shared_ptr<DeviceWatch> watch_;
-    const Settings settings_;
+    const NcclSettings settings_;
     std::atomic<cudaStream_t> compute_;
 
     std::mutex mutex_;
