@@ -333,6 +333,8 @@ public:
     /// Where parameter i lies in its bucket, and how long buckets are, in elements.
     const detail::BucketLayout& layout() const noexcept { return gradients_.layout(); }
     std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
+    /// For what goes with this Reducer: what its collectives of bucket b are for.
+    Subject subject(std::size_t b) const noexcept { return step_.subject(b); }
     /// For what goes with this Reducer, and is to count in its statistics.
     detail::Watch<B>& watch() noexcept { return step_.watch(); }
     std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's

@@ -7,8 +7,7 @@
 namespace gradsync::inline v0 {
 
 /// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal size. A backend that can compares
-/// them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both. (Not of the later stages of an exchange: hybrid sharding's sums over
-/// replicas, the gathers of sharded optimizers.)
+/// them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
 class Subject {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit };

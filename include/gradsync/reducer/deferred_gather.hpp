@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "../core/backend.hpp"
+#include "../core/subject.hpp"
 #include "bucket_layout.hpp"
 #include "gather_progress.hpp"
 #include "name_bucket.hpp"
@@ -33,18 +35,21 @@ public:
     }
 
     /// Once, before anything else.
-    void attach(const B& backend) { progress_.attach(backend); }
+    void attach(const B& backend) {
+        backend_.emplace(backend);
+        progress_.attach(backend);
+    }
     /// Before the first gather; it outlives the last one.
     void set_watch(Watch<B>& watch) noexcept { watch_ = &watch; }
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
-    /// `backend` outlives this. Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
-    void start(B& backend, std::size_t b, BufferView bucket) {
-        backend_ = &backend;
-        works_[b].under_way = backend.size() > 1;
+    /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
+    void start(std::size_t b, BufferView bucket, Subject subject) {
+        works_[b].under_way = backend_->size() > 1;
         if (works_[b].under_way) {
             const auto begin = watch_->now();
-            works_[b].work = naming_bucket(b, [&] { return backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket); });
+            set_subject(*backend_, subject);
+            works_[b].work = naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
             watch_->depart(Activity::gather, b, begin);
         }
         works_[b].pending = true;
@@ -90,7 +95,7 @@ private:
         watch_->arrive(Activity::gather, b);
     }
 
-    B* backend_ = nullptr;  ///< once one was started
+    std::optional<B> backend_;  ///< its own handle, which has a subject of its own
     Watch<B>* watch_ = nullptr;
     std::vector<Entry> works_;
     std::size_t pending_ = 0;

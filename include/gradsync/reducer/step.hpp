@@ -65,6 +65,8 @@ public:
     void set_weight(double weight) noexcept { weight_ = weight; }
     void set_has_batch(bool has_batch) noexcept { has_batch_ = has_batch; }
     bool has_batch() const noexcept { return has_batch_; }
+    /// What collectives of bucket b are for.
+    Subject subject(std::size_t b) const noexcept { return {Subject::Kind::bucket, number_, b}; }
     /// Is there nobody to exchange with?
     bool alone() const noexcept { return exchange_.alone(backend_); }
     Exchange& exchange() noexcept { return exchange_; }
@@ -89,7 +91,7 @@ public:
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, begin);
                 group.enter(b);
-                set_subject(backend_, {Subject::Kind::bucket, number_, b});
+                set_subject(backend_, subject(b));
                 auto work = naming_bucket(b, [&] { return start(b); });
                 group.leave(b);
                 last = watch_.now();
@@ -112,8 +114,7 @@ public:
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = flight_.size(); b-- > 0;) {
             group.enter(b);
-            set_subject(backend_, {Subject::Kind::bucket, number_, b});
-            gathers.start(backend_, b, gradients_.bucket(b));
+            gathers.start(b, gradients_.bucket(b), subject(b));
             group.leave(b);
         }
     }

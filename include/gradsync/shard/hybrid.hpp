@@ -6,6 +6,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
+#include "../core/subject.hpp"
 #include "../reducer/bucket_layout.hpp"
 #include "../reducer/exchange.hpp"
 #include "../reducer/staged_work.hpp"
@@ -30,15 +31,17 @@ public:
     static constexpr bool means_only = true;
 
     /// `replicas`: those that hold the same shards.
-    explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)) {}
+    explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {}
 
     /// What follows the first collective of a bucket.
     struct Replicate {
         B* replicas = nullptr;
         BufferView shard;
         ReduceOp op = ReduceOp::mean;
+        Subject subject = {};
 
         bool next(typename B::WorkType& work) {
+            detail::set_subject(*replicas, subject);
             work = replicas->all_reduce(shard, op);
             return false;
         }
@@ -48,12 +51,12 @@ public:
     template <class>
     using WorkType = detail::StagedWork<typename B::WorkType, Replicate>;
 
-    WorkType<B> start(B& group, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
+    WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
             throw Error(Errc::invalid_argument, "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
                         {.operation = "HybridReduceScatter", .rank = group.rank()});
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
-        return WorkType<B>(group.reduce_scatter(bucket, shard, op), Replicate{&replicas_, shard, op});
+        return WorkType<B>(group.reduce_scatter(bucket, shard, op), Replicate{&replicas_, shard, op, {Subject::Kind::bucket, number_, b}});
     }
 
     Traffic traffic(const B& group, std::size_t, BufferView bucket) const noexcept {
@@ -69,6 +72,7 @@ public:
 
 private:
     B replicas_;
+    std::size_t number_;  ///< among what starts collectives of the replicas
 };
 
 template <Backend B>

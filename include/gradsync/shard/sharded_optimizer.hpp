@@ -190,7 +190,7 @@ private:
 
     void gather(std::size_t b) {
         kernel::copy(this->state_.array(b, 0), values_of_shard(b));
-        gathers_.start(this->backend_, b, values_.bucket(b));
+        gathers_.start(b, values_.bucket(b), this->reducer_->subject(b));
         this->count_gather(values_.bucket(b).bytes());
     }
 

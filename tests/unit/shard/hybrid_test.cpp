@@ -1,7 +1,10 @@
 // ctest: PROCESSORS 2
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -89,6 +92,52 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
                       finding.check(holds(parameters.parameter_value(i), expected[i]), "p" + std::to_string(i) + " differs where all is sharded");
                   }
               }) == "");
+    }
+}
+
+TEST_CASE("two trainings over the same replicas, which ranks finish in another order, are told apart") {
+    for (const Outcome& outcome : outcomes(2, [](ThreadBackend world) {
+             auto [group, replicas] = hybrid_groups(world, 1);
+             auto one = initial_tensors({100}, DType::f32), other = one;
+             using Sharded = ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid>;
+             Sharded first(group, one, Sgd{}, {}, {}, {}, Hybrid(replicas)), second(group, other, Sgd{}, {}, {}, {}, Hybrid(replicas));
+             for (Sharded* const sharded : world.rank() == 1 ? std::array{&second, &first} : std::array{&first, &second}) {
+                 const std::span<float> gradient = sharded->gradient<float>(0);
+                 gradient[0] = 1;
+                 sharded->mark_ready(0);
+                 sharded->finish();
+             }
+         })) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::collective_mismatch));
+        CHECK(outcome.says("rank 0 started all_reduce(mean, f32, "));
+        CHECK(outcome.says(" for bucket 0 of Reducer #0"));
+        CHECK(outcome.says(" for bucket 0 of Reducer #1"));
+    }
+}
+
+TEST_CASE("ranks that are groups of one hear of an exception between another one's marks, also where that catches it") {
+    for (const Outcome& outcome : outcomes(2, [](ThreadBackend world) {
+             const bool guilty = world.rank() == 1;
+             auto [group, replicas] = hybrid_groups(world, 1);
+             auto model = initial_tensors({100, 100}, DType::f32);
+             try {
+                 ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter, NoOverlap, Hybrid> sharded(group, model, Sgd{}, {}, {}, {}, Hybrid(replicas));
+                 for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
+                     const std::span<float> gradient = sharded.gradient<float>(i);
+                     gradient[0] = 1;
+                     sharded.mark_ready(i);
+                     if (guilty) throw std::runtime_error("out of cheese");
+                 }
+                 sharded.finish();
+             } catch (const std::runtime_error& e) {
+                 if (std::string(e.what()) != "out of cheese") throw;
+             }
+             world.barrier().wait();
+         })) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::peer_failed));
+        CHECK(outcome.says("rank 1 failed: an exception ended its step"));
     }
 }
 

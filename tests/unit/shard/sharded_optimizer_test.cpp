@@ -582,6 +582,29 @@ TEST_CASE("ranks whose sharding differs are told, all the same") {
     for (const Outcome& outcome : types) CHECK(outcome.is(Errc::parameter_mismatch));
 }
 
+TEST_CASE("two optimizers of equal buckets, whose weights ranks gather in another order, are told apart") {
+    for (const int ranks : {2, 3})
+        for (const Outcome& outcome : outcomes(ranks, [](ThreadBackend comm) {
+                 auto one = initial_tensors({100}, DType::f32), other = one;
+                 ShardedOptimizer<ThreadBackend, Sgd> first(comm, one, Sgd{}), second(comm, other, Sgd{});
+                 first.mark_ready(0);
+                 first.finish();
+                 second.mark_ready(0);
+                 second.finish();
+                 const bool odd = comm.rank() == 1;
+                 (odd ? second : first).step();
+                 (odd ? first : second).step();
+                 first.flush();
+                 second.flush();
+             })) {
+            INFO(outcome.text);
+            CHECK(outcome.is(Errc::collective_mismatch));
+            CHECK(outcome.says("rank 0 started all_gather(f32, "));
+            CHECK(outcome.says(" for bucket 0 of Reducer #0"));
+            CHECK(outcome.says(" for bucket 0 of Reducer #1"));
+        }
+}
+
 TEST_CASE("weights come from the root") {
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               for (const ParameterStorage storage : {ParameterStorage::borrowed, ParameterStorage::in_buckets}) {
