@@ -42,12 +42,25 @@ void expect_writable(const std::string& file, const char* flag) {
     if (!existed) std::filesystem::remove(file);
 }
 
+/// The same of a folder, which may have to be made.
+void expect_writable_folder(const std::filesystem::path& folder, const char* flag) {
+    const bool existed = std::filesystem::exists(folder);
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    const auto probe = folder / ".gradsync_train";
+    const bool writable = !error && std::ofstream{probe};
+    std::filesystem::remove(probe, error);
+    if (!existed) std::filesystem::remove(folder, error);
+    if (!writable) throw UsageError("cannot write into " + folder.string() + "; name another folder with " + flag);
+}
+
 }  // namespace
 
 Job prepare(Options options, bool speaks) {
     CpuOps::initialise();
     if (speaks && !options.json.empty() && options.json != "-") expect_writable(options.json, "--json");
     if (speaks && !options.trace.empty()) expect_writable(options.trace, "--trace");
+    if (speaks && !options.checkpoint.empty()) expect_writable_folder(options.checkpoint, "--checkpoint");
     Text text = read_text(options.data.empty() ? default_files(GRADSYNC_SOURCE_DIR) : options.data);
     std::FILE* const out = options.json == "-" ? stderr : stdout;
     Job job{std::move(options), out, {}, std::move(text), nullptr};

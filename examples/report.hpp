@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,15 @@ struct RankSummary {
     MemoryUse memory;
     std::uint64_t peak_rss_bytes = 0;  // of its process
 };
+
+/// Throws where the weights of some ranks are not those of the others: what was trained is not one model then.
+inline void expect_equal_digests(std::span<const RankSummary> ranks) {
+    for (std::size_t r = 1; r < ranks.size(); ++r) {
+        if (ranks[r].digest == ranks[0].digest) continue;
+        throw std::runtime_error("the ranks' parameters differ after the last step: digest " + hexadecimal(ranks[r].digest) + " on rank " +
+                                 std::to_string(r) + ", " + hexadecimal(ranks[0].digest) + " on rank 0");
+    }
+}
 
 /// What optimal buckets were planned from; what `gradsync_plan buckets --profile` reads.
 struct BucketProfile {

@@ -239,13 +239,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         throw;
     }
 
-    for (std::size_t r = 1; r < results.ranks.size(); ++r) {
-        if (results.ranks[r].digest != results.ranks[0].digest) {
-            throw std::runtime_error("the ranks' parameters differ after the last step: digest " +
-                                     hexadecimal(results.ranks[r].digest) + " on rank " + std::to_string(r) + ", " +
-                                     hexadecimal(results.ranks[0].digest) + " on rank 0");
-        }
-    }
+    expect_equal_digests(results.ranks);
     if (o.sample > 0 && (speaks || sync->computes_together()))
         results.sample = generate(model, o.prompt, o.sample, o.seed);
     return results;

@@ -380,7 +380,7 @@ void check_compressor(const X& compressor, const X& late) {
         CHECK((zero[0] && zero[1]));
         CHECK((finite[0] && finite[1]));
     }
-    SUBCASE("before its first step it is AllReduce") {
+    SUBCASE("PyTorch parity: before its first step it is AllReduce, to the bit") {
         for (const int ranks : {2, 3})
             for (const Script& script : scripts()) {
                 CAPTURE(ranks);

@@ -70,7 +70,7 @@ double loss_after(int steps, const Exchange& exchange, bool keeps_residuals = tr
 
 }  // namespace
 
-TEST_CASE("gradient descent with compressed gradients comes where it comes without, as long as nothing is lost") {
+TEST_CASE("PyTorch parity: gradient descent with compressed gradients, by PowerSGD too, comes where it comes without, as long as nothing is lost") {
     constexpr int steps = 400;
     const TopK<ThreadBackend> top_k({.density = 0.05});
     const PowerSgd<ThreadBackend> power_sgd({.start_step = 0});

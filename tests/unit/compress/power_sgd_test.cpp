@@ -286,7 +286,7 @@ TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
     }) == "");
 }
 
-TEST_CASE("PowerSgd: options that are none") {
+TEST_CASE("PyTorch parity: the state of PowerSGD is validated: options that are none") {
     CHECK(outcome_of([] { PowerSgdOfRanks compressor({.rank = 0}); }).says("the rank must be 1 at least"));
     for (const double rate : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
         const Outcome outcome = outcome_of([&] { PowerSgdOfRanks compressor({.min_compression_rate = rate}); });
