@@ -12,8 +12,7 @@ namespace bench {
 /// A contestant whose ranks are threads, of rank 0 of a contest whose ranks are processes.
 class AmongThreads final : public Contestant {
 public:
-    AmongThreads(Contestant& contestant, int threads, bool pin)
-        : contestant_(contestant), threads_(threads), pin_(pin) {}
+    AmongThreads(Contestant& contestant, int threads, bool pin) : contestant_(contestant), threads_(threads), pin_(pin) {}
 
     bool takes_part(int rank) const override { return rank == 0; }
     void meet(int) override {}

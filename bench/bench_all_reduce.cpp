@@ -103,9 +103,9 @@ Measured measure_mpi(const Case& c) {
     ContestOptions options = contest_options;
     options.seconds *= 3;  // there are seven of them
     options.least_rounds = 7;
-    const Printed samples = run_under_mpi(GRADSYNC_BENCH_MPIEXEC, c.ranks, "bench_mpi_collective",
-                                          c.collective + " " + std::string(gradsync::name_of(c.dtype)) + " " +
-                                              std::to_string(c.bytes) + " " + arguments_of(options));
+    const Printed samples = run_under_mpi(
+        GRADSYNC_BENCH_MPIEXEC, c.ranks, "bench_mpi_collective",
+        c.collective + " " + std::string(gradsync::name_of(c.dtype)) + " " + std::to_string(c.bytes) + " " + arguments_of(options));
     Measured measured{{}, (before + handoff_latency()) / 2};
     for (const auto& [who, seconds] : samples) measured.of[who] = summarise(seconds);
     return measured;
@@ -121,9 +121,8 @@ Measured measure_mpich(const Case& c) {
     const double before = handoff_latency();
     Printed samples;
     for (int turn = 0; turn < turns; ++turn) {
-        for (const auto& [who, seconds] :
-             run_under_mpi(GRADSYNC_BENCH_MPICH_MPIEXEC, c.ranks, "bench_mpich_all_reduce",
-                           std::to_string(c.bytes) + " " + arguments_of(options)))
+        for (const auto& [who, seconds] : run_under_mpi(GRADSYNC_BENCH_MPICH_MPIEXEC, c.ranks, "bench_mpich_all_reduce",
+                                                        std::to_string(c.bytes) + " " + arguments_of(options)))
             samples[who].insert(samples[who].end(), seconds.begin(), seconds.end());
         Buffers buffers(c.ranks, c.bytes);
         LimitLoop limit(buffers.pointers(), c.bytes);
@@ -152,8 +151,7 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
         if (other(name)) state.counters[name + std::string("_ratio")] = other(name)->median / own.median;
     if (other("limit")) state.counters["limit_ratio_of_minima"] = other("limit")->min / own.min;
     const Summary *blocking = other("mpi_library"), *nonblocking = other("mpi_library_nonblocking");
-    if (blocking && nonblocking)
-        state.counters["mpi_library_best_ratio"] = std::min(blocking->median, nonblocking->median) / own.median;
+    if (blocking && nonblocking) state.counters["mpi_library_best_ratio"] = std::min(blocking->median, nonblocking->median) / own.median;
 }
 
 SharedContests<Measured> shared_contests;

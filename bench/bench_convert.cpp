@@ -81,7 +81,6 @@ int main(int argc, char** argv) {
     constexpr DType pairs[][2] = {{DType::f32, DType::bf16}, {DType::bf16, DType::f32}, {DType::f32, DType::f16},
                                   {DType::f16, DType::f32},  {DType::f64, DType::bf16}, {DType::f16, DType::bf16}};
     for (const auto& [from, to] : pairs)
-        for (std::size_t count : {std::size_t{4} << 10, std::size_t{128} << 10, std::size_t{16} << 20})
-            add(from, to, count);
+        for (std::size_t count : {std::size_t{4} << 10, std::size_t{128} << 10, std::size_t{16} << 20}) add(from, to, count);
     return run_benchmarks(argc, argv);
 }

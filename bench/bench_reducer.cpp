@@ -40,17 +40,14 @@ using namespace bench;
 
 ContestOptions contest_options;
 
-std::string name_of(gs::GradientStorage storage) {
-    return storage == gs::GradientStorage::borrowed ? "borrowed" : "in_buckets";
-}
+std::string name_of(gs::GradientStorage storage) { return storage == gs::GradientStorage::borrowed ? "borrowed" : "in_buckets"; }
 
 void add(const std::string& name, benchmark::TimeUnit unit, std::function<void(benchmark::State&)> run) {
     add_benchmark("reducer/" + name, unit, std::move(run));
 }
 
 /// Reports the first contestant's time, and the second's over it as `ratio`.
-void run_and_report(benchmark::State& state, int ranks, std::vector<Contestant*> contestants, const char* ratio,
-                    double parts = 1) {
+void run_and_report(benchmark::State& state, int ranks, std::vector<Contestant*> contestants, const char* ratio, double parts = 1) {
     const double handoff = handoff_latency();
     const ContestResult samples = run_contest(ranks, contestants, contest_options);
     Summary own = summarise(samples[0].seconds);
@@ -76,8 +73,8 @@ void add_mark_ready(const std::string& overlap, const Workload& w) {
 
 template <class Buckets>
 void add_step(const std::string& buckets, const Workload& w) {
-    add("step/" + buckets + "/" + name_of(w.storage) + "/ranks:" + std::to_string(w.ranks) +
-            "/parameters:" + std::to_string(w.parameters) + "/bytes:" + std::to_string(w.bytes),
+    add("step/" + buckets + "/" + name_of(w.storage) + "/ranks:" + std::to_string(w.ranks) + "/parameters:" + std::to_string(w.parameters) +
+            "/bytes:" + std::to_string(w.bytes),
         benchmark::kMicrosecond, [=](benchmark::State& state) {
             ReducerSteps<Buckets, gs::OverlapBackward> steps(w);
             Buffers buffers(w.ranks, w.bytes);
@@ -87,12 +84,9 @@ void add_step(const std::string& buckets, const Workload& w) {
 }
 
 void add_construct(int ranks, std::size_t parameters) {
-    add("construct/ranks:" + std::to_string(ranks) + "/parameters:" + std::to_string(parameters),
-        benchmark::kMillisecond, [=](benchmark::State& state) {
-            const Workload w{.ranks = ranks,
-                             .parameters = parameters,
-                             .bytes = parameters * 64,
-                             .storage = gs::GradientStorage::borrowed};
+    add("construct/ranks:" + std::to_string(ranks) + "/parameters:" + std::to_string(parameters), benchmark::kMillisecond,
+        [=](benchmark::State& state) {
+            const Workload w{.ranks = ranks, .parameters = parameters, .bytes = parameters * 64, .storage = gs::GradientStorage::borrowed};
             std::vector<Gradients> gradients;
             for (int r = 0; r < ranks; ++r) gradients.emplace_back(w);
             const double handoff = handoff_latency();
@@ -128,8 +122,8 @@ CoreCompute calibrated(double seconds) {
 template <class Overlap, class Compute>
 void add_overlap(const std::string& overlap, const std::string& where, std::function<Compute()> compute) {
     const Workload w{.ranks = 2, .parameters = 100, .bytes = std::size_t{100} << 20};
-    add("overlap/" + overlap + "/compute:" + where + "/ranks:2/parameters:100/bytes:" + std::to_string(w.bytes),
-        benchmark::kMicrosecond, [=](benchmark::State& state) {
+    add("overlap/" + overlap + "/compute:" + where + "/ranks:2/parameters:100/bytes:" + std::to_string(w.bytes), benchmark::kMicrosecond,
+        [=](benchmark::State& state) {
             const Compute work = compute();
             ReducerSteps<gs::SizeCappedBuckets, Overlap, Compute> steps(w, gs::SizeCappedBuckets(), work);
             ComputeOnly<Compute> compute_only(w.ranks, w.parameters, work);
@@ -153,15 +147,10 @@ void add_all() {
             add_mark_ready<gs::OverlapBackward>("OverlapBackward", w);
             add_mark_ready<gs::OverlapBackwardThread>("OverlapBackwardThread", w);
         }
-    for (auto [parameters, bytes] : {std::pair{std::size_t{50}, mib},
-                                     {std::size_t{100}, 25 * mib},
-                                     {std::size_t{1000}, 25 * mib},
-                                     {std::size_t{300}, 100 * mib}})
+    for (auto [parameters, bytes] :
+         {std::pair{std::size_t{50}, mib}, {std::size_t{100}, 25 * mib}, {std::size_t{1000}, 25 * mib}, {std::size_t{300}, 100 * mib}})
         for (auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed}) {
-            const Workload w{.ranks = 2,
-                             .parameters = parameters,
-                             .bytes = bytes / parameters / 64 * 64 * parameters,
-                             .storage = storage};
+            const Workload w{.ranks = 2, .parameters = parameters, .bytes = bytes / parameters / 64 * 64 * parameters, .storage = storage};
             add_step<gs::PerParameter>("PerParameter", w);
             add_step<gs::Flat>("Flat", w);
             add_step<gs::SizeCappedBuckets>("SizeCappedBuckets", w);

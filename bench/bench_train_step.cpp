@@ -111,9 +111,7 @@ Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
         const Strategy& each = strategy(name);
         const std::vector<gradsync::ThreadBackend> together = gradsync::ThreadBackend::make(c.ranks);
-        on_each_rank(c.ranks, [&](std::size_t r) {
-            learn(*trainees[r], c.model, each, together[r], gradsync::ThreadBackend::make(1)[0]);
-        });
+        on_each_rank(c.ranks, [&](std::size_t r) { learn(*trainees[r], c.model, each, together[r], gradsync::ThreadBackend::make(1)[0]); });
     }
 
     SpinBarrier everybody(c.ranks);

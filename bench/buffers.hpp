@@ -28,8 +28,7 @@ inline std::vector<std::byte> pattern(gradsync::DType dtype, float value) {
 template <class Use>
 void for_each_piece(void* data, std::size_t bytes, Use&& use) {
     constexpr std::size_t piece = 2048;  // no larger than the smallest pattern
-    for (std::size_t at = 0; at < bytes; at += piece)
-        use(static_cast<std::byte*>(data) + at, std::min(piece, bytes - at));
+    for (std::size_t at = 0; at < bytes; at += piece) use(static_cast<std::byte*>(data) + at, std::min(piece, bytes - at));
 }
 
 /// Makes all elements equal to `value`.

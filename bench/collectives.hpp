@@ -59,8 +59,7 @@ private:
 /// The same over ranks that are threads, all of them.
 class ThreadsCollective final : public Contestant {
 public:
-    ThreadsCollective(const std::string& collective, gradsync::DType dtype, const std::vector<void*>& buffers,
-                      std::size_t bytes) {
+    ThreadsCollective(const std::string& collective, gradsync::DType dtype, const std::vector<void*>& buffers, std::size_t bytes) {
         for (gradsync::ThreadBackend& comm : gradsync::ThreadBackend::make(static_cast<int>(buffers.size()))) {
             void* const buffer = buffers[ranks_.size()];
             ranks_.emplace_back(collective, dtype, std::move(comm), buffer, bytes);

@@ -42,7 +42,7 @@ struct ContestOptions {
     double seconds = 1;  ///< for all contestants together, roughly
     int least_rounds = 15;
     int most_rounds = 1001;
-    int rounds = 0;  ///< exactly so many, if not 0
+    int rounds = 0;    ///< exactly so many, if not 0
     bool pin = true;   ///< keep every rank on one core: rank r on core r, modulo the number of cores
     int warm_ups = 0;  ///< runs before every batch, which do not count: contestants with buffers of their own find
                        ///< those of others in the caches
@@ -73,8 +73,8 @@ struct Paired {
         ratio = summarise(std::move(ratios));
         difference = summarise(std::move(differences));
     }
-    Summary ratio;       ///< the reference's time over the contestant's
-    Summary difference;  ///< the contestant's time less the reference's
+    Summary ratio;                ///< the reference's time over the contestant's
+    Summary difference;           ///< the contestant's time less the reference's
     std::vector<Fraction> pairs;  ///< the contestant's time and the reference's
 };
 
@@ -85,8 +85,7 @@ struct Paired {
 /// changes from round to round. `slowest(seconds)` returns the most of what the ranks say, once all have called it;
 /// meanwhile it sleeps: who has nothing to do must not take a core from those who have.
 template <class Slowest>
-ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options,
-                        Slowest&& slowest) {
+ContestResult take_part(int rank, std::span<Contestant* const> contestants, const ContestOptions& options, Slowest&& slowest) {
     constexpr double batch_seconds = 300e-6;
     std::vector<int> batches(contestants.size(), 1);
     ContestResult samples(contestants.size());
@@ -119,9 +118,8 @@ ContestResult take_part(int rank, std::span<Contestant* const> contestants, cons
         round_seconds += once * (batches[c] + options.warm_ups) * turns;
     }
     const auto rounds = static_cast<std::size_t>(
-        options.rounds != 0
-            ? options.rounds
-            : std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds));
+        options.rounds != 0 ? options.rounds
+                            : std::clamp(static_cast<int>(options.seconds / round_seconds), options.least_rounds, options.most_rounds));
     const auto measure = [&](std::size_t c) { return samples[c].seconds.emplace_back(batch(c)); };
     double before = in_pairs ? measure(reference) : 0;
     std::size_t last = reference;

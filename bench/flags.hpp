@@ -29,8 +29,8 @@ public:
             char* end = nullptr;
             otherwise = std::strtod(text.c_str(), &end);
             if (!text.empty() && *end == '\0' && otherwise >= least) return true;
-            std::fprintf(stderr, "%s: --%s takes a number of at least %g, not '%s'\n", argv_[0],
-                         std::string(name).c_str(), least, text.c_str());
+            std::fprintf(stderr, "%s: --%s takes a number of at least %g, not '%s'\n", argv_[0], std::string(name).c_str(), least,
+                         text.c_str());
             std::exit(2);
         });
         return otherwise;

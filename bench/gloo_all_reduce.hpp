@@ -52,8 +52,7 @@ public:
         std::vector<std::thread> threads;
         for (std::size_t r = 0; r < contexts_.size(); ++r)
             threads.emplace_back([&, r] {
-                auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(r),
-                                                                           static_cast<int>(contexts_.size()));
+                auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(r), static_cast<int>(contexts_.size()));
                 context->setTimeout(std::chrono::seconds(60));
                 auto device = gloo::transport::tcp::CreateDevice(attributes);
                 context->connectFullMesh(store, device);
@@ -82,8 +81,7 @@ private:
         options.setOutput(buffers_[rank], count_);
         options.setTag(++tags_[rank].value);
         options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
-        options.setReduceFunction(
-            [](void* c, const void* a, const void* b, std::size_t n) { gloo::sum<float>(c, a, b, n); });
+        options.setReduceFunction([](void* c, const void* a, const void* b, std::size_t n) { gloo::sum<float>(c, a, b, n); });
         gloo::allreduce(options);
     }
 

@@ -49,9 +49,7 @@ struct AddAndWriteAll {
 class LimitLoop final : public Contestant {
 public:
     LimitLoop(std::vector<void*> buffers, std::size_t bytes)
-        : threads_(std::min(static_cast<int>(buffers.size()), cores())),
-          barrier_(threads_),
-          count_(bytes / sizeof(float)) {
+        : threads_(std::min(static_cast<int>(buffers.size()), cores())), barrier_(threads_), count_(bytes / sizeof(float)) {
         for (void* buffer : buffers) buffers_.push_back(static_cast<float*>(buffer));
     }
 

@@ -15,9 +15,7 @@
 namespace bench {
 
 /// Seconds on a steady clock.
-inline double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+inline double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)

@@ -80,8 +80,7 @@ void run(const std::vector<std::string>& arguments) {
     if (MpiLibrary::has(dtype)) {
         entries.push_back({"mpi_library", std::make_unique<MpiLibrary>(collective, dtype, ordinary.data(), bytes)});
         if (sums)
-            entries.push_back({"mpi_library_nonblocking",
-                               std::make_unique<MpiLibrary>("iall_reduce", dtype, ordinary.data(), bytes)});
+            entries.push_back({"mpi_library_nonblocking", std::make_unique<MpiLibrary>("iall_reduce", dtype, ordinary.data(), bytes)});
     }
     for (std::size_t e = 0; sums && e < entries.size(); ++e) {
         void* const buffer = e == 0 ? shared.data() : ordinary.data();

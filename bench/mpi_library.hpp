@@ -38,12 +38,15 @@ public:
         shard_count_ = counts_[own];
         shard_ = static_cast<std::byte*>(buffer) + static_cast<std::size_t>(firsts_[own]) * size_of(dtype);
 
-        const std::map<std::string, void (MpiLibrary::*)()> all{
-            {"all_reduce", &MpiLibrary::all_reduce},         {"iall_reduce", &MpiLibrary::iall_reduce},
-            {"reduce", &MpiLibrary::reduce},                 {"broadcast", &MpiLibrary::broadcast},
-            {"reduce_scatter", &MpiLibrary::reduce_scatter}, {"all_gather", &MpiLibrary::all_gather},
-            {"gather", &MpiLibrary::gather},                 {"scatter", &MpiLibrary::scatter},
-            {"barrier", &MpiLibrary::barrier}};
+        const std::map<std::string, void (MpiLibrary::*)()> all{{"all_reduce", &MpiLibrary::all_reduce},
+                                                                {"iall_reduce", &MpiLibrary::iall_reduce},
+                                                                {"reduce", &MpiLibrary::reduce},
+                                                                {"broadcast", &MpiLibrary::broadcast},
+                                                                {"reduce_scatter", &MpiLibrary::reduce_scatter},
+                                                                {"all_gather", &MpiLibrary::all_gather},
+                                                                {"gather", &MpiLibrary::gather},
+                                                                {"scatter", &MpiLibrary::scatter},
+                                                                {"barrier", &MpiLibrary::barrier}};
         const auto found = all.find(collective);
         if (found == all.end()) throw std::runtime_error("no collective is called " + collective);
         once_ = found->second;
@@ -66,16 +69,14 @@ private:
     void reduce() { MPI_Reduce(is_root_ ? MPI_IN_PLACE : buffer_, buffer_, count_, type_, MPI_SUM, 0, MPI_COMM_WORLD); }
     void broadcast() { MPI_Bcast(buffer_, count_, type_, 0, MPI_COMM_WORLD); }
     void reduce_scatter() { MPI_Reduce_scatter(MPI_IN_PLACE, buffer_, counts_.data(), type_, MPI_SUM, MPI_COMM_WORLD); }
-    void all_gather() {
-        MPI_Allgatherv(MPI_IN_PLACE, 0, type_, buffer_, counts_.data(), firsts_.data(), type_, MPI_COMM_WORLD);
-    }
+    void all_gather() { MPI_Allgatherv(MPI_IN_PLACE, 0, type_, buffer_, counts_.data(), firsts_.data(), type_, MPI_COMM_WORLD); }
     void gather() {
-        MPI_Gatherv(is_root_ ? MPI_IN_PLACE : shard_, shard_count_, type_, buffer_, counts_.data(), firsts_.data(),
-                    type_, 0, MPI_COMM_WORLD);
+        MPI_Gatherv(is_root_ ? MPI_IN_PLACE : shard_, shard_count_, type_, buffer_, counts_.data(), firsts_.data(), type_, 0,
+                    MPI_COMM_WORLD);
     }
     void scatter() {
-        MPI_Scatterv(buffer_, counts_.data(), firsts_.data(), type_, is_root_ ? MPI_IN_PLACE : shard_, shard_count_,
-                     type_, 0, MPI_COMM_WORLD);
+        MPI_Scatterv(buffer_, counts_.data(), firsts_.data(), type_, is_root_ ? MPI_IN_PLACE : shard_, shard_count_, type_, 0,
+                     MPI_COMM_WORLD);
     }
     void barrier() { MPI_Barrier(MPI_COMM_WORLD); }
 

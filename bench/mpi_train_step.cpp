@@ -23,8 +23,9 @@ using namespace bench;
 
 void run(const std::vector<std::string>& arguments) {
     if (arguments.size() < 7)
-        throw std::runtime_error("usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin "
-                                 "REFERENCE [STRATEGY...]");
+        throw std::runtime_error(
+            "usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin "
+            "REFERENCE [STRATEGY...]");
     const std::string& model = arguments[0];
     const bool shares = arguments[1] == "mpi";
     ContestOptions options = contest_options_of({arguments.begin() + 2, arguments.begin() + 6});

@@ -109,21 +109,17 @@ private:
     void start() override {
         const std::size_t each = what_.count / static_cast<std::size_t>(comm_.size());
         void* const all = what_.data;
-        void* const own =
-            static_cast<std::byte*>(all) + static_cast<std::size_t>(comm_.rank()) * each * size_of(what_.dtype);
+        void* const own = static_cast<std::byte*>(all) + static_cast<std::size_t>(comm_.rank()) * each * size_of(what_.dtype);
         const ncclDataType_t type = type_of(what_.dtype);
         cudaStream_t const stream = comm_.stream();
         const std::string& collective = what_.collective;
         if (collective == "all_reduce")
             return check_nccl(ncclAllReduce(all, all, what_.count, type, ncclSum, bare_, stream), "ncclAllReduce");
-        if (collective == "reduce")
-            return check_nccl(ncclReduce(all, all, what_.count, type, ncclSum, 0, bare_, stream), "ncclReduce");
+        if (collective == "reduce") return check_nccl(ncclReduce(all, all, what_.count, type, ncclSum, 0, bare_, stream), "ncclReduce");
         if (collective == "reduce_scatter")
             return check_nccl(ncclReduceScatter(all, own, each, type, ncclSum, bare_, stream), "ncclReduceScatter");
-        if (collective == "all_gather")
-            return check_nccl(ncclAllGather(own, all, each, type, bare_, stream), "ncclAllGather");
-        if (collective == "broadcast")
-            return check_nccl(ncclBroadcast(all, all, what_.count, type, 0, bare_, stream), "ncclBroadcast");
+        if (collective == "all_gather") return check_nccl(ncclAllGather(own, all, each, type, bare_, stream), "ncclAllGather");
+        if (collective == "broadcast") return check_nccl(ncclBroadcast(all, all, what_.count, type, 0, bare_, stream), "ncclBroadcast");
         throw std::runtime_error("no collective is called " + collective);
     }
 

@@ -36,8 +36,7 @@ public:
         views_.resize(workload.parameters);
         for (std::size_t i = 0; i < workload.parameters; ++i) {
             views_[i].name = "parameter " + std::to_string(i);
-            views_[i].gradient = {memory_.empty() ? nullptr : memory_.data() + i * n, n, gs::DType::f32,
-                                  gs::MemorySpace::host};
+            views_[i].gradient = {memory_.empty() ? nullptr : memory_.data() + i * n, n, gs::DType::f32, gs::MemorySpace::host};
         }
     }
     const std::vector<gs::ParameterView>& views() const { return views_; }
@@ -57,14 +56,11 @@ template <class Buckets, class Overlap, class Compute = NoCompute>
 class ReducerSteps : public Contestant {
 public:
     ReducerSteps(const Workload& workload, Buckets buckets = {}, Compute compute = {})
-        : ranks_(gs::ThreadBackend::make(workload.ranks)),
-          reducers_(ranks_.size()),
-          parameters_(workload.parameters),
-          compute_(compute) {
+        : ranks_(gs::ThreadBackend::make(workload.ranks)), reducers_(ranks_.size()), parameters_(workload.parameters), compute_(compute) {
         for (int r = 0; r < workload.ranks; ++r) gradients_.emplace_back(workload);
         on_each_rank(workload.ranks, [&](std::size_t r) {
-            reducers_[r] = std::make_unique<Reducer>(ranks_[r], gradients_[r].views(),
-                                                     gs::ReducerOptions{.gradients = workload.storage}, buckets);
+            reducers_[r] =
+                std::make_unique<Reducer>(ranks_[r], gradients_[r].views(), gs::ReducerOptions{.gradients = workload.storage}, buckets);
         });
     }
 

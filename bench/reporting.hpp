@@ -48,8 +48,7 @@ inline void report(benchmark::State& state, std::string& label, std::string_view
 }
 
 /// Registers a measurement that reports itself, or says why it cannot.
-inline void add_benchmark(const std::string& name, benchmark::TimeUnit unit,
-                          std::function<void(benchmark::State&)> measure) {
+inline void add_benchmark(const std::string& name, benchmark::TimeUnit unit, std::function<void(benchmark::State&)> measure) {
     benchmark::RegisterBenchmark(name.c_str(),
                                  [measure = std::move(measure)](benchmark::State& state) {
                                      try {
@@ -138,8 +137,7 @@ inline int run_benchmarks(int argc, char** argv, bool reports = true) {
     char handoff[32];
     std::snprintf(handoff, sizeof handoff, "%.0f", handoff_latency());
     benchmark::AddCustomContext("handoff_ns", handoff);
-    PlainNames display{std::unique_ptr<benchmark::BenchmarkReporter>(
-                           reports ? benchmark::CreateDefaultDisplayReporter() : new Silence),
+    PlainNames display{std::unique_ptr<benchmark::BenchmarkReporter>(reports ? benchmark::CreateDefaultDisplayReporter() : new Silence),
                        false};
     PlainNames json{std::make_unique<benchmark::JSONReporter>(), true};
     const std::size_t count = benchmark::RunSpecifiedBenchmarks(&display, to_file ? &json : nullptr, filter);

@@ -15,8 +15,7 @@ class SharedContests {
 public:
     /// What came out for `who` of the contest of this name, which `measure()` runs for all `contestants`.
     template <class Measure>
-    Measured take(const std::string& contest, const std::vector<std::string>& contestants, const std::string& who,
-                  Measure&& measure) {
+    Measured take(const std::string& contest, const std::vector<std::string>& contestants, const std::string& who, Measure&& measure) {
         auto& own = left_[{contest, who}];
         if (own.empty()) {
             const Measured measured = measure();

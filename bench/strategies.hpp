@@ -27,8 +27,8 @@ struct Strategy {
     /// What its steps are compared with, pair by pair.
     std::string_view reference() const { return watched ? unwatched : independent; }
 
-    static constexpr std::string_view independent = "independent";   ///< each rank for itself: what no other can beat
-    static constexpr std::string_view unwatched = "buckets_25MB";  ///< the same steps as `timeline`
+    static constexpr std::string_view independent = "independent";  ///< each rank for itself: what no other can beat
+    static constexpr std::string_view unwatched = "buckets_25MB";   ///< the same steps as `timeline`
 };
 
 inline const std::vector<Strategy>& strategies() {

@@ -17,8 +17,7 @@ namespace bench {
 /// Steps of a training under one strategy, as a contestant. `trainees`: the ranks that are in this process.
 class TrainSteps final : public Contestant {
 public:
-    TrainSteps(const std::vector<std::unique_ptr<Trainee>>& trainees, std::size_t which,
-               std::function<void(int rank)> meet)
+    TrainSteps(const std::vector<std::unique_ptr<Trainee>>& trainees, std::size_t which, std::function<void(int rank)> meet)
         : trainees_(trainees), which_(which), meet_(std::move(meet)) {}
 
     /// Not by a collective of the training's own: what the last step has left for the next one would be done in it.
@@ -49,8 +48,7 @@ void learn(Trainee& trainee, const std::string& model, const Strategy& strategy,
 }
 
 /// One for each of the strategies that the trainees have learnt.
-inline std::vector<TrainSteps> train_steps(std::size_t strategies,
-                                           const std::vector<std::unique_ptr<Trainee>>& trainees,
+inline std::vector<TrainSteps> train_steps(std::size_t strategies, const std::vector<std::unique_ptr<Trainee>>& trainees,
                                            const std::function<void(int rank)>& meet) {
     std::vector<TrainSteps> all;
     for (std::size_t s = 0; s < strategies; ++s) all.emplace_back(trainees, s, meet);

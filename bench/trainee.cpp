@@ -35,8 +35,8 @@ public:
           samples_(text_, model_.config().reading(), static_cast<std::uint64_t>(rank)),
           batch_{.sequences = options.micro_batch} {}
 
-    void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make,
-               std::unique_ptr<WatchMeter> watch, std::function<void()> meet) override {
+    void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make, std::unique_ptr<WatchMeter> watch,
+               std::function<void()> meet) override {
         // In the first steps memory is touched for the first time; optimal buckets are planned before the fifth.
         const int first_steps = options.buckets == "optimal" ? 5 : 2;
         auto& course = courses_.emplace_back();
@@ -45,8 +45,7 @@ public:
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) model_.parameters().bind(i, nullptr);
         course.sync = make(model_.parameters(), model_.units());
         course.writer = std::make_unique<Writer>(model_.parameters(), *course.sync);
-        for (std::size_t i = 0; i < model_.parameters().size(); ++i)
-            course.weights.push_back(model_.parameters().value(i));
+        for (std::size_t i = 0; i < model_.parameters().size(); ++i) course.weights.push_back(model_.parameters().value(i));
         train(courses_.size() - 1, first_steps);
         course.exposed.clear();
         course.communication.clear();

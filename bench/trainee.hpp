@@ -28,8 +28,8 @@ public:
     virtual ~Trainee() = default;
     /// Takes up one more strategy, and does its first steps. `watch`, if any, is what `make` has observe it; the steps
     /// add the trainer's scopes. `meet`, if any, is called after each backward. Collective, as is `make`.
-    virtual void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make,
-                       std::unique_ptr<WatchMeter> watch = {}, std::function<void()> meet = {}) = 0;
+    virtual void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make, std::unique_ptr<WatchMeter> watch = {},
+                       std::function<void()> meet = {}) = 0;
     /// Steps of the strategy that was taken up as number `which`, from 0. Collective.
     virtual void train(std::size_t which, int steps) = 0;
     /// The same of a strategy that is watched, metered; returns of each step the seconds that watching took, and all.

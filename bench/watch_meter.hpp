@@ -24,8 +24,7 @@ public:
     /// Timeline does: the one by which the reducer says when it was.
     double take() noexcept { return std::chrono::duration<double>(Clock::duration(spent_.exchange(0))).count(); }
 
-    void plan(const gradsync::BucketPlan& plan, std::span<const std::size_t> bytes,
-              std::span<const std::string_view> names) override {
+    void plan(const gradsync::BucketPlan& plan, std::span<const std::size_t> bytes, std::span<const std::string_view> names) override {
         timeline_.plan(plan, bytes, names);
     }
     void ready(std::size_t parameter, Time at) noexcept override {

@@ -79,8 +79,7 @@ int check(const char* title, Model& model, const Batch& batch) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const auto& p = parameters[i];
         bool doubled = true;
-        for (std::size_t k = 0; k < once[i].size(); ++k)
-            doubled = doubled && gradients.values[i][k] == 2.0f * once[i][k];
+        for (std::size_t k = 0; k < once[i].size(); ++k) doubled = doubled && gradients.values[i][k] == 2.0f * once[i][k];
 
         auto& value = weights[i];
         const auto original = value;
@@ -91,8 +90,7 @@ int check(const char* title, Model& model, const Batch& batch) {
             length += x * x;
         }
         length = std::sqrt(length);
-        for (std::size_t k = 0; k < direction.size(); ++k)
-            expected += direction[k] / length * static_cast<double>(once[i][k]);
+        for (std::size_t k = 0; k < direction.size(); ++k) expected += direction[k] / length * static_cast<double>(once[i][k]);
         const auto loss_at = [&](double distance) {
             for (std::size_t k = 0; k < direction.size(); ++k) {
                 value[k] = static_cast<float>(static_cast<double>(original[k]) + distance * direction[k] / length);
@@ -108,9 +106,8 @@ int check(const char* title, Model& model, const Batch& batch) {
         const bool close = error <= 2e-3 * std::abs(expected) + 1e-5;
         const bool marked = marks[i] == p.uses;
         if (!close || !doubled || !marked) ++failures;
-        std::printf("%-4s %s %-32s slope %+.6f, by differences %+.6f%s%s\n", close && doubled && marked ? "ok" : "FAIL",
-                    title, p.name.c_str(), expected, measured, doubled ? "" : ", accumulation differs",
-                    marked ? "" : ", marks differ");
+        std::printf("%-4s %s %-32s slope %+.6f, by differences %+.6f%s%s\n", close && doubled && marked ? "ok" : "FAIL", title,
+                    p.name.c_str(), expected, measured, doubled ? "" : ", accumulation differs", marked ? "" : ", marks differ");
     }
     return failures;
 }
@@ -122,8 +119,7 @@ nlohmann::json record(Model& model, std::size_t sequences, std::size_t length, s
     nlohmann::json run;
     Tensors weights = own_weights(parameters);
     for (std::size_t i = 0; i < parameters.size(); ++i)
-        run["parameters"].push_back(
-            {{"name", parameters[i].name}, {"shape", parameters[i].shape}, {"initial", weights[i]}});
+        run["parameters"].push_back({{"name", parameters[i].name}, {"shape", parameters[i].shape}, {"initial", weights[i]}});
     Gradients gradients{parameters};
     GradientWriter<Ops> writer{parameters, gradients};
     AdamW<Ops> optimizer{parameters, 0.1};
@@ -152,8 +148,7 @@ nlohmann::json record(Model& model, std::size_t sequences, std::size_t length, s
                             .gradient_scale = std::min(1.0, 0.5 / norm),
                             .state = state});
         }
-        run["batches"].push_back(
-            {{"inputs", batch.inputs}, {"targets", batch.targets}, {"loss", loss}, {"norm", norm}});
+        run["batches"].push_back({{"inputs", batch.inputs}, {"targets", batch.targets}, {"loss", loss}, {"norm", norm}});
         if (step == 0) run["gradients"] = gradients.values;
     }
     for (const auto& value : weights) run["final"].push_back(value);

@@ -111,8 +111,7 @@ public:
     }
     void write(std::size_t at, const void* data, std::size_t n) const {
         for (std::size_t done = 0; done < n;) {
-            const auto put =
-                ::pwrite(descriptor_, static_cast<const char*>(data) + done, n - done, static_cast<off_t>(at + done));
+            const auto put = ::pwrite(descriptor_, static_cast<const char*>(data) + done, n - done, static_cast<off_t>(at + done));
             if (put < 0 && errno == EINTR) continue;
             if (put < 0) fail("cannot write ");
             done += static_cast<std::size_t>(put);
@@ -135,9 +134,7 @@ public:
         return digest.value();
     }
 
-    [[noreturn]] void fail(const char* what) const {
-        throw std::system_error(errno, std::generic_category(), what + path_.string());
-    }
+    [[noreturn]] void fail(const char* what) const { throw std::system_error(errno, std::generic_category(), what + path_.string()); }
 
 private:
     std::filesystem::path path_;
@@ -150,8 +147,7 @@ class Turn {
 public:
     explicit Turn(const std::filesystem::path& directory) : folder_{::open(directory.c_str(), O_RDONLY | O_DIRECTORY)} {
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-        while (::flock(folder_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK &&
-               std::chrono::steady_clock::now() < deadline) {
+        while (::flock(folder_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && std::chrono::steady_clock::now() < deadline) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         }
     }
@@ -167,9 +163,7 @@ private:
 
 }  // namespace checkpoint_detail
 
-inline std::filesystem::path checkpoint_file(const std::filesystem::path& directory) {
-    return directory / "checkpoint.gradsync";
-}
+inline std::filesystem::path checkpoint_file(const std::filesystem::path& directory) { return directory / "checkpoint.gradsync"; }
 
 /// Writes checkpoints of one run.
 class CheckpointWriter {
@@ -182,8 +176,7 @@ public:
 
     /// By one rank, with all state of `collect(sink)`, in whatever order it comes. Several ranks may be at it at a time,
     /// in a run that fails: each has a temporary file of its own.
-    void save(int rank, const Progress& progress,
-              const std::function<void(const Synchroniser::StateSink&)>& collect) const {
+    void save(int rank, const Progress& progress, const std::function<void(const Synchroniser::StateSink&)>& collect) const {
         std::filesystem::create_directories(directory_);
         const auto file = checkpoint_file(directory_);
         const Temporary temporary{file.string() + ".new" + std::to_string(rank)};
@@ -194,9 +187,8 @@ public:
             if (::ftruncate(out.descriptor(), static_cast<off_t>(layout_.end())) != 0) out.fail("cannot write ");
             const std::string head = header(progress);
             out.write(0, head.data(), head.size());
-            collect([&](StatePlace place, std::span<const float> piece) {
-                out.write(layout_.at(place), piece.data(), piece.size_bytes());
-            });
+            collect(
+                [&](StatePlace place, std::span<const float> piece) { out.write(layout_.at(place), piece.data(), piece.size_bytes()); });
             const std::uint64_t digest = checkpoint_detail::File{temporary.path, O_RDONLY}.digest(layout_.end());
             out.write(layout_.end(), &digest, sizeof digest);
             if (::fsync(out.descriptor()) != 0) out.fail("cannot write ");
@@ -215,8 +207,7 @@ public:
         Digest own;
         const std::string head = header(progress);
         own.update(head.data(), head.size());
-        sync.for_whole_state(
-            [&](StatePlace, std::span<const float> array) { checkpoint_detail::update(own, array); });
+        sync.for_whole_state([&](StatePlace, std::span<const float> array) { checkpoint_detail::update(own, array); });
         const checkpoint_detail::Turn turn{directory_};
         // The renaming that made the file came after its last byte: the digest at its end stands for all of it.
         if (const checkpoint_detail::File kept{checkpoint_file(directory_), O_RDONLY};
@@ -254,8 +245,7 @@ private:
 /// A checkpoint that is known to be complete. Shared by the ranks of this process.
 class Checkpoint {
 public:
-    explicit Checkpoint(const std::filesystem::path& directory)
-        : path_{checkpoint_file(directory)}, file_{path_, O_RDONLY} {
+    explicit Checkpoint(const std::filesystem::path& directory) : path_{checkpoint_file(directory)}, file_{path_, O_RDONLY} {
         if (!file_) throw UsageError("--resume: cannot read " + path_.string() + "; leave out --resume to begin anew");
         using namespace checkpoint_detail;
         size_ = file_.size();
@@ -263,11 +253,9 @@ public:
         if (size_ >= begin.size()) file_.read(0, begin.data(), begin.size());
         if (begin != magic) refuse("is not a checkpoint of this program");
         if (size_ >= 16 && file_.word(8) != version) {
-            refuse("has format version " + std::to_string(file_.word(8)) + ", and this program reads version " +
-                   std::to_string(version));
+            refuse("has format version " + std::to_string(file_.word(8)) + ", and this program reads version " + std::to_string(version));
         }
-        const bool intact =
-            size_ >= header_bytes + 8 && size_ % 8 == 0 && file_.digest(size_ - 8) == file_.word(size_ - 8);
+        const bool intact = size_ >= header_bytes + 8 && size_ % 8 == 0 && file_.digest(size_ - 8) == file_.word(size_ - 8);
         if (!intact) refuse("is torn or damaged: its checksum does not match");
     }
 
@@ -281,17 +269,15 @@ public:
         std::string description(file_.word(40), ' ');
         file_.read(checkpoint_detail::header_bytes, description.data(), description.size());
         if (description != checkpoint_detail::padded(model)) {
-            refuse("is of another model (" + description.substr(0, description.find_last_not_of(' ') + 1) + ", not " +
-                   model + ")");
+            refuse("is of another model (" + description.substr(0, description.find_last_not_of(' ') + 1) + ", not " + model + ")");
         }
     }
 
     void restore(const Parameters& parameters, std::size_t arrays, Synchroniser& sync) const {
         const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(40), parameters, arrays};
         if (layout.end() + 8 != size_) refuse("has another number of parameters");
-        sync.restore(progress().steps, [&](StatePlace place, std::span<float> piece) {
-            file_.read(layout.at(place), piece.data(), piece.size_bytes());
-        });
+        sync.restore(progress().steps,
+                     [&](StatePlace place, std::span<float> piece) { file_.read(layout.at(place), piece.data(), piece.size_bytes()); });
     }
 
 private:

@@ -106,14 +106,12 @@ template <class Ops, class Backend, class Overlap>
 std::unique_ptr<Synchroniser> make_overlapping(Ops ops, Backend comm, const Options& o, Overlap overlap, Parameters& parameters,
                                                const Units& units, gs::Observer* observer) {
     const auto make = [&]<class S>(std::type_identity<S>, auto... more) -> std::unique_ptr<Synchroniser> {
-        return std::make_unique<S>(comm, parameters, units, o, observer, ChosenBuckets{o, cost_of_calls(comm, o)},
-                                   std::move(overlap), more...);
+        return std::make_unique<S>(comm, parameters, units, o, observer, ChosenBuckets{o, cost_of_calls(comm, o)}, std::move(overlap),
+                                   more...);
     };
     if constexpr (!Ops::on_device) {  // state is sharded in the host's memory
-        if (o.shard == "optimizer")
-            return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});
-        if (o.shard == "gradients")
-            return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, ChosenBuckets, Overlap>>{});
+        if (o.shard == "optimizer") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, ChosenBuckets, Overlap>>{});
+        if (o.shard == "gradients") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, ChosenBuckets, Overlap>>{});
     }
     return make(std::type_identity<PlainSynchroniser<Ops, Backend, ChosenBuckets, Overlap>>{}, ops);
 }
@@ -123,20 +121,16 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
                                                 gs::Observer* observer, Ops ops) {
     if constexpr (!Ops::on_device) {
         if (o.shard == "parameters")
-            return std::make_unique<ParameterSharding<Ops, Backend, ChosenOverlap>>(comm, parameters, units, o, observer,
-                                                                                    ChosenOverlap{o});
+            return std::make_unique<ParameterSharding<Ops, Backend, ChosenOverlap>>(comm, parameters, units, o, observer, ChosenOverlap{o});
     }
     if constexpr (!Ops::on_device) {  // and so is compressed
         const auto compressing = [&]<class Exchange>(Exchange exchange) -> std::unique_ptr<Synchroniser> {
             return std::make_unique<PlainSynchroniser<Ops, Backend, ChosenBuckets, ChosenOverlap, Exchange>>(
                 comm, parameters, units, o, observer, ChosenBuckets{o, cost_of_calls(comm, o)}, ChosenOverlap{o}, ops, exchange);
         };
-        if (o.compress == "top-k")
-            return compressing(gs::TopK<Backend>({.density = o.compress_density, .start_step = o.compress_after}));
-        if (o.compress == "power-sgd")
-            return compressing(gs::PowerSgd<Backend>({.rank = o.compress_rank, .start_step = o.compress_after}));
-        if (o.compress == "quantize")
-            return compressing(gs::Quantizer<Backend>({.bits = o.compress_bits, .start_step = o.compress_after}));
+        if (o.compress == "top-k") return compressing(gs::TopK<Backend>({.density = o.compress_density, .start_step = o.compress_after}));
+        if (o.compress == "power-sgd") return compressing(gs::PowerSgd<Backend>({.rank = o.compress_rank, .start_step = o.compress_after}));
+        if (o.compress == "quantize") return compressing(gs::Quantizer<Backend>({.bits = o.compress_bits, .start_step = o.compress_after}));
     }
     if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
     return make_overlapping(ops, comm, o, ChosenOverlap{o}, parameters, units, observer);

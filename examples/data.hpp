@@ -36,8 +36,7 @@ struct Text {
 inline Text read_text(const std::vector<std::filesystem::path>& files) {
     Text text;
     for (const auto& file : files) {
-        if (std::filesystem::is_directory(file))
-            throw UsageError("--data: " + file.string() + " is a directory; name the files in it");
+        if (std::filesystem::is_directory(file)) throw UsageError("--data: " + file.string() + " is a directory; name the files in it");
         std::ifstream in{file, std::ios::binary};
         if (!in) throw UsageError("--data: cannot read " + file.string() + "; check the name and its permissions");
         const std::vector<std::uint8_t> bytes{std::istreambuf_iterator<char>{in}, std::istreambuf_iterator<char>{}};
@@ -77,8 +76,7 @@ public:
 
     /// In an epoch. The first row begins somewhere in the first stride, anew in each epoch.
     static std::size_t count(std::size_t bytes, Reading r) {
-        const std::size_t reach =
-            r.length + r.stride;  // the last byte of the first row's target, at the latest beginning
+        const std::size_t reach = r.length + r.stride;  // the last byte of the first row's target, at the latest beginning
         return bytes < reach ? 0 : (bytes - reach) / r.stride + 1;
     }
 
@@ -92,8 +90,7 @@ public:
         for (std::size_t row = 0; row < batch.sequences; ++row) {
             const std::uint8_t* text = bytes_->data() + place(first + row);
             std::copy_n(text, reading_.length, batch.inputs.data() + row * reading_.length);
-            std::copy_n(text + reading_.length + 1 - reading_.targets, reading_.targets,
-                        batch.targets.data() + row * reading_.targets);
+            std::copy_n(text + reading_.length + 1 - reading_.targets, reading_.targets, batch.targets.data() + row * reading_.targets);
         }
     }
 

@@ -31,8 +31,9 @@ std::string_view asked_for(std::string_view flag, int argc, char** argv) {
 void become_program_for_devices(char** argv) {
     const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gradsync_train_cuda";
     ::execv(program.c_str(), argv);
-    throw UsageError("--device cuda: this program was built without CUDA; install the CUDA toolkit (nvcc, cuBLAS) and NCCL, "
-                     "then configure and build again");
+    throw UsageError(
+        "--device cuda: this program was built without CUDA; install the CUDA toolkit (nvcc, cuBLAS) and NCCL, "
+        "then configure and build again");
 }
 
 void train_over_threads(const Job& job) {

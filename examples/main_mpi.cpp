@@ -76,8 +76,7 @@ int run(Place place, int argc, char** argv) {
         // This rank has failed, or has lost another one. MPI_Finalize would wait for it forever.
         const Ending ending = ending_of_current_exception();
         const std::string name = "rank " + std::to_string(place.rank) + ": ";  // the library's errors have it already
-        std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(),
-                     ending.text.c_str());
+        std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
         if (comm) comm->fail(ending.text);
         std::fflush(nullptr);
         std::_Exit(ending.code);

@@ -28,8 +28,7 @@ struct MlpConfig {
 
     /// Models with one description have the same parameters.
     std::string description() const {
-        std::string text =
-            "mlp context=" + std::to_string(context) + " d-model=" + std::to_string(embedding) + " hidden=";
+        std::string text = "mlp context=" + std::to_string(context) + " d-model=" + std::to_string(embedding) + " hidden=";
         for (std::size_t width : hidden) text += (text.back() == '=' ? "" : ",") + std::to_string(width);
         return text;
     }
@@ -57,10 +56,8 @@ public:
         for (std::size_t i = 0; i + 1 < widths_.size(); ++i) {
             const std::size_t in = widths_[i], out = widths_[i + 1];
             const std::string layer = "layers." + std::to_string(i);
-            const double gain =
-                i + 2 < widths_.size() ? 2.0 : 0.1;  // a timid last layer: the first guess is near uniform
-            weights_.push_back(
-                parameters_.add(layer + ".weight", {out, in}, std::sqrt(gain / static_cast<double>(in))));
+            const double gain = i + 2 < widths_.size() ? 2.0 : 0.1;  // a timid last layer: the first guess is near uniform
+            weights_.push_back(parameters_.add(layer + ".weight", {out, in}, std::sqrt(gain / static_cast<double>(in))));
             biases_.push_back(parameters_.add_constant(layer + ".bias", {out}, 0.0f));
         }
         for (std::size_t i = 0; i + 1 < widths_.size(); ++i) {
@@ -123,8 +120,8 @@ public:
                 dy = ops_.as_factors(n * out, scores_.data());
             } else {
                 dy = gradient_[i + 1].data();
-                ops_.bias_gelu_backward(n, out, parameters_.value(biases_[i]), before_[i + 1].data(),
-                                        gradient_[i + 1].data(), gradients.target(biases_[i]));
+                ops_.bias_gelu_backward(n, out, parameters_.value(biases_[i]), before_[i + 1].data(), gradient_[i + 1].data(),
+                                        gradients.target(biases_[i]));
             }
             gradients.done(biases_[i]);
             ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.target(weights_[i]));
@@ -133,8 +130,8 @@ public:
         }
         // The embedding's gradient does not depend on its weights.
         ops_.fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
-        ops_.embed_backward_add(n * config_.context, config_.embedding, ops_.loaded(batch.inputs, inputs_),
-                                gradient_[0].data(), gradients.target(embedding_));
+        ops_.embed_backward_add(n * config_.context, config_.embedding, ops_.loaded(batch.inputs, inputs_), gradient_[0].data(),
+                                gradients.target(embedding_));
         gradients.done(embedding_);
     }
 

@@ -4,7 +4,6 @@
 
 namespace gradsync_train {
 
-template std::unique_ptr<Synchroniser> make_synchroniser(gs::MpiBackend, const Options&, Parameters&, const Units&,
-                                                         gs::Observer*, CpuOps);
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::MpiBackend, const Options&, Parameters&, const Units&, gs::Observer*, CpuOps);
 
 }  // namespace gradsync_train

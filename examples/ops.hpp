@@ -43,7 +43,7 @@ struct AdamWFactors {
     float step_size;          // learning rate / (1 - beta1^t)
     float second_correction;  // 1 / (1 - beta2^t)
     float epsilon;
-    float shrink;  // 1 - learning rate * weight decay
+    float shrink;                         // 1 - learning rate * weight decay
     const float* device_scale = nullptr;  // clipping, too, where only the device knows it
 };
 

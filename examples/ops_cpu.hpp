@@ -69,8 +69,8 @@ struct CpuOps {
         for (Size i = 0; i < n; ++i) out[i] += in[i];
     }
 
-    static void adamw(Size n, const AdamWFactors& f, const float* __restrict gradient, float* __restrict value,
-                      float* __restrict first, float* __restrict second) {
+    static void adamw(Size n, const AdamWFactors& f, const float* __restrict gradient, float* __restrict value, float* __restrict first,
+                      float* __restrict second) {
         const float scale = f.gradient_scale, beta1 = f.beta1, beta2 = f.beta2, step_size = f.step_size;
         const float correction = f.second_correction, epsilon = f.epsilon, shrink = f.shrink;
 #pragma omp simd
@@ -87,8 +87,8 @@ struct CpuOps {
     // ---- linear layers: weight[out, in]
 
     /// y[n, out] = x[n, in] weight^T (+ bias[out] (+ residual[n, out])): `residual`, or both, may be null.
-    static void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias,
-                       const float* residual, float* y) {
+    static void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual,
+                       float* y) {
         matmul(CblasNoTrans, CblasTrans, n, out, in, x, in, weight, in, y, out);
         if (residual != nullptr) return add_bias_residual(n, out, bias, residual, y);
         if (bias == nullptr) return;
@@ -120,8 +120,7 @@ struct CpuOps {
     }
 
     /// y = gelu(x + bias)
-    static void bias_gelu(Size rows, Size columns, const float* __restrict bias, const Factor* __restrict x,
-                          Factor* __restrict y) {
+    static void bias_gelu(Size rows, Size columns, const float* __restrict bias, const Factor* __restrict x, Factor* __restrict y) {
         for (Size row = 0; row < rows; ++row, x += columns, y += columns) {
 #pragma omp simd
             for (Size j = 0; j < columns; ++j) y[j] = gelu(x[j] + bias[j]);
@@ -129,8 +128,8 @@ struct CpuOps {
     }
 
     /// dy *= gelu'(x + bias); dbias = the sum of its rows
-    static void bias_gelu_backward(Size rows, Size columns, const float* __restrict bias, const Factor* __restrict x,
-                                   Factor* __restrict dy, float* __restrict dbias) {
+    static void bias_gelu_backward(Size rows, Size columns, const float* __restrict bias, const Factor* __restrict x, Factor* __restrict dy,
+                                   float* __restrict dbias) {
         std::fill_n(dbias, columns, 0.0f);
         for (Size row = 0; row < rows; ++row, x += columns, dy += columns) {
 #pragma omp simd
@@ -145,9 +144,8 @@ struct CpuOps {
 
     /// y = gain * (x - mean) / deviation + bias, row by row; mean[rows] and inverse[rows] (1 / deviation) serve the
     /// backward pass.
-    static void layer_norm(Size rows, Size columns, const float* __restrict x, const float* __restrict gain,
-                           const float* __restrict bias, Factor* __restrict y, float* __restrict mean,
-                           float* __restrict inverse) {
+    static void layer_norm(Size rows, Size columns, const float* __restrict x, const float* __restrict gain, const float* __restrict bias,
+                           Factor* __restrict y, float* __restrict mean, float* __restrict inverse) {
         const auto n = static_cast<float>(columns);
         for (Size row = 0; row < rows; ++row, x += columns, y += columns) {
             float sum = 0, squares = 0;
@@ -165,9 +163,8 @@ struct CpuOps {
     }
 
     /// Adds to dx: the residual stream's gradient flows past the norm as well as through it.
-    static void layer_norm_backward_add(Size rows, Size columns, const float* __restrict x,
-                                        const float* __restrict gain, const float* __restrict mean,
-                                        const float* __restrict inverse, const Factor* __restrict dy,
+    static void layer_norm_backward_add(Size rows, Size columns, const float* __restrict x, const float* __restrict gain,
+                                        const float* __restrict mean, const float* __restrict inverse, const Factor* __restrict dy,
                                         float* __restrict dx, float* __restrict dgain, float* __restrict dbias) {
         const auto n = static_cast<float>(columns);
         std::fill_n(dgain, columns, 0.0f);
@@ -210,19 +207,19 @@ struct CpuOps {
             const float* v = k + width;
             float* o = out + token * width + head * s.head_size;
             for_each_tile(length, [&](Size begin, Size end) {
-                matmul(CblasNoTrans, CblasTrans, end - begin, end, s.head_size, q + begin * row, row, k, row,
-                       weights + begin * length, length);
+                matmul(CblasNoTrans, CblasTrans, end - begin, end, s.head_size, q + begin * row, row, k, row, weights + begin * length,
+                       length);
                 causal_softmax(begin, end, length, s.scale(), weights);
-                matmul(CblasNoTrans, CblasNoTrans, end - begin, s.head_size, end, weights + begin * length, length, v,
-                       row, o + begin * width, width);
+                matmul(CblasNoTrans, CblasNoTrans, end - begin, s.head_size, end, weights + begin * length, length, v, row,
+                       o + begin * width, width);
             });
             weights += length * length;
         });
     }
 
     /// `weights`: what `attention` kept, and `out` what it computed.
-    static void attention_backward(const AttentionShape& s, const Factor* qkv, const float* weights, const Factor*,
-                                   const Factor* dout, Factor* dqkv, float* scratch) {
+    static void attention_backward(const AttentionShape& s, const Factor* qkv, const float* weights, const Factor*, const Factor* dout,
+                                   Factor* dqkv, float* scratch) {
         const Size width = s.width(), length = s.length, row = 3 * width;
         for_each_head(s, [&](Size token, Size head) {
             const Size at = token * row + head * s.head_size;
@@ -234,18 +231,18 @@ struct CpuOps {
             float* dv = dk + width;
             const float* o = dout + token * width + head * s.head_size;
             for_each_tile(length, [&](Size begin, Size end) {
-                matmul(CblasNoTrans, CblasTrans, end - begin, end, s.head_size, o + begin * width, width, v, row,
-                       scratch + begin * length, length);
+                matmul(CblasNoTrans, CblasTrans, end - begin, end, s.head_size, o + begin * width, width, v, row, scratch + begin * length,
+                       length);
                 causal_softmax_backward(begin, end, length, s.scale(), weights, scratch);
-                matmul(CblasNoTrans, CblasNoTrans, end - begin, s.head_size, end, scratch + begin * length, length, k,
-                       row, dq + begin * row, row);
+                matmul(CblasNoTrans, CblasNoTrans, end - begin, s.head_size, end, scratch + begin * length, length, k, row,
+                       dq + begin * row, row);
             });
             for_each_tile(length, [&](Size begin, Size end) {
                 const Size diagonal = begin * length + begin;
-                matmul(CblasTrans, CblasNoTrans, end - begin, s.head_size, length - begin, weights + diagonal, length,
-                       o + begin * width, width, dv + begin * row, row);
-                matmul(CblasTrans, CblasNoTrans, end - begin, s.head_size, length - begin, scratch + diagonal, length,
-                       q + begin * row, row, dk + begin * row, row);
+                matmul(CblasTrans, CblasNoTrans, end - begin, s.head_size, length - begin, weights + diagonal, length, o + begin * width,
+                       width, dv + begin * row, row);
+                matmul(CblasTrans, CblasNoTrans, end - begin, s.head_size, length - begin, scratch + diagonal, length, q + begin * row, row,
+                       dk + begin * row, row);
             });
             weights += length * length;
         });
@@ -254,8 +251,7 @@ struct CpuOps {
     // ---- the two ends: bytes in, loss out
 
     /// out[tokens, width] = table[token] (+ positions[place in its sequence], unless null)
-    static void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table,
-                      const float* positions, float* out) {
+    static void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions, float* out) {
         for (Size t = 0; t < tokens; ++t) {
             std::copy_n(table + bytes[t] * width, width, out + t * width);
             if (positions != nullptr) add(width, positions + t % length * width, out + t * width);
@@ -292,8 +288,8 @@ struct CpuOps {
 
 private:
     /// y += bias + residual
-    static void add_bias_residual(Size rows, Size columns, const float* __restrict bias,
-                                  const float* __restrict residual, float* __restrict y) {
+    static void add_bias_residual(Size rows, Size columns, const float* __restrict bias, const float* __restrict residual,
+                                  float* __restrict y) {
         for (Size row = 0; row < rows; ++row, residual += columns, y += columns) {
 #pragma omp simd
             for (Size j = 0; j < columns; ++j) y[j] += bias[j] + residual[j];
@@ -301,11 +297,10 @@ private:
     }
 
     /// c[m, n] = op(a) op(b). Always overwrites: a micro-batch's gradient must not depend on what was there before it.
-    static void matmul(CBLAS_TRANSPOSE op_a, CBLAS_TRANSPOSE op_b, Size m, Size n, Size k, const float* a, Size lda,
-                       const float* b, Size ldb, float* c, Size ldc) {
+    static void matmul(CBLAS_TRANSPOSE op_a, CBLAS_TRANSPOSE op_b, Size m, Size n, Size k, const float* a, Size lda, const float* b,
+                       Size ldb, float* c, Size ldc) {
         const auto narrow = [](Size x) { return static_cast<blasint>(x); };
-        cblas_sgemm(CblasRowMajor, op_a, op_b, narrow(m), narrow(n), narrow(k), 1.0f, a, narrow(lda), b, narrow(ldb),
-                    0.0f, c, narrow(ldc));
+        cblas_sgemm(CblasRowMajor, op_a, op_b, narrow(m), narrow(n), narrow(k), 1.0f, a, narrow(lda), b, narrow(ldb), 0.0f, c, narrow(ldc));
     }
 
     template <class F>
@@ -351,8 +346,7 @@ private:
     }
 
     /// The gradient of the weights becomes that of the unscaled scores.
-    static void causal_softmax_backward(Size begin, Size end, Size length, float scale, const float* weights,
-                                        float* gradient) {
+    static void causal_softmax_backward(Size begin, Size end, Size length, float scale, const float* weights, float* gradient) {
         for (Size i = begin; i < end; ++i) {
             const float* __restrict w = weights + i * length;
             float* __restrict g = gradient + i * length;

@@ -27,15 +27,13 @@ void complete(Options& o) {
     if (o.global_batch > 0) {
         const std::size_t unit = static_cast<std::size_t>(o.ranks) * o.micro_batch;
         if (o.global_batch % unit != 0) {
-            throw UsageError("--global-batch " + text(o.global_batch) +
-                             " is not divisible by --ranks x --micro-batch = " + text(unit) +
+            throw UsageError("--global-batch " + text(o.global_batch) + " is not divisible by --ranks x --micro-batch = " + text(unit) +
                              "; the nearest that is: " + text((o.global_batch + unit - 1) / unit * unit));
         }
         o.accumulate = o.global_batch / unit;
     }
     if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) {
-        throw UsageError(std::string(o.resume ? "--resume" : "--checkpoint-every") +
-                         " needs a directory; name it with --checkpoint");
+        throw UsageError(std::string(o.resume ? "--resume" : "--checkpoint-every") + " needs a directory; name it with --checkpoint");
     }
     if (o.independent && (!o.checkpoint.empty() || o.sample > 0)) {
         throw UsageError("--independent runs are for timing only; leave out --checkpoint and --sample");
@@ -44,8 +42,9 @@ void complete(Options& o) {
         throw UsageError("--gradients borrowed is for --shard none; the gradients that are sharded live in buckets");
     }
     if (o.shard == "parameters" && o.overlap == "forward") {
-        throw UsageError("--overlap forward does not go with --shard parameters, which gathers weights in the forward "
-                         "pass as it is; see --prefetch");
+        throw UsageError(
+            "--overlap forward does not go with --shard parameters, which gathers weights in the forward "
+            "pass as it is; see --prefetch");
     }
     if (o.shard != "none" && o.buckets == "optimal") {
         throw UsageError("--buckets optimal is for --shard none; shards stay where the first plan has put them");
@@ -63,12 +62,14 @@ void complete(Options& o) {
             throw UsageError("--shard " + o.shard + " is for --device cpu; sharding is for the host's memory so far");
         }
         if (o.buckets == "optimal") {
-            throw UsageError("--buckets optimal is for --device cpu; when gradients become ready on a device the host does "
-                             "not know");
+            throw UsageError(
+                "--buckets optimal is for --device cpu; when gradients become ready on a device the host does "
+                "not know");
         }
         if (o.backend == "mpi") {
-            throw UsageError("--device cuda does not go with --backend mpi; use --backend nccl for processes, which needs no "
-                             "MPI, or threads");
+            throw UsageError(
+                "--device cuda does not go with --backend mpi; use --backend nccl for processes, which needs no "
+                "MPI, or threads");
         }
     } else if (o.backend == "nccl") {
         throw UsageError("--backend nccl is for --device cuda, whose memory it moves; add that");
@@ -80,8 +81,7 @@ void complete(Options& o) {
 
 void check_text(const Options& o, Reading reading, const Text& text) {
     const std::size_t samples = Samples::count(text.training.size(), reading);
-    const std::string remedy =
-        "; give more text with --data, or lower --context, --micro-batch, --accumulate or --ranks";
+    const std::string remedy = "; give more text with --data, or lower --context, --micro-batch, --accumulate or --ranks";
     const std::string size = "the text has " + std::to_string(text.training.size()) + " bytes for training and " +
                              std::to_string(text.validation.size()) + " for validation";
     if (samples == 0 || Samples::count(text.validation.size(), reading) == 0) {
@@ -104,10 +104,7 @@ Options parse_options(int argc, char** argv, int processes) {
         "  gradsync_train --ranks 2 --steps 200 --sample 400\n"
         "  gradsync_train --model mlp --hidden 2048,2048,1024 --buckets flat --overlap none --json -\n"
         "  gradsync_train --data corpus.txt --checkpoint run1 --checkpoint-every 100 --resume\n"};
-    app.name("gradsync_train")
-        ->option_defaults()
-        ->always_capture_default()
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    app.name("gradsync_train")->option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     for (const char* type : {"UINT", "INT", "FLOAT"}) app.get_formatter()->label(type, "N");
     app.get_formatter()->column_width(36);
     // Limits are checked, but would only clutter the help page.
@@ -125,28 +122,18 @@ Options parse_options(int argc, char** argv, int processes) {
         ->check(size)
         ->group(group)
         ->default_str("");
-    app.add_option("--context", o.context, "bytes the model looks back on [128; mlp: 16]")
-        ->check(size)
-        ->group(group)
-        ->default_str("");
+    app.add_option("--context", o.context, "bytes the model looks back on [128; mlp: 16]")->check(size)->group(group)->default_str("");
     app.add_option("--blocks", o.blocks, "transformer blocks")->check(size)->group(group);
     app.add_option("--heads", o.heads, "attention heads")->check(size)->group(group);
     app.add_flag("--tied", o.tied, "output layer and embedding are one matrix")->group(group);
-    app.add_option("--hidden", o.hidden, "widths of the mlp's hidden layers")
-        ->check(size)
-        ->delimiter(',')
-        ->take_all()
-        ->group(group);
+    app.add_option("--hidden", o.hidden, "widths of the mlp's hidden layers")->check(size)->delimiter(',')->take_all()->group(group);
     app.add_flag("--recompute", o.recompute,
                  "keep the blocks' inputs only and repeat each block before its backward pass:\n"
                  "same result, less memory, about a third more time")
         ->group(group);
 
     group = "Training";
-    app.add_option("--data", o.data, "text files; the last tenth of each is for validation")
-        ->take_all()
-        ->group(group)
-        ->default_str("");
+    app.add_option("--data", o.data, "text files; the last tenth of each is for validation")->take_all()->group(group)->default_str("");
     app.add_option("--steps", o.steps, "optimizer steps, over all resumed runs together")->check(count)->group(group);
     app.add_option("--micro-batch", o.micro_batch, "samples in one forward pass of one rank [8; mlp: 64]")
         ->check(size)
@@ -155,22 +142,21 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_option("--device", o.device, "cpu; cuda: models compute on GPUs, a rank on each")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->group(group);
-    const auto* precision = app.add_option("--precision", o.precision,
-                                           "--device cuda: the type of what matrix products take, and of activations; weights, their gradients and sums are f32")
-                                ->check(CLI::IsMember({"bf16", "f32"}))
-                                ->group(group);
-    auto* accumulate = app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")
-                           ->check(size)
-                           ->group(group);
+    const auto* precision =
+        app.add_option(
+               "--precision", o.precision,
+               "--device cuda: the type of what matrix products take, and of activations; weights, their gradients and sums are f32")
+            ->check(CLI::IsMember({"bf16", "f32"}))
+            ->group(group);
+    auto* accumulate =
+        app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")->check(size)->group(group);
     app.add_option("--global-batch", o.global_batch, "samples a step over all ranks, instead of --accumulate")
         ->check(size)
         ->excludes(accumulate)
         ->group(group)
         ->default_str("");
     app.add_option("--lr", o.lr, "peak learning rate")->check(amount)->group(group);
-    app.add_option("--warmup", o.warmup, "steps to reach it; then half a cosine down to a tenth")
-        ->check(count_or_none)
-        ->group(group);
+    app.add_option("--warmup", o.warmup, "steps to reach it; then half a cosine down to a tenth")->check(count_or_none)->group(group);
     app.add_option("--weight-decay", o.weight_decay, "of AdamW, on matrices")->check(amount)->group(group);
     app.add_option("--clip", o.clip, "largest norm of the averaged gradient; 0: any")->check(amount)->group(group);
     app.add_option("--seed", o.seed, "of the first weights and of the order of samples")->group(group);
@@ -205,8 +191,7 @@ Options parse_options(int argc, char** argv, int processes) {
                    "forward: it is reduced in the backward pass, and gathered under the next forward pass")
         ->check(CLI::IsMember({"none", "backward", "backward-polls", "backward-thread", "forward"}))
         ->group(group);
-    app.add_option("--gradients", o.gradients,
-                   "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
+    app.add_option("--gradients", o.gradients, "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
         ->check(CLI::IsMember({"in-buckets", "borrowed"}))
         ->group(group);
     app.add_option("--compress", o.compress,
@@ -235,43 +220,32 @@ Options parse_options(int argc, char** argv, int processes) {
         app.add_option("--prefetch", o.prefetch, "--shard parameters: layers gathered ahead of the one in use")
             ->check(count_or_none)
             ->group(group),
-        app.add_flag("--no-reshard", o.no_reshard,
-                     "--shard parameters: keep gathered weights from the forward for the backward pass")
+        app.add_flag("--no-reshard", o.no_reshard, "--shard parameters: keep gathered weights from the forward for the backward pass")
             ->group(group),
-        app.add_option("--replicate-below", o.replicate_below,
-                       "--shard parameters: keep parameters of fewer numbers whole (norms, biases)")
+        app.add_option("--replicate-below", o.replicate_below, "--shard parameters: keep parameters of fewer numbers whole (norms, biases)")
             ->check(count_or_none)
             ->group(group)};
-    app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")
-        ->check(within(1e-3, 1e6))
-        ->group(group);
-    app.add_flag("--no-shared-memory", o.no_shared_memory,
-                 "mpi: ranks of one machine send messages, like those of different machines")
+    app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")->check(within(1e-3, 1e6))->group(group);
+    app.add_flag("--no-shared-memory", o.no_shared_memory, "mpi: ranks of one machine send messages, like those of different machines")
         ->group(group);
     app.add_flag("--reproducible", o.reproducible,
                  "mpi: add up in the order of the ranks on several machines too, as on one and over threads")
         ->group(group);
-    app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")
-        ->group(group);
+    app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")->group(group);
 
     group = "Output";
-    app.add_option("--checkpoint", o.checkpoint, "directory to keep the run in, written at the end")
-        ->group(group)
-        ->default_str("");
+    app.add_option("--checkpoint", o.checkpoint, "directory to keep the run in, written at the end")->group(group)->default_str("");
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: at the end only")
         ->check(count_or_none)
         ->group(group);
-    app.add_flag("--resume", o.resume, "go on from the checkpoint, to the same bits as if never interrupted")
-        ->group(group);
-    app.add_option("--stop-after", o.stop_after,
-                   "end at this step, to be resumed later; the schedule is that of --steps")
+    app.add_flag("--resume", o.resume, "go on from the checkpoint, to the same bits as if never interrupted")->group(group);
+    app.add_option("--stop-after", o.stop_after, "end at this step, to be resumed later; the schedule is that of --steps")
         ->check(count)
         ->group(group)
         ->default_str("");
     app.add_option("--sample", o.sample, "bytes to generate at the end")->check(count_or_none)->group(group);
     app.add_option("--prompt", o.prompt, "what to go on from")->group(group)->default_str("");
-    app.add_option("--json", o.json,
-                   "file for the results as one JSON object; -: standard output, the rest goes to standard error")
+    app.add_option("--json", o.json, "file for the results as one JSON object; -: standard output, the rest goes to standard error")
         ->group(group)
         ->default_str("");
     app.add_option("--trace", o.trace,
@@ -303,8 +277,8 @@ Options parse_options(int argc, char** argv, int processes) {
         }
         if (ranks->count() > 0 && o.ranks != processes) {
             const std::string n = std::to_string(o.ranks);
-            throw UsageError("--ranks " + n + ", but mpirun has started " + std::to_string(processes) +
-                             "; leave out --ranks, or start " + n + " (mpirun -n " + n + ")");
+            throw UsageError("--ranks " + n + ", but mpirun has started " + std::to_string(processes) + "; leave out --ranks, or start " +
+                             n + " (mpirun -n " + n + ")");
         }
         o.ranks = processes;
     } else if (o.no_shared_memory) {

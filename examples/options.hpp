@@ -66,8 +66,7 @@ struct Options {
                (compress == "top-k"       ? std::to_string(compress_density)
                 : compress == "power-sgd" ? std::to_string(compress_rank)
                                           : std::to_string(compress_bits)) +
-               ":" +
-               std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
+               ":" + std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
     }
 
     void model_config(MlpConfig& c) const {

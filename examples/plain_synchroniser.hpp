@@ -28,8 +28,8 @@ class PlainSynchroniser final : public BackendSynchroniser<Backend> {
     static constexpr bool compresses = gs::Compressor<Exchange, Backend>;
 
 public:
-    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
-                      BucketPolicy buckets, OverlapPolicy overlap, Ops ops = {}, Exchange exchange = Exchange{})
+    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, BucketPolicy buckets,
+                      OverlapPolicy overlap, Ops ops = {}, Exchange exchange = Exchange{})
         : Base{comm, parameters, std::move(units)},
           ops_{ops},
           micro_batches_{o.accumulate},
@@ -51,15 +51,14 @@ public:
         // (1) Tell the reducer what there is to synchronise, and start from rank 0's parameters.
         std::vector<gs::ParameterView> views;
         for (std::size_t i = 0; i < parameters.size(); ++i)
-            views.push_back(view_of(parameters[i], weights_[i].data(), borrowed ? own_gradients_[i].data() : nullptr,
-                                    Backend::memory_space));
-        reducer_.emplace(
-            comm, std::move(views),
-            gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
-                               // Micro-batches are added up, over ranks and over time, and divided by their number.
-                               .averaging = gs::Averaging::mean_over_count,
-                               .observer = observer},
-            std::move(buckets), std::move(overlap), std::move(exchange));
+            views.push_back(
+                view_of(parameters[i], weights_[i].data(), borrowed ? own_gradients_[i].data() : nullptr, Backend::memory_space));
+        reducer_.emplace(comm, std::move(views),
+                         gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
+                                            // Micro-batches are added up, over ranks and over time, and divided by their number.
+                                            .averaging = gs::Averaging::mean_over_count,
+                                            .observer = observer},
+                         std::move(buckets), std::move(overlap), std::move(exchange));
         reducer_->set_weight(static_cast<double>(micro_batches_));
         reducer_->broadcast_parameters();
     }
@@ -107,9 +106,8 @@ public:
         if constexpr (compresses) collect_compression(sink);
     }
     void restore(std::uint64_t steps, const Synchroniser::StateSource& source) override {
-        for_each_array([&](StatePlace place, std::size_t n, float* data) {
-            ops_.write(n, data, [&](std::span<float> out) { source(place, out); });
-        });
+        for_each_array(
+            [&](StatePlace place, std::size_t n, float* data) { ops_.write(n, data, [&](std::span<float> out) { source(place, out); }); });
         optimizer_.set_steps(steps);
         if constexpr (compresses) {
             for (std::size_t i = 0; i < weights_.size(); ++i) {

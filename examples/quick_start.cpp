@@ -14,9 +14,8 @@ int main() {
         std::vector<float> slope{0}, offset{0};  // the model: y = slope x + offset
         std::vector<float> slope_gradient(1), offset_gradient(1);
 
-        std::vector<gs::ParameterView> parameters{
-            {.name = "slope", .value = gs::buffer(slope), .gradient = gs::buffer(slope_gradient)},
-            {.name = "offset", .value = gs::buffer(offset), .gradient = gs::buffer(offset_gradient)}};
+        std::vector<gs::ParameterView> parameters{{.name = "slope", .value = gs::buffer(slope), .gradient = gs::buffer(slope_gradient)},
+                                                  {.name = "offset", .value = gs::buffer(offset), .gradient = gs::buffer(offset_gradient)}};
         gs::Reducer<gs::ThreadBackend, gs::SizeCappedBuckets, gs::OverlapBackward> sync(comm, parameters);
         sync.broadcast_parameters();
 

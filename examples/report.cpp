@@ -67,8 +67,8 @@ double unigram_entropy(const std::vector<std::uint8_t>& bytes) {
 /// The results. Step times are the slowest rank's; losses and communication the ranks' mean; bytes the largest of a rank.
 nlohmann::json to_json(const Options& o, const Results& results, std::size_t tokens_per_sample) {
     const auto& ranks = results.ranks;
-    const auto& slowest = *std::max_element(ranks.begin(), ranks.end(),
-                                            [](const auto& a, const auto& b) { return a.median_ms < b.median_ms; });
+    const auto& slowest =
+        *std::max_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.median_ms < b.median_ms; });
     const auto mean = [&](double RankSummary::*member) {
         double sum = 0;
         for (const auto& rank : ranks) sum += rank.*member;
@@ -111,9 +111,7 @@ nlohmann::json to_json(const Options& o, const Results& results, std::size_t tok
 }
 
 void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, double unigram) {
-    const auto row = [&](const char* name, const std::string& value) {
-        std::fprintf(out, "  %-18s %s\n", name, value.c_str());
-    };
+    const auto row = [&](const char* name, const std::string& value) { std::fprintf(out, "  %-18s %s\n", name, value.c_str()); };
     const auto number = [&](const char* name) { return r.at(name).get<double>(); };
     const auto& step = r.at("step_ms");
     std::fputc('\n', out);
@@ -122,29 +120,24 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     if (o.device == "cuda") row("device", "cuda, matrix products of " + o.precision);
     row("batch", formatted("%zu samples a step", o.samples_per_step()));
     row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
-    if (o.compress != "none")
-        row("compressed", o.compress + formatted(": %s bytes a step", rounded(number("comm_bytes")).c_str()));
+    if (o.compress != "none") row("compressed", o.compress + formatted(": %s bytes a step", rounded(number("comm_bytes")).c_str()));
     row("sharded", o.shard == "none"        ? "nothing"
                    : o.shard == "optimizer" ? "optimizer"
                    : o.shard == "gradients" ? "optimizer, gradients"
                                             : "optimizer, gradients, parameters");
-    row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(),
-                          step.at("min").get<double>(), step.at("max").get<double>()));
-    row("throughput",
-        rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
-    row("communication",
-        formatted("%.2f ms a step, %.2f ms of it exposed%s", number("comm_ms"), number("exposed_comm_ms"),
-                  o.device == "cuda" ? " (of the host's time, not the device's)" : ""));
+    row("step", formatted("%.1f ms (median; %.1f to %.1f)", step.at("median").get<double>(), step.at("min").get<double>(),
+                          step.at("max").get<double>()));
+    row("throughput", rounded(number("samples_per_second")) + " samples/s, " + rounded(number("tokens_per_second")) + " tokens/s");
+    row("communication", formatted("%.2f ms a step, %.2f ms of it exposed%s", number("comm_ms"), number("exposed_comm_ms"),
+                                   o.device == "cuda" ? " (of the host's time, not the device's)" : ""));
     const auto mib = [&](const char* name) { return number(name) / (1024 * 1024); };
-    row("memory of a rank", formatted("%.1f MiB weights, %.1f gradients, %.1f optimizer, %.1f activations",
-                                      mib("bytes_parameters"), mib("bytes_gradients"), mib("bytes_optimizer"),
-                                      mib("bytes_activations")));
-    row("peak memory", formatted("%.0f MiB, of %s", mib("peak_rss_bytes"),
-                                 o.backend == "threads" ? "the process: all ranks together"
-                                                       : "the largest rank's process, what it shares included"));
+    row("memory of a rank", formatted("%.1f MiB weights, %.1f gradients, %.1f optimizer, %.1f activations", mib("bytes_parameters"),
+                                      mib("bytes_gradients"), mib("bytes_optimizer"), mib("bytes_activations")));
+    row("peak memory",
+        formatted("%.0f MiB, of %s", mib("peak_rss_bytes"),
+                  o.backend == "threads" ? "the process: all ranks together" : "the largest rank's process, what it shares included"));
     row("training loss", formatted("%.3f nats a byte", number("train_loss")));
-    row("validation loss",
-        formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));
+    row("validation loss", formatted("%.3f nats a byte (byte frequencies alone: %.3f)", number("validation_loss"), unigram));
     row("parameters digest", r.at("params_digest").get<std::string>());
     std::fflush(out);
 }

@@ -72,13 +72,11 @@ public:
         printed_ = now;
         const auto left = static_cast<long>(std::lround(seconds_ * static_cast<double>(last_ - step)));
         const std::string bar =
-            terminal_ ? " [" + std::string(20 * step / last_, '#') + std::string(20 - 20 * step / last_, '.') + "]"
-                      : "";
-        const std::string line =
-            formatted("step %*llu/%llu%s  loss %.3f  %s samples/s  %s tokens/s  exposed %.2f ms  %ld:%02ld left",
-                      static_cast<int>(std::to_string(last_).size()), static_cast<unsigned long long>(step),
-                      static_cast<unsigned long long>(last_), bar.c_str(), loss_, rounded(samples_ / seconds_).c_str(),
-                      rounded(samples_ * tokens_ / seconds_).c_str(), exposed_ * 1e3, left / 60, left % 60);
+            terminal_ ? " [" + std::string(20 * step / last_, '#') + std::string(20 - 20 * step / last_, '.') + "]" : "";
+        const std::string line = formatted("step %*llu/%llu%s  loss %.3f  %s samples/s  %s tokens/s  exposed %.2f ms  %ld:%02ld left",
+                                           static_cast<int>(std::to_string(last_).size()), static_cast<unsigned long long>(step),
+                                           static_cast<unsigned long long>(last_), bar.c_str(), loss_, rounded(samples_ / seconds_).c_str(),
+                                           rounded(samples_ * tokens_ / seconds_).c_str(), exposed_ * 1e3, left / 60, left % 60);
         std::fprintf(out_, terminal_ ? "\r%s\x1b[K" : "%s\n", line.c_str());
         std::fflush(out_);
         shown_ = true;
@@ -166,8 +164,7 @@ inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& sum
     summary.mean_ms = mean(steps, &StepRecord::seconds) * 1e3;
     summary.communication_ms = mean(steps, &StepRecord::communication_seconds) * 1e3;
     summary.exposed_ms = mean(steps, &StepRecord::exposed_seconds) * 1e3;
-    summary.train_loss =
-        mean(steps.last(std::min<std::size_t>(10, steps.size())), &StepRecord::loss);  // single batches jitter
+    summary.train_loss = mean(steps.last(std::min<std::size_t>(10, steps.size())), &StepRecord::loss);  // single batches jitter
 }
 
 /// Prints the table and writes the JSON object, if asked for.

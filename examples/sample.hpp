@@ -20,8 +20,7 @@ inline std::uint8_t draw(const float* scores, double temperature, Random& random
     const float top = *std::max_element(scores, scores + 256);
     std::array<double, 256> upto{};
     double sum = 0;
-    for (std::size_t i = 0; i < upto.size(); ++i)
-        upto[i] = sum += std::exp(static_cast<double>(scores[i] - top) / temperature);
+    for (std::size_t i = 0; i < upto.size(); ++i) upto[i] = sum += std::exp(static_cast<double>(scores[i] - top) / temperature);
     const auto drawn = std::upper_bound(upto.begin(), upto.end(), random.uniform() * sum);
     return static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(drawn - upto.begin(), 255));
 }
@@ -51,10 +50,7 @@ inline std::string printable(const std::string& text) {
     std::string out;
     for (std::size_t i = 0; i < text.size();) {
         const auto lead = static_cast<unsigned char>(text[i]);
-        const std::size_t length = lead < 0x80                   ? 1
-                                   : lead >= 0xc2 && lead < 0xe0 ? 2
-                                   : lead >= 0xe1 && lead < 0xf0 ? 3
-                                                                 : 0;
+        const std::size_t length = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : lead >= 0xe1 && lead < 0xf0 ? 3 : 0;
         bool valid = length == 1 ? lead == '\n' || lead == '\t' || (lead >= 0x20 && lead != 0x7f) : length > 0;
         for (std::size_t k = 1; valid && k < length; ++k) {
             valid = i + k < text.size() && (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;

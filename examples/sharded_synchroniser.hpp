@@ -30,7 +30,6 @@ auto hold_back(Sharded& sharded) {
 /// What goes for every stage. `Sharded`: the library's class; `pools`: its gradients are sharded, too.
 template <class Backend, class Sharded, bool pools>
 class ShardedSynchroniser : public BackendSynchroniser<Backend> {
-
 public:
     float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.gradient_view(i).data); }
     void ready(std::size_t i) override { sharded_.mark_ready(i); }
@@ -110,8 +109,8 @@ class OptimizerSharding final
     using Base::sharded_, Base::units_;
 
 public:
-    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
-                      BucketPolicy buckets, OverlapPolicy overlap)
+    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, BucketPolicy buckets,
+                      OverlapPolicy overlap)
         : Base{comm, parameters, std::move(units), o, options(observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const gs::BufferView weights = sharded_.parameter_value(i);
@@ -131,25 +130,21 @@ public:
 
 private:
     static gs::ShardingOptions options(gs::Observer* observer) {
-        return {.reducer = {.gradients = gs::GradientStorage::in_buckets,
-                            .averaging = gs::Averaging::mean_over_count,
-                            .observer = observer},
-                .parameters = gs::ParameterStorage::in_buckets};
+        return {
+            .reducer = {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::mean_over_count, .observer = observer},
+            .parameters = gs::ParameterStorage::in_buckets};
     }
 };
 
 /// Stage 3: the weights of a unit are there while it is in use.
 template <class Ops, class Backend, class OverlapPolicy>
-class ParameterSharding final
-    : public ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true> {
+class ParameterSharding final : public ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true> {
     using Base = ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true>;
     using Base::sharded_, Base::units_, Base::parameters_;
 
 public:
-    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer,
-                      OverlapPolicy overlap)
-        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o, observer),
-               std::move(overlap)} {
+    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap)
+        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o, observer), std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
             if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});
@@ -166,8 +161,7 @@ public:
 
     void enter(std::size_t unit) override {
         for (std::size_t u : gathered_[unit]) sharded_.acquire(u);
-        for (std::size_t i : units_[unit])
-            parameters_.bind(i, static_cast<const float*>(sharded_.parameter_value(i).data));
+        for (std::size_t i : units_[unit]) parameters_.bind(i, static_cast<const float*>(sharded_.parameter_value(i).data));
     }
     void leave(std::size_t unit) override {
         for (std::size_t i : units_[unit]) parameters_.bind(i, nullptr);

@@ -28,9 +28,7 @@ struct StatePlace {
     std::size_t array;
     std::size_t first;
 };
-constexpr std::size_t state_arrays(bool compresses, int ranks) {
-    return compresses ? 4 + static_cast<std::size_t>(ranks) : 3;
-}
+constexpr std::size_t state_arrays(bool compresses, int ranks) { return compresses ? 4 + static_cast<std::size_t>(ranks) : 3; }
 
 /// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see
 /// plain_synchroniser.hpp and sharded_synchroniser.hpp. The loop does not know which way it is. All ranks call the
@@ -93,9 +91,7 @@ auto& host_of(Backend& comm) {
 template <class Backend>
 std::vector<RankSummary> gather(Backend& comm, const RankSummary& own) {
     std::vector<RankSummary> all(static_cast<std::size_t>(comm.size()));
-    const auto bytes = [](auto* data, std::size_t n) {
-        return std::span(reinterpret_cast<std::uint8_t*>(data), n * sizeof *data);
-    };
+    const auto bytes = [](auto* data, std::size_t n) { return std::span(reinterpret_cast<std::uint8_t*>(data), n * sizeof *data); };
     RankSummary copy = own;
     host_of(comm).all_gather(gs::const_buffer(bytes(&copy, 1)), gs::buffer(bytes(all.data(), all.size()))).wait();
     return all;
@@ -105,9 +101,7 @@ std::vector<RankSummary> gather(Backend& comm, const RankSummary& own) {
 template <class Backend>
 class BackendSynchroniser : public Synchroniser {
 public:
-    void add_up(std::span<double> values) override {
-        host_of(comm_).all_reduce(gs::buffer(values), gs::ReduceOp::sum).wait();
-    }
+    void add_up(std::span<double> values) override { host_of(comm_).all_reduce(gs::buffer(values), gs::ReduceOp::sum).wait(); }
     std::vector<RankSummary> gather(const RankSummary& own) override { return gradsync_train::gather(comm_, own); }
 
 protected:
@@ -122,9 +116,7 @@ protected:
 /// A parameter as the library sees it.
 inline gs::ParameterView view_of(const Parameter& p, float* value, float* gradient = nullptr,
                                  gs::MemorySpace space = gs::MemorySpace::host) {
-    const auto floats = [&](float* data) {
-        return gs::BufferView{data, p.count, gs::DType::f32, space};
-    };
+    const auto floats = [&](float* data) { return gs::BufferView{data, p.count, gs::DType::f32, space}; };
     return {.name = p.name, .value = floats(value), .gradient = floats(gradient), .shape = p.shape, .uses = p.uses};
 }
 

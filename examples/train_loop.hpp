@@ -81,11 +81,9 @@ inline std::optional<std::uint64_t> step_of_checkpoint(const std::filesystem::pa
 
 /// Keeps the state of a run that has lost a rank, if this rank holds all of it. Never throws: the loss is what has to be
 /// reported.
-inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Progress& progress,
-                     const std::filesystem::path& directory, const Synchroniser& sync) {
-    const auto say = [&](const std::string& text) {
-        std::fprintf(stderr, "gradsync_train: rank %d %s\n", rank, text.c_str());
-    };
+inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Progress& progress, const std::filesystem::path& directory,
+                            const Synchroniser& sync) {
+    const auto say = [&](const std::string& text) { std::fprintf(stderr, "gradsync_train: rank %d %s\n", rank, text.c_str()); };
     const std::string step = std::to_string(progress.steps);
     try {
         if (!sync.has_whole_state()) {
@@ -104,9 +102,7 @@ inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Prog
 template <class Model, class Ops>
 Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make) {
     using Clock = std::chrono::steady_clock;
-    const auto seconds_since = [](Clock::time_point t) {
-        return std::chrono::duration<double>(Clock::now() - t).count();
-    };
+    const auto seconds_since = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
 
     const Options& o = job.options;
     typename Model::Config config;
@@ -206,9 +202,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
 
             if (validates) {
                 const double mean = validate(model, *sync, rank, size, validation, o.micro_batch);
-                if (speaks)
-                    line->note(formatted("step %llu  validation loss %.3f",
-                                         static_cast<unsigned long long>(progress.steps), mean));
+                if (speaks) line->note(formatted("step %llu  validation loss %.3f", static_cast<unsigned long long>(progress.steps), mean));
             }
             if (saves) save();
         }
@@ -230,8 +224,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         // Another rank is lost. Where nothing was changed since the last step that this rank has completed, and it holds
         // all of the state, that is kept for a run that goes on with --resume. Every rank that is left sees to it: more
         // than one may be lost, and none knows which. (Some may be a step ahead of others, which is as good.)
-        const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left ||
-                          error.errc() == gs::Errc::timeout;
+        const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left || error.errc() == gs::Errc::timeout;
         if (lost && !steps.empty() && !o.checkpoint.empty()) {
             line.reset();
             keep_after_loss(checkpoints, shard.rank, progress, o.checkpoint, *sync);
@@ -240,8 +233,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     }
 
     expect_equal_digests(results.ranks);
-    if (o.sample > 0 && (speaks || sync->computes_together()))
-        results.sample = generate(model, o.prompt, o.sample, o.seed);
+    if (o.sample > 0 && (speaks || sync->computes_together())) results.sample = generate(model, o.prompt, o.sample, o.seed);
     return results;
 }
 

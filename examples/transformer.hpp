@@ -72,8 +72,7 @@ public:
         const std::size_t tokens = config.sequences * config.context;
         for (std::size_t i = 0; i <= config.blocks; ++i) stream_.push_back(workspace_.floats(tokens * d));
         for (std::size_t i = 0; i < (config.recompute ? 1 : config.blocks); ++i) {
-            activations_.emplace_back(workspace_, tokens, d, hidden_,
-                                      ops.attention_memory(shape(config.sequences, config.context)));
+            activations_.emplace_back(workspace_, tokens, d, hidden_, ops.attention_memory(shape(config.sequences, config.context)));
         }
         normalised_ = workspace_.factors(tokens * d);
         mean_ = workspace_.floats(tokens);
@@ -117,18 +116,16 @@ public:
         const std::size_t tokens = sequences * length, d = config_.width;
         {
             const UnitUse use{access_, 0};
-            ops_.embed(tokens, length, d, ops_.load(bytes, inputs_), parameters_.value(table_),
-                       parameters_.value(positions_), stream_[0].data());
+            ops_.embed(tokens, length, d, ops_.load(bytes, inputs_), parameters_.value(table_), parameters_.value(positions_),
+                       stream_[0].data());
         }
         for (std::size_t i = 0; i < blocks_.size(); ++i) {
             const UnitUse use{access_, unit_of_block(i)};
             block_forward(i, sequences, length);
         }
         const UnitUse use{access_, last_unit()};
-        ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(),
-                        inverse_.data());
-        ops_.linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), nullptr, nullptr,
-                    logits_.data());
+        ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(), inverse_.data());
+        ops_.linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), nullptr, nullptr, logits_.data());
         return logits_.data();
     }
 
@@ -155,8 +152,7 @@ public:
         ops_.positions_backward(tokens, batch.length, d, dstream_.data(), gradients.target(positions_));
         gradients.done(positions_);
         if (!config_.tied) ops_.fill(classes * d, 0.0f, gradients.target(table_));
-        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), dstream_.data(),
-                                gradients.target(table_));
+        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), dstream_.data(), gradients.target(table_));
         gradients.done(table_);
     }
 
@@ -177,8 +173,7 @@ private:
 
     /// What one block's backward pass needs of its forward pass.
     struct Activations {
-        Activations(Workspace<Ops>& memory, std::size_t tokens, std::size_t width, std::size_t hidden,
-                    std::size_t attention_memory)
+        Activations(Workspace<Ops>& memory, std::size_t tokens, std::size_t width, std::size_t hidden, std::size_t attention_memory)
             : normalised1(memory.factors(tokens * width)),
               mean1(memory.floats(tokens)),
               inverse1(memory.floats(tokens)),
@@ -232,14 +227,12 @@ private:
         const float* x = stream_[i].data();
         float* y = stream_[i + 1].data();
 
-        ops_.layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(),
-                        a.inverse1.data());
+        ops_.layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(), a.inverse1.data());
         ops_.linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), bias(b.qkv), nullptr, a.qkv.data());
         ops_.attention(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data());
         ops_.linear(tokens, d, d, a.attended.data(), gain(b.projection), bias(b.projection), x, a.middle.data());
 
-        ops_.layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(),
-                        a.inverse2.data());
+        ops_.layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(), a.inverse2.data());
         ops_.linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), nullptr, nullptr, a.expanded.data());
         ops_.bias_gelu(tokens, hidden_, bias(b.expand), a.expanded.data(), a.activated.data());
         ops_.linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), bias(b.contract), a.middle.data(), y);
@@ -252,30 +245,29 @@ private:
         const std::size_t tokens = sequences * length, d = config_.width;
 
         linear_backward(b.contract, tokens, hidden_, d, dstream_.data(), a.activated.data(), dwide_.data(), gradients);
-        ops_.bias_gelu_backward(tokens, hidden_, bias(b.expand), a.expanded.data(), dwide_.data(),
-                                gradients.target(b.expand.bias));
+        ops_.bias_gelu_backward(tokens, hidden_, bias(b.expand), a.expanded.data(), dwide_.data(), gradients.target(b.expand.bias));
         gradients.done(b.expand.bias);
         weight_backward(b.expand, tokens, d, hidden_, dwide_.data(), a.normalised2.data(), dbranch_.data(), gradients);
         norm_backward(b.norm2, tokens, a.middle.data(), a.mean2.data(), a.inverse2.data(), gradients);
 
         linear_backward(b.projection, tokens, d, d, dstream_.data(), a.attended.data(), dbranch_.data(), gradients);
-        ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data(),
-                                dbranch_.data(), dwide_.data(), scratch_.data());
+        ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data(), dbranch_.data(),
+                                dwide_.data(), scratch_.data());
         linear_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
         norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);
     }
 
     /// `Gradient`: float or Factor.
     template <class Gradient>
-    void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Gradient* dy,
-                         const Factor* x, Factor* dx, GradientWriter<Ops>& gradients) {
+    void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Gradient* dy, const Factor* x, Factor* dx,
+                         GradientWriter<Ops>& gradients) {
         ops_.column_sum(n, out, dy, gradients.target(layer.bias));
         gradients.done(layer.bias);
         weight_backward(layer, n, in, out, ops_.as_factors(n * out, dy), x, dx, gradients);
     }
 
-    void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Factor* dy, const Factor* x,
-                         Factor* dx, GradientWriter<Ops>& gradients) {
+    void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Factor* dy, const Factor* x, Factor* dx,
+                         GradientWriter<Ops>& gradients) {
         ops_.linear_weight_gradient(n, in, out, dy, x, gradients.target(layer.weight));
         gradients.done(layer.weight);
         ops_.linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
@@ -284,8 +276,8 @@ private:
     /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input.
     void norm_backward(Layer layer, std::size_t tokens, const float* x, const float* mean, const float* inverse,
                        GradientWriter<Ops>& gradients) {
-        ops_.layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(),
-                                     dstream_.data(), gradients.target(layer.weight), gradients.target(layer.bias));
+        ops_.layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(), dstream_.data(),
+                                     gradients.target(layer.weight), gradients.target(layer.bias));
         gradients.done(layer.bias);
         gradients.done(layer.weight);
     }

@@ -24,8 +24,7 @@ namespace {
 using namespace bench;
 
 void run(const std::vector<std::string>& arguments) {
-    if (arguments.size() != 5)
-        throw std::runtime_error("usage: bench_mpich_all_reduce BYTES SECONDS LEAST ROUNDS pin|no-pin");
+    if (arguments.size() != 5) throw std::runtime_error("usage: bench_mpich_all_reduce BYTES SECONDS LEAST ROUNDS pin|no-pin");
     constexpr auto f32 = gradsync::DType::f32;
     const std::size_t bytes = std::strtoull(arguments[0].c_str(), nullptr, 10);
     const ContestOptions options = contest_options_of({arguments.begin() + 1, arguments.end()});

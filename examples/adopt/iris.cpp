@@ -73,7 +73,8 @@ void train(gradsync::ThreadBackend comm, const Plants& plants) {
     MatrixXf target = MatrixXf::Zero(kinds, count);
     for (Eigen::Index i = 0; i < count; ++i) target(plants.kind[part.first + static_cast<std::size_t>(i)], i) = 1;
 
-    MatrixXf w1 = MatrixXf::NullaryExpr(hidden, features, [](Eigen::Index i, Eigen::Index j) { return 0.5f * std::sin(static_cast<float>(7 * i + 3 * j)); });
+    MatrixXf w1 = MatrixXf::NullaryExpr(hidden, features,
+                                        [](Eigen::Index i, Eigen::Index j) { return 0.5f * std::sin(static_cast<float>(7 * i + 3 * j)); });
     VectorXf b1 = VectorXf::Zero(hidden), b2 = VectorXf::Zero(kinds);
     RowMajor w2 = RowMajor::Zero(kinds, hidden);  // row-major: it is all the same
     MatrixXf w1_gradient = w1;
@@ -113,7 +114,8 @@ void train(gradsync::ThreadBackend comm, const Plants& plants) {
             sums += Eigen::Vector2d{-std::log(static_cast<double>(p(truth, i))), guess == truth};
         }
         comm.all_reduce(gradsync::buffer(sums), gradsync::ReduceOp::sum).wait();
-        if (comm.rank() == 0) std::printf("step %d: loss %.6f, right %.0f of %zu\n", step, sums[0] / static_cast<double>(all), sums[1], all);
+        if (comm.rank() == 0)
+            std::printf("step %d: loss %.6f, right %.0f of %zu\n", step, sums[0] / static_cast<double>(all), sums[1], all);
     }
 }
 

@@ -18,8 +18,10 @@ void train(const std::string& text, gradsync::ThreadBackend comm) {
     unsigned seed = 1;
     for (float& x : embedding) x = static_cast<float>((seed = seed * 1664525 + 1013904223) >> 8) / 16777216.0f - 0.5f;
 
-    const std::vector parameters{gradsync::parameter("embedding", embedding, embedding_gradient), gradsync::parameter("output", output, output_gradient)};
-    gradsync::Reducer sync(comm, parameters, {.averaging = gradsync::Averaging::sum});  // of shares: each has been divided by the whole batch
+    const std::vector parameters{gradsync::parameter("embedding", embedding, embedding_gradient),
+                                 gradsync::parameter("output", output, output_gradient)};
+    // A sum, of shares: each has been divided by the whole batch.
+    gradsync::Reducer sync(comm, parameters, {.averaging = gradsync::Averaging::sum});
 
     for (int step = 1; step <= steps; ++step) {
         float loss = 0;

@@ -38,9 +38,7 @@ struct Net : torch::nn::Module {
           second(register_module("second", torch::nn::Linear(hidden, hidden))),
           last(register_module("last", torch::nn::Linear(hidden, 256))) {}
 
-    torch::Tensor forward(const torch::Tensor& bytes) {
-        return last(torch::tanh(second(torch::tanh(first(embedding(bytes).flatten(1))))));
-    }
+    torch::Tensor forward(const torch::Tensor& bytes) { return last(torch::tanh(second(torch::tanh(first(embedding(bytes).flatten(1)))))); }
 
     torch::nn::Embedding embedding;
     torch::nn::Linear first, second, last;
@@ -66,7 +64,8 @@ template <class Backend>
 void train(Backend comm, const Job& job) {
     std::ifstream file(job.text, std::ios::binary);
     std::string bytes(std::istreambuf_iterator<char>(file), {});
-    if (static_cast<std::int64_t>(bytes.size()) <= context) throw std::invalid_argument("'" + job.text + "' cannot be read, or is too short");
+    if (static_cast<std::int64_t>(bytes.size()) <= context)
+        throw std::invalid_argument("'" + job.text + "' cannot be read, or is too short");
     const auto text = torch::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, torch::kByte).to(torch::kLong);
 
     const auto model = [] {
@@ -112,7 +111,8 @@ int usage(const char* program) {
 #else
     const char* backends = "threads";
 #endif
-    std::fprintf(stderr, "usage: %s %s RANKS [STEPS [TEXT [WEIGHTS]]], RANKS a divisor of %d\n", program, backends, static_cast<int>(batch));
+    std::fprintf(stderr, "usage: %s %s RANKS [STEPS [TEXT [WEIGHTS]]], RANKS a divisor of %d\n", program, backends,
+                 static_cast<int>(batch));
     return 2;
 }
 
@@ -138,7 +138,8 @@ int main(int argc, char** argv) {
             MPI_Init(&argc, &argv);
             {
                 gradsync::MpiBackend comm(MPI_COMM_WORLD);
-                if (comm.size() != ranks) throw std::invalid_argument("mpirun started " + std::to_string(comm.size()) + " processes, not " + argv[2]);
+                if (comm.size() != ranks)
+                    throw std::invalid_argument("mpirun started " + std::to_string(comm.size()) + " processes, not " + argv[2]);
                 train(comm, job);
             }
             return MPI_Finalize();

@@ -107,8 +107,8 @@ __device__ void dot(Square& products, const Sixteen<D>& a, const Rows<D>& rows, 
 /// sums[i, :] += the sum over j of weights[i, j], rounded to bf16, times row first_row + j of `rows`.
 template <unsigned D>
 __device__ void accumulate(float (&sums)[D / 8][4], const Square& weights, const Rows<D>& rows, unsigned first_row) {
-    const Pair a[4] = {pair_of(weights[0][0], weights[0][1]), pair_of(weights[0][2], weights[0][3]),
-                       pair_of(weights[1][0], weights[1][1]), pair_of(weights[1][2], weights[1][3])};
+    const Pair a[4] = {pair_of(weights[0][0], weights[0][1]), pair_of(weights[0][2], weights[0][3]), pair_of(weights[1][0], weights[1][1]),
+                       pair_of(weights[1][2], weights[1][3])};
     const std::uint16_t* const row = &rows.at[first_row + lane() % 16][lane() / 16 * 8];
 #pragma unroll
     for (unsigned k = 0; k < D / 16; ++k) {
@@ -121,8 +121,8 @@ __device__ void accumulate(float (&sums)[D / 8][4], const Square& weights, const
 
 /// The warp's sixteen rows, from first_row on, to memory. `factors`: by which each of a lane's two rows is multiplied.
 template <unsigned D>
-__device__ void store_rows(__nv_bfloat16* to, Size stride, const AttentionPlace& p, unsigned first_row,
-                           const float (&sums)[D / 8][4], float factor0, float factor1) {
+__device__ void store_rows(__nv_bfloat16* to, Size stride, const AttentionPlace& p, unsigned first_row, const float (&sums)[D / 8][4],
+                           float factor0, float factor1) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const unsigned row = first_row + row_of(2 * half);
@@ -155,8 +155,8 @@ __device__ inline float quad_maximum(float x) {
 
 /// qkv[tokens, 3, heads, head_size] -> out[tokens, heads, head_size]; logarithms[heads of all sequences, length], to the base 2.
 template <unsigned D>
-__global__ void __launch_bounds__(attention_threads) attention_forward(AttentionPlace p, const __nv_bfloat16* qkv,
-                                                                       float* logarithms, __nv_bfloat16* out) {
+__global__ void __launch_bounds__(attention_threads)
+    attention_forward(AttentionPlace p, const __nv_bfloat16* qkv, float* logarithms, __nv_bfloat16* out) {
     __shared__ Rows<D> keys, values;
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();  // those with most to do come first
     const unsigned first_row = threadIdx.x / warp * 16;           // of the warp's, in its tile
@@ -191,8 +191,7 @@ __global__ void __launch_bounds__(attention_threads) attention_forward(Attention
 #pragma unroll
             for (unsigned c = 0; c < tile / 16; ++c)
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    largest = fmaxf(largest, fmaxf(scores[c][half][2 * r], scores[c][half][2 * r + 1]));
+                for (int half = 0; half < 2; ++half) largest = fmaxf(largest, fmaxf(scores[c][half][2 * r], scores[c][half][2 * r + 1]));
             largest = quad_maximum(largest);  // every query sees the first key
             const float shrink = exp2f((top[r] - largest) * p.exponent());
             top[r] = largest;
@@ -226,8 +225,8 @@ __global__ void __launch_bounds__(attention_threads) attention_forward(Attention
 
 /// dots[heads of all sequences, length]: of each query's output and its gradient. A warp for each row of [tokens, heads].
 template <class = void>
-__global__ void __launch_bounds__(threads) attention_dots(Size rows, AttentionPlace p, const __nv_bfloat16* out,
-                                                          const __nv_bfloat16* dout, float* dots) {
+__global__ void __launch_bounds__(threads)
+    attention_dots(Size rows, AttentionPlace p, const __nv_bfloat16* out, const __nv_bfloat16* dout, float* dots) {
     const Size row = warp_row();
     if (row >= rows) return;
     float sum = 0;
@@ -239,9 +238,9 @@ __global__ void __launch_bounds__(threads) attention_dots(Size rows, AttentionPl
 
 /// The queries' part of dqkv, which is as qkv is.
 template <unsigned D>
-__global__ void __launch_bounds__(attention_threads) attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv,
-                                                                                const float* logarithms, const float* dots,
-                                                                                const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
+__global__ void __launch_bounds__(attention_threads)
+    attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
+                               const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
     __shared__ Rows<D> keys, values;
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();
     const unsigned first_row = threadIdx.x / warp * 16;
@@ -289,9 +288,9 @@ __global__ void __launch_bounds__(attention_threads) attention_backward_queries(
 
 /// The keys' and the values' parts: the same with rows and columns changed over.
 template <unsigned D>
-__global__ void __launch_bounds__(attention_threads) attention_backward_keys(AttentionPlace p, const __nv_bfloat16* qkv,
-                                                                             const float* logarithms, const float* dots,
-                                                                             const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
+__global__ void __launch_bounds__(attention_threads)
+    attention_backward_keys(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
+                            const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
     __shared__ Rows<D> queries, gradients;
     __shared__ float logarithm[tile], own_dot[tile];
     const unsigned own = blockIdx.x % p.tiles();

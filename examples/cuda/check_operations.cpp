@@ -91,8 +91,7 @@ double worse(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
 /// Keeps count of what differs.
 class Comparison {
 public:
-    explicit Comparison(Precision precision)
-        : device_{precision}, exact_{precision == Precision::f32}, title_{exact_ ? "f32" : "bf16"} {}
+    explicit Comparison(Precision precision) : device_{precision}, exact_{precision == Precision::f32}, title_{exact_ ? "f32" : "bf16"} {}
 
     /// `operation(side)` on both sides; the largest difference, relative to the largest number, must not be above the limit.
     /// `factors`: some of the arrays are.
@@ -201,8 +200,13 @@ void compare_layers(Comparison& compare, Matrices m) {
     compare("adamw" + text(n, out), false, [&](auto& s) {
         float *gradient = s.random(n * out), *value = s.random(n * out), *first = s.random(n * out), *second = s.output(n * out);
         s.ops.fill(n * out, 0.5f, second);  // squares are not negative
-        const AdamWFactors factors{.gradient_scale = 0.7f, .beta1 = 0.9f, .beta2 = 0.99f, .step_size = 0.1f, .second_correction = 3,
-                                   .epsilon = 1e-8f, .shrink = 0.99f};
+        const AdamWFactors factors{.gradient_scale = 0.7f,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.99f,
+                                   .step_size = 0.1f,
+                                   .second_correction = 3,
+                                   .epsilon = 1e-8f,
+                                   .shrink = 0.99f};
         s.ops.adamw(n * out, factors, gradient, value, first, second);
         s.result("value", n * out, value);
         s.result("first", n * out, first);
@@ -379,8 +383,8 @@ void compare_training(Comparison& compare, const char* name, const typename Mode
 int compare_all(Precision precision, bool small, bool trainings) {
     Comparison compare{precision};
     const Size factor = small ? 1 : 8;
-    for (const Matrices m : {Matrices{1, 1, 1}, Matrices{3, 5, 2}, Matrices{40, 33, 67}, Matrices{70 * factor, 16, 256},
-                             Matrices{9, 8, 300 * factor}})
+    for (const Matrices m :
+         {Matrices{1, 1, 1}, Matrices{3, 5, 2}, Matrices{40, 33, 67}, Matrices{70 * factor, 16, 256}, Matrices{9, 8, 300 * factor}})
         compare_layers(compare, m);
     Random random{precision == Precision::f32 ? 5u : 6u};
     for (int i = 0; i < (small ? 2 : 20); ++i) {
@@ -403,8 +407,7 @@ int compare_all(Precision precision, bool small, bool trainings) {
     compare_training<Transformer>(compare, "transformer", transformer, steps);
     transformer.tied = transformer.recompute = true;
     compare_training<Transformer>(compare, "tied transformer", transformer, steps);
-    compare_training<Mlp>(compare, "mlp", {.context = 5, .embedding = 8, .hidden = {24 * factor, 20}, .sequences = 6, .seed = 1},
-                          steps);
+    compare_training<Mlp>(compare, "mlp", {.context = 5, .embedding = 8, .hidden = {24 * factor, 20}, .sequences = 6, .seed = 1}, steps);
     return compare.failures();
 }
 

@@ -9,7 +9,7 @@ namespace gradsync_train {
 
 template std::unique_ptr<Synchroniser> make_synchroniser(gs::NcclBackend, const Options&, Parameters&, const Units&, gs::Observer*,
                                                          CudaOps);
-template std::unique_ptr<Synchroniser> make_synchroniser(gs::StagingBackend<gs::ThreadBackend>, const Options&, Parameters&,
-                                                         const Units&, gs::Observer*, CudaOps);
+template std::unique_ptr<Synchroniser> make_synchroniser(gs::StagingBackend<gs::ThreadBackend>, const Options&, Parameters&, const Units&,
+                                                         gs::Observer*, CudaOps);
 
 }  // namespace gradsync_train

@@ -1,7 +1,7 @@
 #pragma once
 // The kernels of CudaOps but attention's, which are in attention.cuh (ops_cuda.cu says what is launched when). They are plain:
-// arrays in device memory, row-major, one pass each; factors are of type T, f32 or bf16, all else and every sum is f32. Sums are added up in one
-// order, so that a step gives the same bits every time.
+// arrays in device memory, row-major, one pass each; factors are of type T, f32 or bf16, all else and every sum is f32. Sums are added up
+// in one order, so that a step gives the same bits every time.
 //
 // Three shapes of kernels: one thread for an element; one thread for a few columns, going down their rows (`rows_of`); one
 // warp for a row, whose lanes go along it. Those with a parameter `n` take so many numbers at a time, 4 where rows are
@@ -120,8 +120,7 @@ __global__ void __launch_bounds__(threads) to_bfloat16(Size n, const float* in, 
 }
 
 template <class = void>
-__global__ void __launch_bounds__(threads) adamw(Size n, AdamWFactors f, const float* gradient, float* value, float* first,
-                                                 float* second) {
+__global__ void __launch_bounds__(threads) adamw(Size n, AdamWFactors f, const float* gradient, float* value, float* first, float* second) {
     const float scale = f.device_scale == nullptr ? f.gradient_scale : f.gradient_scale * *f.device_scale;
     for (Size i = element_index(); i < n; i += element_stride()) {
         const float g = gradient[i] * scale;
@@ -158,9 +157,7 @@ __device__ void rows_of(Size rows, Use&& use) {
 
 /// GELU by the error function; the CPU's (vector_math.hpp) agrees to 2e-7.
 __device__ inline float normal_cumulative(float x) { return 0.5f * erfcf(-0.70710678f * x); }
-__device__ inline float gelu_derivative(float x) {
-    return normal_cumulative(x) + x * 0.39894228f * expf(-0.5f * x * x);
-}
+__device__ inline float gelu_derivative(float x) { return normal_cumulative(x) + x * 0.39894228f * expf(-0.5f * x * x); }
 
 /// y = gelu(x + bias)
 template <int n, class T>
@@ -259,8 +256,8 @@ struct GainTerm {
 // ---- rows: a warp for each
 
 template <int n, class T>
-__global__ void __launch_bounds__(threads) layer_norm(Size rows, Size columns, const float* x, const float* gain,
-                                                      const float* bias, T* y, float* mean, float* inverse) {
+__global__ void __launch_bounds__(threads)
+    layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, T* y, float* mean, float* inverse) {
     const Size row = warp_row();
     if (row >= rows) return;
     x += row * columns;
@@ -293,8 +290,7 @@ __global__ void __launch_bounds__(threads) layer_norm(Size rows, Size columns, c
 /// dx += what flows through the norm; the gain's and the bias's gradients are column sums.
 template <int n, class T>
 __global__ void __launch_bounds__(threads) layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain,
-                                                                   const float* mean, const float* inverse, const T* dy,
-                                                                   float* dx) {
+                                                                   const float* mean, const float* inverse, const T* dy, float* dx) {
     const Size row = warp_row();
     if (row >= rows) return;
     x += row * columns;
@@ -353,8 +349,8 @@ __global__ void __launch_bounds__(threads) causal_softmax(Size rows, Size length
 
 /// The gradient of the weights becomes that of the unscaled scores, in `out`, which may be `gradient` itself.
 template <class T>
-__global__ void __launch_bounds__(threads) causal_softmax_backward(Size rows, Size length, float scale, const float* weights,
-                                                                   const float* gradient, T* out) {
+__global__ void __launch_bounds__(threads)
+    causal_softmax_backward(Size rows, Size length, float scale, const float* weights, const float* gradient, T* out) {
     const Size row = warp_row();
     if (row >= rows) return;
     const Size seen = row % length + 1;
@@ -364,14 +360,13 @@ __global__ void __launch_bounds__(threads) causal_softmax_backward(Size rows, Si
     float dot = 0;
     for (Size j = lane(); j < seen; j += warp) dot += weights[j] * gradient[j];
     dot = warp_sum(dot);
-    for (Size j = lane(); j < length; j += warp)
-        store(out + j, j < seen ? scale * weights[j] * (gradient[j] - dot) : 0.0f);
+    for (Size j = lane(); j < length; j += warp) store(out + j, j < seen ? scale * weights[j] * (gradient[j] - dot) : 0.0f);
 }
 
 /// losses[row] = -log softmax(logits)[target]; the logits become the gradient of the rows' mean.
 template <class = void>
-__global__ void __launch_bounds__(threads) cross_entropy(Size rows, Size classes, const std::uint8_t* targets, float* logits,
-                                                         float* losses) {
+__global__ void __launch_bounds__(threads)
+    cross_entropy(Size rows, Size classes, const std::uint8_t* targets, float* logits, float* losses) {
     const Size row = warp_row();
     if (row >= rows) return;
     logits += row * classes;
@@ -402,7 +397,8 @@ __global__ void __launch_bounds__(threads) mean(Size n, const float* losses, dou
     if (threadIdx.x == 0) *result = sum / static_cast<double>(n);
 }
 
-// ---- attention's arrays, where whole weights are kept: [tokens, parts, heads, head_size] outside, [parts, sequences, heads, length, head_size] inside,
+// ---- attention's arrays, where whole weights are kept: [tokens, parts, heads, head_size] outside, [parts, sequences, heads, length,
+// head_size] inside,
 // ---- where each head's matrices lie in one piece
 
 /// The place inside of column j of a token's row: `column(j) + row(token)`.
@@ -435,16 +431,15 @@ __global__ void __launch_bounds__(threads) join_heads(HeadPlace place, Size colu
     const Size j = element_index();
     if (j >= columns) return;
     const Size column = place.column(j);
-    rows_of(place.s.sequences * place.s.length,
-            [&](Size token) { store(out + token * columns + j, in[place.row(token) + column]); });
+    rows_of(place.s.sequences * place.s.length, [&](Size token) { store(out + token * columns + j, in[place.row(token) + column]); });
 }
 
 // ---- bytes in
 
 /// `positions` may be null.
 template <class T>
-__global__ void __launch_bounds__(threads) embed(Size tokens, Size length, Size width, const std::uint8_t* bytes,
-                                                 const float* table, const float* positions, T* out) {
+__global__ void __launch_bounds__(threads)
+    embed(Size tokens, Size length, Size width, const std::uint8_t* bytes, const float* table, const float* positions, T* out) {
     const Size j = element_index();
     if (j >= width) return;
     rows_of(tokens, [&](Size t) {
@@ -456,8 +451,8 @@ __global__ void __launch_bounds__(threads) embed(Size tokens, Size length, Size 
 
 /// table[byte] += the rows of dout whose byte it is, in order: block y looks for byte y, 256 at a time.
 template <class T>
-__global__ void __launch_bounds__(threads) embed_backward_add(Size tokens, Size width, const std::uint8_t* bytes,
-                                                              const T* dout, float* dtable) {
+__global__ void __launch_bounds__(threads)
+    embed_backward_add(Size tokens, Size width, const std::uint8_t* bytes, const T* dout, float* dtable) {
     __shared__ unsigned found[warps];  // a bit for each
     const Size j = element_index();
     const unsigned byte = blockIdx.y;

@@ -64,8 +64,8 @@ void expect_one_checkpoint(gs::NcclBackend& comm, const Job& job) {
     std::uint64_t first[] = {own[0]};
     comm.host().broadcast(gs::buffer(std::span(first)), 0).wait();
     if (own[0] == first[0]) return;
-    throw UsageError("--resume: rank " + std::to_string(comm.rank()) + " finds another checkpoint in " +
-                     job.options.checkpoint.string() + " than rank 0; copy one of them to all machines");
+    throw UsageError("--resume: rank " + std::to_string(comm.rank()) + " finds another checkpoint in " + job.options.checkpoint.string() +
+                     " than rank 0; copy one of them to all machines");
 }
 
 int run(const gs::Job& place, const Job& job) {
@@ -100,9 +100,9 @@ int run(const gs::Job& place, const Job& job) {
 
 void train_on_devices(const Job& job) {
     expect_device();
-    const auto by_rank =
-        gs::run_threads(job.options.ranks, [&](gs::ThreadBackend host) { return train_on_device(host, job); },
-                        gs::ThreadOptions{.timeout = time_limit(job.options)});
+    const auto by_rank = gs::run_threads(
+        job.options.ranks, [&](gs::ThreadBackend host) { return train_on_device(host, job); },
+        gs::ThreadOptions{.timeout = time_limit(job.options)});
     present(job, by_rank[0]);
 }
 

@@ -35,11 +35,9 @@ struct PreferenceTraits {
 using Layout = gs::UniqueHandle<LayoutTraits>;
 
 /// Of a row-major matrix [rows, columns], which to cuBLASLt is the transpose, column by column.
-Layout make_layout(cudaDataType_t type, std::size_t rows, std::size_t columns, std::size_t leading, std::size_t batch,
-                   std::size_t stride) {
+Layout make_layout(cudaDataType_t type, std::size_t rows, std::size_t columns, std::size_t leading, std::size_t batch, std::size_t stride) {
     cublasLtMatrixLayout_t handle = nullptr;
-    check(cublasLtMatrixLayoutCreate(&handle, type, columns, rows, static_cast<std::int64_t>(leading)),
-          "cublasLtMatrixLayoutCreate");
+    check(cublasLtMatrixLayoutCreate(&handle, type, columns, rows, static_cast<std::int64_t>(leading)), "cublasLtMatrixLayoutCreate");
     Layout layout(handle);
     const auto count = static_cast<std::int32_t>(batch);
     const auto offset = static_cast<std::int64_t>(stride);
@@ -69,8 +67,8 @@ Matmul::~Matmul() {
 const Matmul::Plan& Matmul::plan_for(const Key& key) {
     std::unique_ptr<Plan>& plan = plans_[key];
     if (plan) return *plan;
-    const auto [type_number, m, n, k, batch, a_leading, a_transposed, a_stride, b_leading, b_transposed, b_stride, c_type,
-                c_leading, c_stride, biased] = key;
+    const auto [type_number, m, n, k, batch, a_leading, a_transposed, a_stride, b_leading, b_transposed, b_stride, c_type, c_leading,
+                c_stride, biased] = key;
     const auto type = static_cast<cudaDataType_t>(type_number);
 
     auto made = std::make_unique<Plan>();
@@ -80,8 +78,7 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
     // It computes c^T = b^T a^T, all column by column: what we call b comes first.
     const auto transpose = [&](cublasLtMatmulDescAttributes_t attribute, bool transposed) {
         const cublasOperation_t operation = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-        check(cublasLtMatmulDescSetAttribute(descriptor, attribute, &operation, sizeof operation),
-              "cublasLtMatmulDescSetAttribute");
+        check(cublasLtMatmulDescSetAttribute(descriptor, attribute, &operation, sizeof operation), "cublasLtMatmulDescSetAttribute");
     };
     transpose(CUBLASLT_MATMUL_DESC_TRANSA, b_transposed != 0);
     transpose(CUBLASLT_MATMUL_DESC_TRANSB, a_transposed != 0);
@@ -90,18 +87,15 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
         check(cublasLtMatmulDescSetAttribute(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
               "cublasLtMatmulDescSetAttribute");
     }
-    made->a = a_transposed != 0 ? make_layout(type, k, m, a_leading, batch, a_stride)
-                                : make_layout(type, m, k, a_leading, batch, a_stride);
-    made->b = b_transposed != 0 ? make_layout(type, n, k, b_leading, batch, b_stride)
-                                : make_layout(type, k, n, b_leading, batch, b_stride);
+    made->a = a_transposed != 0 ? make_layout(type, k, m, a_leading, batch, a_stride) : make_layout(type, m, k, a_leading, batch, a_stride);
+    made->b = b_transposed != 0 ? make_layout(type, n, k, b_leading, batch, b_stride) : make_layout(type, k, n, b_leading, batch, b_stride);
     made->c = make_layout(static_cast<cudaDataType_t>(c_type), m, n, c_leading, batch, c_stride);
 
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const gs::UniqueHandle<PreferenceTraits> preference_owner(preference);
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-        check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
-              "cublasLtMatmulPreferenceSetAttribute");
+        check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "cublasLtMatmulPreferenceSetAttribute");
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
     const std::uint32_t alignment = 16;  // gradients lie in buckets
@@ -111,8 +105,8 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
 
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
-    check(cublasLtMatmulAlgoGetHeuristic(handle_, descriptor, made->b.get(), made->a.get(), made->c.get(), made->c.get(),
-                                         preference, 1, &best, &found),
+    check(cublasLtMatmulAlgoGetHeuristic(handle_, descriptor, made->b.get(), made->a.get(), made->c.get(), made->c.get(), preference, 1,
+                                         &best, &found),
           "cublasLtMatmulAlgoGetHeuristic");
     if (found == 0) check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic");
     made->algorithm = best.algo;
@@ -121,16 +115,16 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
 }
 
 void Matmul::operator()(cudaDataType_t type, Shape shape, Matrix a, Matrix b, const Product& c, cudaStream_t stream) {
-    const Plan& plan = plan_for({static_cast<std::size_t>(type), shape.m, shape.n, shape.k, shape.batch, a.leading, a.transposed,
-                                 a.stride, b.leading, b.transposed, b.stride, static_cast<std::size_t>(c.type), c.leading, c.stride,
-                                 c.bias != nullptr});
+    const Plan& plan =
+        plan_for({static_cast<std::size_t>(type), shape.m, shape.n, shape.k, shape.batch, a.leading, a.transposed, a.stride, b.leading,
+                  b.transposed, b.stride, static_cast<std::size_t>(c.type), c.leading, c.stride, c.bias != nullptr});
     if (c.bias != nullptr)
         check(cublasLtMatmulDescSetAttribute(plan.descriptor.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &c.bias, sizeof c.bias),
               "cublasLtMatmulDescSetAttribute");
     const float one = 1, kept = c.addend != nullptr ? 1 : 0;
     check(cublasLtMatmul(handle_, plan.descriptor.get(), &one, b.data, plan.b.get(), a.data, plan.a.get(), &kept,
-                         c.addend != nullptr ? c.addend : c.data, plan.c.get(), c.data, plan.c.get(), &plan.algorithm,
-                         workspace_.data(), workspace_bytes, stream),
+                         c.addend != nullptr ? c.addend : c.data, plan.c.get(), c.data, plan.c.get(), &plan.algorithm, workspace_.data(),
+                         workspace_bytes, stream),
           "cublasLtMatmul");
 }
 

@@ -235,12 +235,9 @@ const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradie
     const Size block_bytes = blocks.size() * sizeof(gs::cuda::NormBlock);
     auto* const sums = c.norm_memory.get<double>(blocks.size() + block_bytes / sizeof(double), stream());
     auto* const listed = reinterpret_cast<gs::cuda::NormBlock*>(sums + blocks.size());
-    const auto same = [](const gs::cuda::NormBlock& a, const gs::cuda::NormBlock& b) {
-        return a.data == b.data && a.count == b.count;
-    };
+    const auto same = [](const gs::cuda::NormBlock& a, const gs::cuda::NormBlock& b) { return a.data == b.data && a.count == b.count; };
     if (!std::equal(blocks.begin(), blocks.end(), c.norm_blocks.begin(), c.norm_blocks.end(), same)) {  // buckets have moved
-        gs::cuda::check(cudaMemcpyAsync(listed, blocks.data(), block_bytes, cudaMemcpyHostToDevice, stream()),
-                        "cudaMemcpyAsync");
+        gs::cuda::check(cudaMemcpyAsync(listed, blocks.data(), block_bytes, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
         gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
         c.norm_blocks = std::move(blocks);
     }
@@ -258,8 +255,7 @@ void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* we
     c.product(n, out, in, x, false, c.factors(in * out, weight, c.weight), true, y, bias, residual);
 }
 
-void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t,
-                     Factor* y) const {
+void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t, Factor* y) const {
     Context& c = *context_;
     c.product(n, out, in, x, false, c.factors(in * out, weight, c.weight), true, y, bias);
 }
@@ -311,13 +307,13 @@ void CudaOps::layer_norm(Size rows, Size columns, const float* x, const float* g
     });
 }
 
-void CudaOps::layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean,
-                                      const float* inverse, const Factor* dy, float* dx, float* dgain, float* dbias) const {
+void CudaOps::layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean, const float* inverse,
+                                      const Factor* dy, float* dx, float* dgain, float* dbias) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
         const T* const own = reinterpret_cast<const T*>(dy);
         with_pack(columns, [&](auto pack) {
-            context_->launch(count_of(rows, kernels::warps), kernels::layer_norm_backward_add<pack, T>, rows, columns, x, gain,
-                             mean, inverse, own, dx);
+            context_->launch(count_of(rows, kernels::warps), kernels::layer_norm_backward_add<pack, T>, rows, columns, x, gain, mean,
+                             inverse, own, dx);
         });
         context_->sum_columns(rows, columns, kernels::GainTerm<T>{x, mean, inverse, own}, dgain);
         context_->sum_columns(rows, columns, kernels::PlainTerm<T>{own}, dbias);
@@ -360,7 +356,9 @@ void with_head_size(Size head_size, Use&& use) {
 kernels::AttentionPlace place_of(const AttentionShape& s) {
     return {static_cast<unsigned>(s.heads), static_cast<unsigned>(s.length), static_cast<unsigned>(s.head_size), s.scale()};
 }
-unsigned attention_blocks(const AttentionShape& s) { return static_cast<unsigned>(s.sequences * s.heads) * count_of(s.length, kernels::tile); }
+unsigned attention_blocks(const AttentionShape& s) {
+    return static_cast<unsigned>(s.sequences * s.heads) * count_of(s.length, kernels::tile);
+}
 
 }  // namespace
 
@@ -388,8 +386,8 @@ void CudaOps::attention(const AttentionShape& s, const Factor* qkv, float* kept,
         T* rounded = nullptr;
         if constexpr (std::is_same_v<T, float>) rounded = kept;
         else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());
-        c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax<T>, z.batch * z.length, z.length, z.scale,
-                 kept, rounded);
+        c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax<T>, z.batch * z.length, z.length, z.scale, kept,
+                 rounded);
         float* const attended = c.head_gradients.get<float>(z.part, stream());
         c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {v, z.head, false, rows},
                  {attended, CUDA_R_32F, z.head, rows}, stream());
@@ -398,15 +396,14 @@ void CudaOps::attention(const AttentionShape& s, const Factor* qkv, float* kept,
     });
 }
 
-void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out,
-                                 const Factor* dout, Factor* dqkv, float*) const {
+void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
+                                 Factor* dqkv, float*) const {
     Context& c = *context_;
     if (is_fused(c.precision, s)) {
         const auto as_bfloat16 = [](const Factor* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
         const Size rows = s.sequences * s.length * s.heads;
         float* const dots = c.dots.get<float>(rows, stream());
-        c.launch(count_of(rows, kernels::warps), kernels::attention_dots<>, rows, place_of(s), as_bfloat16(out), as_bfloat16(dout),
-                 dots);
+        c.launch(count_of(rows, kernels::warps), kernels::attention_dots<>, rows, place_of(s), as_bfloat16(out), as_bfloat16(dout), dots);
         return with_head_size(s.head_size, [&](auto size) {
             for (const auto kernel : {kernels::attention_backward_queries<size>, kernels::attention_backward_keys<size>})
                 launch(stream(), attention_blocks(s), kernels::attention_threads, kernel, place_of(s), as_bfloat16(qkv), kept,
@@ -437,8 +434,8 @@ void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, con
         T* rounded = nullptr;
         if constexpr (std::is_same_v<T, float>) rounded = dscores;
         else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());  // after the weights, which are done with
-        c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax_backward<T>, z.batch * z.length, z.length,
-                 z.scale, kept, dscores, rounded);
+        c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax_backward<T>, z.batch * z.length, z.length, z.scale,
+                 kept, dscores, rounded);
         c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {k, z.head, false, rows},
                  {dq, CUDA_R_32F, z.head, rows}, stream());
         c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, true, z.square}, {q, z.head, false, rows},
@@ -450,8 +447,7 @@ void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, con
 
 // ---- the two ends
 
-void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
-                    float* out) const {
+void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions, float* out) const {
     context_->launch(grid_for(tokens, width, any_number), kernels::embed<float>, tokens, length, width, bytes, table, positions, out);
 }
 void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
@@ -463,8 +459,7 @@ void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, con
 }
 
 void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const {
-    context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<float>, tokens, width, bytes, dout,
-                     dtable);
+    context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<float>, tokens, width, bytes, dout, dtable);
 }
 void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
@@ -484,8 +479,7 @@ CudaOps::Loss CudaOps::cross_entropy(Size rows, Size classes, const Byte* target
     c.launch(count_of(rows, kernels::warps), kernels::cross_entropy<>, rows, classes, targets, logits, losses);
     c.launch(1, kernels::mean<>, rows, losses, mean);
     Loss loss = c.free_cell();
-    gs::cuda::check(cudaMemcpyAsync(loss->memory.data(), mean, sizeof *mean, cudaMemcpyDeviceToHost, stream()),
-                    "cudaMemcpyAsync");
+    gs::cuda::check(cudaMemcpyAsync(loss->memory.data(), mean, sizeof *mean, cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
     gs::cuda::check(cudaEventRecord(loss->written.get(), stream()), "cudaEventRecord");
     return loss;
 }

@@ -21,8 +21,8 @@
 
 namespace gradsync_train {
 
-/// The type of what matrix products take, and of activations and their gradients; weights, their gradients, the residual stream and all sums are
-/// f32.
+/// The type of what matrix products take, and of activations and their gradients; weights, their gradients, the residual stream and all
+/// sums are f32.
 enum class Precision { f32, bf16 };
 
 class CudaOps {
@@ -119,11 +119,9 @@ public:
 
     // ---- linear layers
 
-    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual,
-                float* y) const;
+    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual, float* y) const;
     /// There is no residual.
-    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t,
-                Factor* y) const;
+    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t, Factor* y) const;
     void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) const;
     void linear_weight_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* x, float* dweight) const;
     void column_sum(Size rows, Size columns, const float* x, float* sums) const;
@@ -135,8 +133,8 @@ public:
 
     void layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, Factor* y, float* mean,
                     float* inverse) const;
-    void layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean,
-                                 const float* inverse, const Factor* dy, float* dx, float* dgain, float* dbias) const;
+    void layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean, const float* inverse,
+                                 const Factor* dy, float* dx, float* dgain, float* dbias) const;
 
     // ---- causal attention, all heads at once. In bf16, for heads of up to 128, weights are never in memory:
     // ---- what is kept is a number for each query and head. Else all weights are, and what is above the diagonal too.
@@ -149,10 +147,8 @@ public:
 
     // ---- the two ends
 
-    void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
-               float* out) const;
-    void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions,
-               Factor* out) const;
+    void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions, float* out) const;
+    void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions, Factor* out) const;
     void embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const;
     void embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) const;
     void positions_backward(Size tokens, Size length, Size width, const float* dout, float* dpositions) const;

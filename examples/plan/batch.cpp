@@ -15,7 +15,8 @@ std::string explain(const plan::BatchChoice& c) {
     switch (c.rounding) {
         case plan::BatchRounding::none: return "as wanted";
         case plan::BatchRounding::fewer_steps: return "accumulate less, a smaller batch";
-        case plan::BatchRounding::more_steps: return c.accumulate == 1 ? "no accumulation, a larger batch" : "accumulate more, a larger batch";
+        case plan::BatchRounding::more_steps:
+            return c.accumulate == 1 ? "no accumulation, a larger batch" : "accumulate more, a larger batch";
         case plan::BatchRounding::uneven_steps:
             return text(c.devices_with_one_less) + " devices accumulate " + text(c.accumulate - 1) + ", the others " + text(c.accumulate);
         case plan::BatchRounding::fewer_devices: return "leave devices idle";
@@ -37,9 +38,8 @@ Answer answer(const plan::BatchTarget& target) {
               {"devices_for_no_accumulation_exact", p.devices_for_no_accumulation_exact},
               {"more_devices_than_work", p.more_devices_than_work},
               {"choices", Json::array()}};
-    Table table{"Whole numbers, the nearest to the target first:",
-                {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by"},
-                {}};
+    Table table{
+        "Whole numbers, the nearest to the target first:", {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by"}, {}};
     for (const plan::BatchChoice& c : p.choices) {
         a.json["choices"].push_back({{"rounding", name_of(c.rounding)},
                                      {"micro_batch", c.micro_batch},
@@ -49,12 +49,13 @@ Answer answer(const plan::BatchTarget& target) {
                                      {"samples", c.samples},
                                      {"tokens", c.tokens},
                                      {"relative_error", c.relative_error}});
-        table.rows.push_back({explain(c), grouped(c.micro_batch), grouped(c.accumulate), grouped(c.devices), grouped(c.samples), grouped(c.tokens),
-                              digits(100 * c.relative_error, 3) + " %"});
+        table.rows.push_back({explain(c), grouped(c.micro_batch), grouped(c.accumulate), grouped(c.devices), grouped(c.samples),
+                              grouped(c.tokens), digits(100 * c.relative_error, 3) + " %"});
     }
     if (target.global_tokens % target.sequence != 0)
         table.notes.push_back("The sequence length does not divide the tokens: no whole number of samples is exact.");
-    a.tables.push_back({"A global batch of " + grouped(target.global_tokens) + " tokens is " + digits(p.samples, 10) + " samples of " + grouped(target.sequence) + ".",
+    a.tables.push_back({"A global batch of " + grouped(target.global_tokens) + " tokens is " + digits(p.samples, 10) + " samples of " +
+                            grouped(target.sequence) + ".",
                         {},
                         {{"accumulation on " + grouped(target.devices) + " devices, exactly", digits(p.accumulate_exact, 10)},
                          {"devices for no accumulation", grouped(p.devices_for_no_accumulation)}},
@@ -77,7 +78,9 @@ Question add_batch(CLI::App& app) {
     batch->add_option("--global-samples", flags->samples, "samples of one optimizer step")->check(whole_number());
     batch->require_option(1);
     app.add_option("--sequence", flags->target.sequence, "tokens of a sample")->check(whole_number())->capture_default_str();
-    app.add_option("--micro-batch", flags->target.micro_batch, "samples that fit into a device at a time")->check(whole_number())->required();
+    app.add_option("--micro-batch", flags->target.micro_batch, "samples that fit into a device at a time")
+        ->check(whole_number())
+        ->required();
     app.add_option("--devices", flags->target.devices, "data-parallel ranks")->check(whole_number())->required();
     return [flags] {
         plan::BatchTarget target = flags->target;

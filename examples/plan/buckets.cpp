@@ -38,7 +38,8 @@ std::string milliseconds(double seconds) {
 }
 
 /// Times of a profile were measured beside the collectives, of this cost, of the buckets that are the default until there are times.
-std::vector<plan::ReadyGradient> undisturbed(const std::vector<plan::ReadyGradient>& measured, plan::CallCost cost, plan::Contention contention) {
+std::vector<plan::ReadyGradient> undisturbed(const std::vector<plan::ReadyGradient>& measured, plan::CallCost cost,
+                                             plan::Contention contention) {
     std::vector<std::size_t> ends;
     const gradsync::BucketPlan buckets = plan_of(gradsync::SizeCappedBuckets{}, measured);
     for (std::size_t b = 0; b < buckets.size(); ++b) ends.push_back((b == 0 ? 0 : ends.back()) + buckets.bucket(b).size());
@@ -59,12 +60,13 @@ Answer answer(const std::vector<plan::ReadyGradient>& seen, const std::vector<pl
     const double best = play(best_buckets).finish;
 
     Answer a;
-    a.json = {{"gradients", gradients.size()},       {"bytes", total},
-              {"backward_seconds", backward},        {"fixed", cost.fixed},
-              {"per_byte", cost.per_byte},           {"compute_keeps", contention.compute},
-              {"link_keeps", contention.link},       {"square_root_bucket_bytes", cost.per_byte > 0 ? Json(root) : Json(nullptr)},
+    a.json = {{"gradients", gradients.size()}, {"bytes", total},
+              {"backward_seconds", backward},  {"fixed", cost.fixed},
+              {"per_byte", cost.per_byte},     {"compute_keeps", contention.compute},
+              {"link_keeps", contention.link}, {"square_root_bucket_bytes", cost.per_byte > 0 ? Json(root) : Json(nullptr)},
               {"policies", Json::array()}};
-    Table table{"Buckets that leave while the backward goes on:", {"", "buckets", "largest, MiB", "finish, ms", "exposed, ms", "to optimal"}, {}};
+    Table table{
+        "Buckets that leave while the backward goes on:", {"", "buckets", "largest, MiB", "finish, ms", "exposed, ms", "to optimal"}, {}};
     const auto add = [&](const std::string& name, const auto& how) {
         std::vector<plan::BucketTime> buckets = plan::buckets_of(gradients, how);
         const auto [finish, hidden, exposed] = play(buckets);
@@ -82,7 +84,8 @@ Answer answer(const std::vector<plan::ReadyGradient>& seen, const std::vector<pl
                                       {"to_optimal", finish / best}});
         char ratio[32];
         std::snprintf(ratio, sizeof ratio, "%.4f", finish / best);
-        table.rows.push_back({name, grouped(buckets.size()), digits(static_cast<double>(largest) / (1 << 20), 4), milliseconds(finish), milliseconds(exposed), ratio});
+        table.rows.push_back({name, grouped(buckets.size()), digits(static_cast<double>(largest) / (1 << 20), 4), milliseconds(finish),
+                              milliseconds(exposed), ratio});
         return finish;
     };
     add("per-parameter", plan_of(gradsync::PerParameter{}, gradients));
@@ -98,8 +101,9 @@ Answer answer(const std::vector<plan::ReadyGradient>& seen, const std::vector<pl
     }
     const double merged = add("merged greedily", plan::merged_ends(seen, cost));
     add("optimal", optimal);
-    a.tables.push_back({grouped(gradients.size()) + " gradients of " + binary_bytes(static_cast<std::uint64_t>(total)) + ", ready within " + milliseconds(backward) +
-                            " ms; a call of n bytes takes " + digits(cost.fixed * 1e6) + " us + n / " + digits(1e-9 / cost.per_byte, 4) + " GB/s.",
+    a.tables.push_back({grouped(gradients.size()) + " gradients of " + binary_bytes(static_cast<std::uint64_t>(total)) + ", ready within " +
+                            milliseconds(backward) + " ms; a call of n bytes takes " + digits(cost.fixed * 1e6) + " us + n / " +
+                            digits(1e-9 / cost.per_byte, 4) + " GB/s.",
                         {},
                         {}});
     a.tables.push_back(table);
@@ -124,10 +128,20 @@ Question add_buckets(CLI::App& app) {
     const auto f = std::make_shared<Flags>();
     f->gradients.add(app);
     CLI::Option* const bandwidth = f->cluster.add(app, true);
-    app.add_option("--caps", f->caps, "caps to compare with, MiB")->check(amount(true))->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->capture_default_str();
+    app.add_option("--caps", f->caps, "caps to compare with, MiB")
+        ->check(amount(true))
+        ->delimiter(',')
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->capture_default_str();
     const char* const group = "Where ranks compute on the cores that move the bytes";
-    app.add_option("--compute-keeps", f->contention.compute, "of its speed while buckets are on their way, at most 1")->check(amount(true))->capture_default_str()->group(group);
-    app.add_option("--link-keeps", f->contention.link, "of its speed while the backward computes, at most 1")->check(amount(true))->capture_default_str()->group(group);
+    app.add_option("--compute-keeps", f->contention.compute, "of its speed while buckets are on their way, at most 1")
+        ->check(amount(true))
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--link-keeps", f->contention.link, "of its speed while the backward computes, at most 1")
+        ->check(amount(true))
+        ->capture_default_str()
+        ->group(group);
     return [f, bandwidth] {
         const std::vector<plan::ReadyGradient> seen = f->gradients.gradients();
         plan::CallCost cost;

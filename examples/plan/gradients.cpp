@@ -18,7 +18,8 @@ Json read_profile(const std::string& file) {
         const Json json = Json::parse(in);
         const Json& profile = json.at("profile");
         for (const Json& g : profile.at("gradients"))
-            if (g.at("ready").get<double>() < 0) throw UsageError("--profile: " + file + " has a gradient that is ready at a negative time");
+            if (g.at("ready").get<double>() < 0)
+                throw UsageError("--profile: " + file + " has a gradient that is ready at a negative time");
         if (profile.at("gradients").empty()) throw UsageError("--profile: " + file + " has no gradients");
         profile.at("fixed").get<double>();
         profile.at("per_byte").get<double>();
@@ -34,7 +35,8 @@ std::vector<std::uint64_t> transformer_elements(std::uint64_t d, std::uint64_t b
     const std::uint64_t square = times(d, d);
     std::vector<std::uint64_t> elements{times(vocabulary, d), d, d};
     for (std::uint64_t b = 0; b < blocks; ++b)
-        for (const std::uint64_t n : {d, times(4, square), times(4, d), times(4, square), d, d, d, square, times(3, d), times(3, square), d, d})
+        for (const std::uint64_t n :
+             {d, times(4, square), times(4, d), times(4, square), d, d, d, square, times(3, d), times(3, square), d, d})
             elements.push_back(n);
     elements.push_back(times(vocabulary, d));
     return elements;
@@ -57,7 +59,8 @@ std::vector<plan::ReadyGradient> GradientFlags::gradients() const {
     std::vector<plan::ReadyGradient> result;
     if (has_profile()) {
         const Json profile_of_run = read_profile(profile);
-        for (const Json& g : profile_of_run.at("gradients")) result.push_back({g.at("ready").get<double>(), g.at("bytes").get<std::size_t>()});
+        for (const Json& g : profile_of_run.at("gradients"))
+            result.push_back({g.at("ready").get<double>(), g.at("bytes").get<std::size_t>()});
         std::stable_sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.ready < b.ready; });
         return result;
     }
@@ -66,7 +69,8 @@ std::vector<plan::ReadyGradient> GradientFlags::gradients() const {
         if (blocks > 100'000) throw UsageError("--blocks " + std::to_string(blocks) + " is more than this can hold; 100000 is the most");
         for (const std::uint64_t n : transformer_elements(d_model, blocks, vocabulary)) sizes.push_back((plan::CheckedSize(n) * 4).value());
     } else if (count != 0 && bytes != 0) {
-        if (count > 1'000'000) throw UsageError("--gradients " + std::to_string(count) + " is more than this can hold; 1000000 is the most");
+        if (count > 1'000'000)
+            throw UsageError("--gradients " + std::to_string(count) + " is more than this can hold; 1000000 is the most");
         for (std::uint64_t i = 0; i < count; ++i) sizes.push_back(bytes / count + (i < bytes % count));
     } else {
         throw UsageError("which gradients? give --d-model, --blocks and --vocabulary, or --gradients and --bytes; see --help");
@@ -90,15 +94,20 @@ plan::CallCost GradientFlags::profiled_cost() const {
 CLI::Option* ClusterFlags::add(CLI::App& app, bool with_ranks) {
     const char* const group = "Cluster";
     const auto algorithms = CLI::IsMember({"ring", "tree", "recursive-halving", "hierarchical"}).description("");
-    if (with_ranks)
-        app.add_option("--ranks", ranks, "how many")->check(whole_number())->capture_default_str()->group(group);
-    app.add_option("--ranks-per-node", ranks_per_node, "that share a link to the other nodes")->check(whole_number())->capture_default_str()->group(group);
+    if (with_ranks) app.add_option("--ranks", ranks, "how many")->check(whole_number())->capture_default_str()->group(group);
+    app.add_option("--ranks-per-node", ranks_per_node, "that share a link to the other nodes")
+        ->check(whole_number())
+        ->capture_default_str()
+        ->group(group);
     app.add_option("--latency-us", latency_us, "of a message between nodes")->check(amount())->capture_default_str()->group(group);
     auto* const option = app.add_option("--bandwidth", bandwidth, "of a node's link, GB/s")->check(amount(true))->group(group);
     app.add_option("--node-latency-us", node_latency_us, "of a message within a node [as between nodes]")->check(amount())->group(group);
     app.add_option("--node-bandwidth", node_bandwidth, "within a node, GB/s [as between nodes]")->check(amount(true))->group(group);
     app.add_option("--overhead-us", overhead_us, "of each call besides")->check(amount())->capture_default_str()->group(group);
-    app.add_option("--algorithm", algorithm, "ring, tree, recursive-halving or hierarchical")->check(algorithms)->capture_default_str()->group(group);
+    app.add_option("--algorithm", algorithm, "ring, tree, recursive-halving or hierarchical")
+        ->check(algorithms)
+        ->capture_default_str()
+        ->group(group);
     app.add_option("--across", across, "of hierarchical, between nodes: ring, tree or recursive-halving")
         ->check(CLI::IsMember({"ring", "tree", "recursive-halving"}).description(""))
         ->capture_default_str()
@@ -108,7 +117,8 @@ CLI::Option* ClusterFlags::add(CLI::App& app, bool with_ranks) {
 
 plan::Cluster ClusterFlags::cluster(std::uint64_t world) const {
     constexpr std::uint64_t most = 1 << 30;
-    if (world > most || ranks_per_node > most) throw UsageError(std::to_string(std::max(world, ranks_per_node)) + " ranks are more than this can hold; 1073741824 is the most");
+    if (world > most || ranks_per_node > most)
+        throw UsageError(std::to_string(std::max(world, ranks_per_node)) + " ranks are more than this can hold; 1073741824 is the most");
     const plan::Link between{latency_us * 1e-6, 1e-9 / bandwidth};
     plan::Link within = between;
     if (node_latency_us != 0) within.alpha = node_latency_us * 1e-6;

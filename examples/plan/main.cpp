@@ -10,7 +10,6 @@
 
 #include "command.hpp"
 
-
 namespace {
 
 using namespace gradsync_plan;

@@ -40,14 +40,15 @@ void compare(const Flags& f, std::uint64_t bytes_per_token, std::uint64_t each, 
     const std::uint64_t blocks = f.ffn.blocks;
     const bool whole = f.quoted % each == 0 && f.quoted / each % blocks == 0;
     const auto difference = static_cast<std::int64_t>(f.quoted) - static_cast<std::int64_t>(bytes_per_token);
-    const std::string reason =
-        difference == 0 ? "they are the same"
-        : whole         ? "the quoted figure counts " + std::to_string(f.quoted / each / blocks) + " activations a block, not d_model + d_ff = " +
-                      std::to_string(f.ffn.d_model + f.ffn.d_ff)
-                        : "the quoted figure is no multiple of " + std::to_string(blocks) + " blocks x " + std::to_string(each) +
-                      " bytes, so that no number of activations a block makes it: a slip in its arithmetic";
+    const std::string reason = difference == 0 ? "they are the same"
+                               : whole
+                                   ? "the quoted figure counts " + std::to_string(f.quoted / each / blocks) +
+                                         " activations a block, not d_model + d_ff = " + std::to_string(f.ffn.d_model + f.ffn.d_ff)
+                                   : "the quoted figure is no multiple of " + std::to_string(blocks) + " blocks x " + std::to_string(each) +
+                                         " bytes, so that no number of activations a block makes it: a slip in its arithmetic";
     a.json["quoted"] = {{"bytes_per_token", f.quoted}, {"difference", difference}, {"reason", reason}};
-    a.tables.push_back({"Activations of a token:", {"", "bytes"}, {{"here", grouped(bytes_per_token)}, {"quoted", grouped(f.quoted)}}, {reason + "."}});
+    a.tables.push_back(
+        {"Activations of a token:", {"", "bytes"}, {{"here", grouped(bytes_per_token)}, {"quoted", grouped(f.quoted)}}, {reason + "."}});
 }
 
 Answer answer(const Flags& f) {
@@ -60,20 +61,22 @@ Answer answer(const Flags& f) {
     const std::uint64_t weight_bytes = (plan::CheckedSize(sizes.parameters) * state_bytes.weights).value();
 
     Answer a;
-    a.json = {{"parameters", sizes.parameters},
-              {"precision", f.precision},
-              {"weight_bytes", weight_bytes},
-              {"activations", sizes.activations},
-              {"activation_bytes", activation_bytes},
-              {"weights_and_activations_mib", static_cast<double>((plan::CheckedSize(weight_bytes) + activation_bytes).value()) / (1 << 20)},
-              {"devices", f.devices},
-              {"stages", Json::array()}};
+    a.json = {
+        {"parameters", sizes.parameters},
+        {"precision", f.precision},
+        {"weight_bytes", weight_bytes},
+        {"activations", sizes.activations},
+        {"activation_bytes", activation_bytes},
+        {"weights_and_activations_mib", static_cast<double>((plan::CheckedSize(weight_bytes) + activation_bytes).value()) / (1 << 20)},
+        {"devices", f.devices},
+        {"stages", Json::array()}};
     const std::string of_batch = "a batch of " + grouped(f.batch) + (f.widths.empty() ? " x " + grouped(f.sequence) + " tokens" : "");
     a.tables.push_back({sizes.what + ":",
                         {},
                         {{"parameters", grouped(sizes.parameters)},
                          {"activations of " + of_batch + (f.recompute ? ", recomputed" : ""), grouped(sizes.activations)},
-                         {"  in bytes, at " + std::to_string(each) + " each" + (f.activation_gradients ? ", and their gradients" : ""), grouped(activation_bytes)},
+                         {"  in bytes, at " + std::to_string(each) + " each" + (f.activation_gradients ? ", and their gradients" : ""),
+                          grouped(activation_bytes)},
                          {"weights + activations", binary_bytes((plan::CheckedSize(weight_bytes) + activation_bytes).value())}}});
     if (f.ffn_only) {
         const std::uint64_t per_token = (plan::CheckedSize(f.ffn.activations_per_token()) * each).value();
@@ -81,7 +84,8 @@ Answer answer(const Flags& f) {
         if (f.quoted != 0) compare(f, per_token, each, a);
     }
 
-    const plan::ZeroStage stages[] = {plan::ZeroStage::none, plan::ZeroStage::optimizer, plan::ZeroStage::gradients, plan::ZeroStage::parameters};
+    const plan::ZeroStage stages[] = {plan::ZeroStage::none, plan::ZeroStage::optimizer, plan::ZeroStage::gradients,
+                                      plan::ZeroStage::parameters};
     Table table{"A device of " + grouped(f.devices) + " holds, by what is split over them (ZeRO stages 0 to 3), " + f.precision + ":",
                 {"split", "weights", "gradients", "optimizer", "state", "with activations"},
                 {}};
@@ -99,8 +103,9 @@ Answer answer(const Flags& f) {
                               binary_bytes(m.total()), binary_bytes(all)});
         Curve curve{std::string(name_of(stage)), {}};
         for (std::uint64_t n = 1; n <= std::max<std::uint64_t>(f.devices, 64) && n != 0; n *= 2)
-            curve.points.emplace_back(static_cast<double>(n),
-                                      static_cast<double>(plan::state_memory(sizes.parameters, state_bytes, stage, n).total()) / (1u << 30));
+            curve.points.emplace_back(
+                static_cast<double>(n),
+                static_cast<double>(plan::state_memory(sizes.parameters, state_bytes, stage, n).total()) / (1u << 30));
         a.chart.curves.push_back(curve);
     }
     const std::uint64_t state = plan::state_memory(sizes.parameters, state_bytes, plan::ZeroStage::none, 1).total();
@@ -124,18 +129,27 @@ Question add_memory(CLI::App& app) {
                           ->delimiter(',')
                           ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
                           ->group("Model");
-    auto* const ffn = app.add_flag("--ffn-only", f->ffn_only, "blocks of two linear layers and nothing else")->excludes(mlp)->group("Model");
+    auto* const ffn =
+        app.add_flag("--ffn-only", f->ffn_only, "blocks of two linear layers and nothing else")->excludes(mlp)->group("Model");
     auto* const d_model = count("--d-model", f->transformer.d_model, "width of the residual stream", "Model")->excludes(mlp);
     auto* const blocks = count("--blocks", f->transformer.blocks, "blocks", "Model")->excludes(mlp);
     auto* const d_ff = count("--d-ff", f->transformer.d_ff, "width within the feed-forward layer [4 x d-model]", "Model")->excludes(mlp);
-    auto* const vocabulary = count("--vocabulary", f->transformer.vocabulary, "tokens that there are", "Model")->excludes(mlp)->excludes(ffn);
+    auto* const vocabulary =
+        count("--vocabulary", f->transformer.vocabulary, "tokens that there are", "Model")->excludes(mlp)->excludes(ffn);
     count("--heads", f->transformer.heads, "attention heads", "Model")->excludes(mlp)->excludes(ffn)->capture_default_str();
-    count("--positions", f->transformer.learned_positions, "rows of a table of learned positions [none]", "Model")->excludes(mlp)->excludes(ffn);
-    const auto flag = [&](const char* name, bool& value, const char* what) { app.add_flag(name, value, what)->excludes(mlp)->excludes(ffn)->group("Model"); };
+    count("--positions", f->transformer.learned_positions, "rows of a table of learned positions [none]", "Model")
+        ->excludes(mlp)
+        ->excludes(ffn);
+    const auto flag = [&](const char* name, bool& value, const char* what) {
+        app.add_flag(name, value, what)->excludes(mlp)->excludes(ffn)->group("Model");
+    };
     flag("--gated", f->transformer.gated, "three matrices in the feed-forward layer");
     flag("--no-biases", f->no_biases, "linear layers and norms have none");
     app.add_flag("--activation-gradients", f->activation_gradients, "the backward keeps as much again")->group("Run");
-    count("--kept-rows", f->transformer.kept_rows, "rows, d-model wide, that a block keeps of each token", "Run")->excludes(mlp)->excludes(ffn)->capture_default_str();
+    count("--kept-rows", f->transformer.kept_rows, "rows, d-model wide, that a block keeps of each token", "Run")
+        ->excludes(mlp)
+        ->excludes(ffn)
+        ->capture_default_str();
     flag("--tied", f->transformer.tied, "output layer and embedding are one matrix");
 
     count("--batch", f->batch, "samples on a device at a time", "Run")->capture_default_str();

@@ -32,8 +32,12 @@ inline void draw(const Chart& chart, const std::filesystem::path& file) {
     };
     std::string script =
         "set terminal svg size 860,520 dynamic enhanced font 'Helvetica,14' background '#ffffff'\n"
-        "set output " + quoted(file.string()) + "\n"
-        "set title " + quoted(chart.title) + " noenhanced\nset xlabel " + quoted(chart.x) + "\nset ylabel " + quoted(chart.y) + "\n"
+        "set output " +
+        quoted(file.string()) +
+        "\n"
+        "set title " +
+        quoted(chart.title) + " noenhanced\nset xlabel " + quoted(chart.x) + "\nset ylabel " + quoted(chart.y) +
+        "\n"
         "set border 3 lc '#404040'\nset tics nomirror out\nset grid lc '#d8d8d8' lt 1\nset key outside right center noenhanced samplen 2\n";
     if (chart.log_x) script += "set logscale x 2\nset format x '%.0f'\n";
     if (chart.log_y) script += "set logscale y\n";
@@ -46,14 +50,12 @@ inline void draw(const Chart& chart, const std::filesystem::path& file) {
         script += name + " << EOD\n";
         for (const auto& [x, y] : chart.curves[i].points) script += std::to_string(x) + " " + std::to_string(y) + "\n";
         script += "EOD\n";
-        plots += (i == 0 ? "plot " : ", ") + name + " using 1:2 with linespoints lw 2 ps 0.6 pt 7 lc '" +
-                 colours[i % std::size(colours)] + "' title " + quoted(chart.curves[i].name);
+        plots += (i == 0 ? "plot " : ", ") + name + " using 1:2 with linespoints lw 2 ps 0.6 pt 7 lc '" + colours[i % std::size(colours)] +
+                 "' title " + quoted(chart.curves[i].name);
     }
     script += plots + "\nset output\n";
 
-    const auto failed = [&](const char* why) {
-        throw std::runtime_error("--plot: " + file.string() + " was not drawn: " + why);
-    };
+    const auto failed = [&](const char* why) { throw std::runtime_error("--plot: " + file.string() + " was not drawn: " + why); };
     if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) failed("gnuplot is missing; install it (apt-get install gnuplot-nox)");
     std::FILE* const gnuplot = ::popen("gnuplot", "w");
     if (gnuplot == nullptr) failed("gnuplot could not be started");

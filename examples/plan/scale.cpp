@@ -48,9 +48,15 @@ struct Policy {
 };
 
 std::vector<Policy> policies(plan::Algorithm algorithm) {
-    const auto per_parameter = [](const auto& infos, const auto& order, plan::CallCost, std::vector<double>) { return gs::PerParameter{}.plan(infos, order); };
-    const auto flat = [](const auto& infos, const auto& order, plan::CallCost, std::vector<double>) { return gs::Flat{}.plan(infos, order); };
-    const auto capped = [](const auto& infos, const auto& order, plan::CallCost, std::vector<double>) { return gs::SizeCappedBuckets{}.plan(infos, order); };
+    const auto per_parameter = [](const auto& infos, const auto& order, plan::CallCost, std::vector<double>) {
+        return gs::PerParameter{}.plan(infos, order);
+    };
+    const auto flat = [](const auto& infos, const auto& order, plan::CallCost, std::vector<double>) {
+        return gs::Flat{}.plan(infos, order);
+    };
+    const auto capped = [](const auto& infos, const auto& order, plan::CallCost, std::vector<double>) {
+        return gs::SizeCappedBuckets{}.plan(infos, order);
+    };
     const auto optimal = [](const auto& infos, const auto& order, plan::CallCost cost, std::vector<double> ready) {
         return gs::OptimalBuckets(cost, std::move(ready)).plan(infos, order);
     };
@@ -61,17 +67,20 @@ std::vector<Policy> policies(plan::Algorithm algorithm) {
 
 /// One step of a real Reducer on a simulated cluster.
 template <class Overlap>
-double simulate_step(const Flags& f, const plan::Cluster& cluster, plan::Algorithm algorithm, const std::vector<plan::ReadyGradient>& gradients,
-                     const gs::BucketPlan& buckets) {
+double simulate_step(const Flags& f, const plan::Cluster& cluster, plan::Algorithm algorithm,
+                     const std::vector<plan::ReadyGradient>& gradients, const gs::BucketPlan& buckets) {
     const std::size_t n = gradients.size();
     std::vector<gs::ParameterView> parameters(n);  // in the order of readiness, reversed: as they are registered
     for (std::size_t i = 0; i < n; ++i)
-        parameters[i] = {.name = std::to_string(i), .gradient = {nullptr, gradients[n - 1 - i].bytes / 4, gs::DType::f32, gs::MemorySpace::host}};
+        parameters[i] = {.name = std::to_string(i),
+                         .gradient = {nullptr, gradients[n - 1 - i].bytes / 4, gs::DType::f32, gs::MemorySpace::host}};
     const AnyBuckets policy{std::make_shared<const gs::BucketPlan>(buckets)};
-    const gs::SimulatedCluster options{.cluster = cluster, .algorithm = algorithm, .jitter = f.jitter, .moves_buckets = false, .timeout = std::chrono::hours(24)};
+    const gs::SimulatedCluster options{
+        .cluster = cluster, .algorithm = algorithm, .jitter = f.jitter, .moves_buckets = false, .timeout = std::chrono::hours(24)};
     double begin = 0;
     const gs::SimulatedRun run = gs::run_simulated(options, [&](gs::SimulatedBackend comm) {
-        gs::Reducer<gs::SimulatedBackend, AnyBuckets, Overlap> sync(comm, parameters, {.gradients = gs::GradientStorage::in_buckets}, policy);
+        gs::Reducer<gs::SimulatedBackend, AnyBuckets, Overlap> sync(comm, parameters, {.gradients = gs::GradientStorage::in_buckets},
+                                                                    policy);
         comm.barrier().wait();
         begin = comm.now();
         comm.compute(f.forward_ms * 1e-3);
@@ -145,13 +154,14 @@ Answer answer(const Flags& f) {
                  {"", "data parallel", "FSDP forward", "FSDP backward"},
                  {}};
     for (const plan::Growth growth : {plan::Growth::weak, plan::Growth::strong}) {
-        const plan::CommunicationBound bound = plan::communication_bound(compute, bytes, bytes, f.cluster.chosen(), f.cluster.cluster(f.cluster.ranks_per_node), growth);
+        const plan::CommunicationBound bound =
+            plan::communication_bound(compute, bytes, bytes, f.cluster.chosen(), f.cluster.cluster(f.cluster.ranks_per_node), growth);
         const bool weak = growth == plan::Growth::weak;
         a.json["communication_bound"][weak ? "weak" : "strong"] = {{"data_parallel", bound_json(bound.data_parallel)},
-                                                                    {"fsdp_forward", bound_json(bound.fsdp_forward)},
-                                                                    {"fsdp_backward", bound_json(bound.fsdp_backward)}};
-        bounds.rows.push_back({weak ? "the same batch a rank" : "the same global batch, these times on one rank", bound_text(bound.data_parallel),
-                               bound_text(bound.fsdp_forward), bound_text(bound.fsdp_backward)});
+                                                                   {"fsdp_forward", bound_json(bound.fsdp_forward)},
+                                                                   {"fsdp_backward", bound_json(bound.fsdp_backward)}};
+        bounds.rows.push_back({weak ? "the same batch a rank" : "the same global batch, these times on one rank",
+                               bound_text(bound.data_parallel), bound_text(bound.fsdp_forward), bound_text(bound.fsdp_backward)});
     }
     if (f.cluster.latency_us > 0) {
         const double wall = plan::ring_latency_wall(f.cluster.cluster(f.cluster.ranks_per_node).between, 25 << 20);
@@ -171,9 +181,17 @@ Question add_scale(CLI::App& app) {
     const char* const group = "Step";
     app.add_option("--forward-ms", f->forward_ms, "what the forward takes")->check(amount())->capture_default_str()->group(group);
     app.add_option("--optimizer-ms", f->optimizer_ms, "what the optimizer takes")->check(amount())->capture_default_str()->group(group);
-    app.add_option("--worlds", f->worlds, "numbers of ranks")->check(whole_number(2))->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->capture_default_str()->group(group);
+    app.add_option("--worlds", f->worlds, "numbers of ranks")
+        ->check(whole_number(2))
+        ->delimiter(',')
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->capture_default_str()
+        ->group(group);
     auto* const simulate = app.add_flag("--simulate", f->simulate, "real Reducers in virtual time, not the model alone")->group(group);
-    app.add_option("--jitter", f->jitter, "compute takes up to this part longer, at random: 0.1 is 10 %")->check(amount())->needs(simulate)->group(group);
+    app.add_option("--jitter", f->jitter, "compute takes up to this part longer, at random: 0.1 is 10 %")
+        ->check(amount())
+        ->needs(simulate)
+        ->group(group);
     return [f] {
         if (f->simulate && *std::max_element(f->worlds.begin(), f->worlds.end()) > 16'384)
             throw UsageError("--simulate: every rank is a thread; 16384 of them are the most, or leave it out");

@@ -42,7 +42,8 @@ TEST_CASE("samples: an epoch holds each once, whatever its length; the next one,
         const Samples samples(bytes_of, reading, 1), others(bytes_of, reading, 2);
         const std::size_t epoch = samples.per_epoch();
         REQUIRE(epoch == (bytes - 6) / 3 + 1);
-        const auto first = firsts(samples, 0, epoch, reading), second = firsts(samples, epoch, epoch, reading), other = firsts(others, 0, epoch, reading);
+        const auto first = firsts(samples, 0, epoch, reading), second = firsts(samples, epoch, epoch, reading),
+                   other = firsts(others, 0, epoch, reading);
         for (const auto& all : {first, second, other}) {
             CHECK(std::set(all.begin(), all.end()).size() == epoch);
             for (const std::uint8_t place : all) CHECK(place % 3 == all[0] % 3);  // an epoch begins somewhere in the first stride

@@ -80,7 +80,8 @@ public:
     /// gradients are expected to become ready in the reverse of it. Collective. Throws Error(parameter_mismatch),
     /// the same text on every rank, where parameters, policies or options differ.
     template <class Range>
-    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {}, Exchange exchange = Exchange())
+    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
+            Exchange exchange = Exchange())
         : backend_(std::move(backend)),
           options_(checked(options)),
           gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters),
@@ -88,7 +89,7 @@ public:
           step_(backend_, options_, gradients_, readiness_, exchange_of_step(exchange)),
           overlap_(std::move(overlap)) {
         detail::verify(detail::host_of(backend_), gradients_.parameters(), gradients_.plan(),
-                          gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
+                       gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
         detail::check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
         statistics_.transport = backend_.describe();
@@ -102,13 +103,14 @@ public:
     }
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
-    /// Where an exception has ended a step, or buckets were launched and `finish()` was not called, the communicator fails on every rank: the others
-    /// would wait for the rest of the step. (So it does where all ranks do the same: that they do, none of them knows.)
+    /// Where an exception has ended a step, or buckets were launched and `finish()` was not called, the communicator fails on every rank:
+    /// the others would wait for the rest of the step. (So it does where all ranks do the same: that they do, none of them knows.)
     ~Reducer() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!failure_.failed() && !step_.alone() && (step_.launched() != 0 || (unwinds && !between_steps())))
-            backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed in the middle of a step; call finish() first");
+            backend_.fail(unwinds ? "an exception ended its step"
+                                  : "its Reducer was destroyed in the middle of a step; call finish() first");
         if constexpr (decoupled)
             if (failure_.failed()) gathers_.drop();
     }
@@ -132,7 +134,8 @@ public:
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         check_usable("broadcast_buffers");
         if (root < 0 || root >= backend_.size())
-            throw_here(Errc::invalid_argument, "broadcast_buffers", "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+            throw_here(Errc::invalid_argument, "broadcast_buffers",
+                       "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
         for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first of them is under way
             const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
             if (no_memory || buffers[i].space != B::memory_space)
@@ -170,11 +173,14 @@ public:
     void set_weight(double weight) {
         check_usable("set_weight");
         if (options_.averaging != Averaging::weighted_mean && options_.averaging != Averaging::mean_over_count)
-            throw_here(Errc::invalid_argument, "set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
+            throw_here(Errc::invalid_argument, "set_weight",
+                       "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
         if (!(weight >= 0) || !detail::is_finite(weight))
-            throw_here(Errc::invalid_argument, "set_weight", "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
+            throw_here(Errc::invalid_argument, "set_weight",
+                       "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
         if (step_.launched() != 0)
-            throw_here(Errc::invalid_argument, "set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
+            throw_here(Errc::invalid_argument, "set_weight",
+                       "buckets of this step are in flight already; set the weight before the first mark_ready()");
         step_.set_weight(weight);
     }
 
@@ -186,7 +192,8 @@ public:
     NoSync no_sync() {
         check_usable("no_sync");
         if (gradients_.pooled())
-            throw_here(Errc::invalid_argument, "no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
+            throw_here(Errc::invalid_argument, "no_sync",
+                       "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
         if (step_.launched() != 0)
             throw_here(Errc::invalid_argument, "no_sync", "buckets of this step are in flight already; call finish() first");
         return NoSync(no_sync_depth_);
@@ -256,7 +263,8 @@ public:
     /// it has done all that `finish()` does. To be called again until then. Collective, as a whole. With
     /// UnusedParameters::agree the first call ends the backward: what is not marked by then counts as unused.
     /// A gradient that was marked under an earlier `no_sync()` only is for `finish()`: here it counts as not marked yet.
-    /// Who calls it again and again meets the backend's time limit, once something is in flight (of a pause between two calls a second counts at most, or a sixteenth of the limit).
+    /// Who calls it again and again meets the backend's time limit, once something is in flight (of a pause between two calls a second
+    /// counts at most, or a sixteenth of the limit).
     bool try_finish() {
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
@@ -316,8 +324,9 @@ public:
     std::span<T> gradient(std::size_t i) {
         const BufferView view = gradient_view(i);
         if (view.dtype != dtype_of<T>)
-            throw Error(Errc::invalid_argument, "gradient '" + gradients_.parameter(i).name + "' holds " + std::string(name_of(view.dtype)) +
-                                                    ", not " + std::string(name_of(dtype_of<T>)),
+            throw Error(Errc::invalid_argument,
+                        "gradient '" + gradients_.parameter(i).name + "' holds " + std::string(name_of(view.dtype)) + ", not " +
+                            std::string(name_of(dtype_of<T>)),
                         {.operation = "gradient", .rank = backend_.rank(), .parameter = gradients_.parameter(i).name});
         return {static_cast<T*>(view.data), view.count};
     }
@@ -461,7 +470,8 @@ private:
     /// Before anything is made: a rank that is refused here may try again.
     const ReducerOptions& checked(const ReducerOptions& options) const {
         if (options.gradients == GradientStorage::pooled && !Exchange::scatters)
-            throw_here(Errc::invalid_argument, "Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
+            throw_here(Errc::invalid_argument, "Reducer",
+                       "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
     }
 
@@ -628,7 +638,8 @@ private:
 
     // ---------------------------------------------------------------------------------------------------- errors
 
-    [[noreturn]] void throw_here(Errc code, const char* operation, const std::string& what, std::string parameter = {}, std::ptrdiff_t bucket = -1) const {
+    [[noreturn]] void throw_here(Errc code, const char* operation, const std::string& what, std::string parameter = {},
+                                 std::ptrdiff_t bucket = -1) const {
         throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
                     {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = std::move(parameter)});
     }
@@ -676,12 +687,14 @@ private:
     }
 
     [[noreturn]] void refuse_unwaited(std::size_t i) {
-        fail(Errc::invalid_argument, "mark_ready", "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()",
-             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+        fail(Errc::invalid_argument, "mark_ready",
+             "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()", name(i),
+             static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
     [[noreturn]] void refuse_unasked(std::size_t i) {
-        fail(Errc::invalid_argument, "mark_ready", "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
+        fail(Errc::invalid_argument, "mark_ready",
+             "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
              name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
@@ -711,8 +724,8 @@ private:
     Statistics statistics_;
 
     std::atomic<int> no_sync_depth_{0};
-    bool closed_ = false;         ///< all marks of this step are settled
-    bool marks_watched_ = false;  ///< they are recorded, or observed
+    bool closed_ = false;                         ///< all marks of this step are settled
+    bool marks_watched_ = false;                  ///< they are recorded, or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
     detail::FailureLatch failure_;
     int exceptions_ = std::uncaught_exceptions();

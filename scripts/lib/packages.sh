@@ -32,6 +32,14 @@ install_packages() {
         "${missing[@]}" >/dev/null
 }
 
+# The same of those that not every release has: what needs them does without where they are not to be had.
+install_known_packages() {
+    local item
+    for item in "$@"; do
+        if apt-cache show "$item" >/dev/null 2>&1; then install_packages "$item"; fi
+    done
+}
+
 package_installed() {
     [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }

@@ -17,7 +17,8 @@ struct FaultlessThreads {
     template <class F>
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         gradsync::run_threads(
-            size, [&](gradsync::ThreadBackend comm) { f(Backend(comm, [](const gradsync::FaultPoint&) {})); }, gradsync::ThreadOptions{.timeout = limit});
+            size, [&](gradsync::ThreadBackend comm) { f(Backend(comm, [](const gradsync::FaultPoint&) {})); },
+            gradsync::ThreadOptions{.timeout = limit});
     }
 };
 static_assert(gradsync::Backend<FaultlessThreads::Backend>);

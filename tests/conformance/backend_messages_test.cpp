@@ -59,7 +59,8 @@ struct Messages {
                 const gradsync::collective::ProcessIdentity process{.machine = 1, .cores = size == 3 ? 2 : 8};
                 auto world = MessageWorld::make(std::make_unique<gradsync_test::LoopbackTransport>(network, rank),
                                                 std::vector<gradsync::collective::ProcessIdentity>(ranks.size(), process), size);
-                MessageBackend backend(std::make_shared<MessageEngine>(std::move(world), ranks, rank, 0, std::make_shared<KnownMemory>(), limit));
+                MessageBackend backend(
+                    std::make_shared<MessageEngine>(std::move(world), ranks, rank, 0, std::make_shared<KnownMemory>(), limit));
                 const auto failed = [&](bool by_another, const std::string& what) {
                     {
                         const std::lock_guard lock(mutex);

@@ -59,9 +59,10 @@ std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
         gradients.emplace_back(weights.back().size());
     }
     for (std::size_t i = 0; i < weights.size(); ++i)
-        views.push_back({.name = "p" + std::to_string(i),
-                         .value = gradsync::buffer(weights[i]),
-                         .gradient = storage == gradsync::GradientStorage::borrowed ? gradsync::buffer(gradients[i]) : gradsync::BufferView{}});
+        views.push_back(
+            {.name = "p" + std::to_string(i),
+             .value = gradsync::buffer(weights[i]),
+             .gradient = storage == gradsync::GradientStorage::borrowed ? gradsync::buffer(gradients[i]) : gradsync::BufferView{}});
     gradsync::Reducer<Backend> sync(comm, views, {.gradients = storage}, gradsync::SizeCappedBuckets(100'000, 4'000));
     sync.broadcast_parameters();
     for (std::size_t step = 0; step < 10; ++step) {
@@ -94,7 +95,8 @@ std::vector<float> trained_sharded(Backend comm, Make&& make, Use&& use) {
     std::vector<std::vector<float>> weights;
     for (std::size_t i = 0; i < 12; ++i) weights.emplace_back(i * i * 300 + 7, 0.5f);
     std::vector<gradsync::ParameterView> views;
-    for (std::size_t i = 0; i < weights.size(); ++i) views.push_back({.name = "p" + std::to_string(i), .value = gradsync::buffer(weights[i])});
+    for (std::size_t i = 0; i < weights.size(); ++i)
+        views.push_back({.name = "p" + std::to_string(i), .value = gradsync::buffer(weights[i])});
     auto sharded = make(comm, views);
     sharded->broadcast_parameters();
     const auto value = [&](std::size_t i) {
@@ -102,7 +104,8 @@ std::vector<float> trained_sharded(Backend comm, Make&& make, Use&& use) {
         return std::span(static_cast<const float*>(view.data), view.count);
     };
     for (std::size_t step = 0; step < 10; ++step) {
-        for (std::size_t i = 0; i < weights.size(); ++i) [[maybe_unused]] const auto forward = use(*sharded, i);
+        for (std::size_t i = 0; i < weights.size(); ++i) [[maybe_unused]]
+            const auto forward = use(*sharded, i);
         for (std::size_t i = weights.size(); i-- > 0;) {
             [[maybe_unused]] const auto backward = use(*sharded, i);
             write_gradient(sharded->template gradient<float>(i), value(i), step, comm.rank(), i);
@@ -124,16 +127,29 @@ std::vector<float> trained_in_stage(Backend comm, int stage) {
     using namespace gradsync;
     const auto in_buckets = [](auto&& comm_, auto& views, auto type) {
         using Sharded = typename decltype(type)::type;
-        return std::make_unique<Sharded>(comm_, views, Descent{}, ShardingOptions{{.gradients = GradientStorage::in_buckets}, ParameterStorage::in_buckets},
+        return std::make_unique<Sharded>(comm_, views, Descent{},
+                                         ShardingOptions{{.gradients = GradientStorage::in_buckets}, ParameterStorage::in_buckets},
                                          SizeCappedBuckets(100'000, 4'000));
     };
     const auto wait = [](auto& sharded, std::size_t i) { return sharded.wait_parameter(i), 0; };
     if (stage == 1)
-        return trained_sharded(comm, [&](Backend c, auto& views) { return in_buckets(c, views, std::type_identity<ShardedOptimizer<Backend, Descent, Zero1, SizeCappedBuckets, OverlapForward>>{}); }, wait);
+        return trained_sharded(
+            comm,
+            [&](Backend c, auto& views) {
+                return in_buckets(c, views,
+                                  std::type_identity<ShardedOptimizer<Backend, Descent, Zero1, SizeCappedBuckets, OverlapForward>>{});
+            },
+            wait);
     if (stage == 2)
-        return trained_sharded(comm, [&](Backend c, auto& views) { return in_buckets(c, views, std::type_identity<ShardedOptimizer<Backend, Descent, Zero2>>{}); }, wait);
+        return trained_sharded(
+            comm,
+            [&](Backend c, auto& views) { return in_buckets(c, views, std::type_identity<ShardedOptimizer<Backend, Descent, Zero2>>{}); },
+            wait);
     return trained_sharded(
-        comm, [](Backend c, auto& views) { return std::make_unique<ShardedParameters<Backend, Descent>>(c, views, Descent{}, Units({0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8})); },
+        comm,
+        [](Backend c, auto& views) {
+            return std::make_unique<ShardedParameters<Backend, Descent>>(c, views, Descent{}, Units({0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8}));
+        },
         [](auto& sharded, std::size_t i) { return sharded.gather(sharded.unit_of(i)); });
 }
 
@@ -199,7 +215,8 @@ TEST_CASE("MpiBackend: options that differ are refused on every rank") {
     } catch (const gradsync::Error& error) {
         CHECK(error.errc() == gradsync::Errc::parameter_mismatch);
         CHECK(error.context().peer == size - 1);
-        CHECK(std::string(error.what()) == "MpiBackend: rank " + std::to_string(size - 1) + " has other MpiOptions than rank 0; give all ranks the same");
+        CHECK(std::string(error.what()) ==
+              "MpiBackend: rank " + std::to_string(size - 1) + " has other MpiOptions than rank 0; give all ranks the same");
     }
 }
 
@@ -213,7 +230,8 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
             // It tells when it, or a duplicate, is freed.
             static int freed = 0;
             int key = MPI_KEYVAL_INVALID;
-            MPI_Comm_create_keyval(MPI_COMM_DUP_FN, [](MPI_Comm, int, void*, void*) { return ++freed, static_cast<int>(MPI_SUCCESS); }, &key, nullptr);
+            MPI_Comm_create_keyval(
+                MPI_COMM_DUP_FN, [](MPI_Comm, int, void*, void*) { return ++freed, static_cast<int>(MPI_SUCCESS); }, &key, nullptr);
             MPI_Comm_set_attr(comm, key, nullptr);
             freed = 0;
             const int expected = kind == MpiCommunicator::attach ? 0 : kind == MpiCommunicator::duplicate && !shared_memory ? 2 : 1;
@@ -241,7 +259,8 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
 TEST_CASE("MpiBackend: what is not to be freed cannot be taken, and a wait needs a limit") {
     CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.communicator = gradsync::MpiCommunicator::take_ownership}),
                          doctest::Contains("cannot be taken; let the backend attach or duplicate"), gradsync::Error);
-    CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(0)}), doctest::Contains("must be positive"), gradsync::Error);
+    CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(0)}), doctest::Contains("must be positive"),
+                         gradsync::Error);
 }
 
 TEST_CASE("MpiBackend, MpiRendezvous: no communicator is told, instead of MPI's end of the process") {
@@ -337,7 +356,8 @@ TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
 
 TEST_CASE("MpiBackend: sharded trainings have the bits of whole ones on ThreadBackend") {
     const int size = MpiProcesses::largest;
-    const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, gradsync::GradientStorage::in_buckets); });
+    const auto expected =
+        gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, gradsync::GradientStorage::in_buckets); });
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
         std::vector<float> shared, sent;

@@ -11,7 +11,9 @@ int prepare_tests() {
     if (code < 0) {
         gradsync_test::repetitions = 1;  // a communicator of NCCL's takes long to make
         gradsync_test::only_size = gradsync_test::gpu_ranks().size;
-        gradsync_test::thinning = gradsync_test::only_size == 1 ? 1 : gradsync_test::only_size == 2 ? 4 : 11;  // ranks take turns on the device
+        gradsync_test::thinning = gradsync_test::only_size == 1   ? 1
+                                  : gradsync_test::only_size == 2 ? 4
+                                                                  : 11;  // ranks take turns on the device
     }
     return code;
 }
@@ -30,7 +32,7 @@ struct Devices {
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         REQUIRE(size == gradsync_test::gpu_ranks().size);
         gradsync::NcclBackend backend(gradsync_test::gpu_ranks().rendezvous, {.timeout = gradsync_test::ample});
-        backend.barrier().wait();  // NCCL connects at the first collective, which takes longer than some limits
+        backend.barrier().wait();                              // NCCL connects at the first collective, which takes longer than some limits
         gradsync_test::gpu_ranks().rendezvous.all_gather({});  // nobody fails while another one's device is not done with it
         backend.set_timeout(limit);
         try {

@@ -21,7 +21,8 @@ struct TcpThreads {
 
     template <class F>
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
-        gradsync_test::run_rank_threads(size, [&](auto& rendezvous) { return gradsync::TcpBackend(rendezvous, {.timeout = limit}); }, f);
+        gradsync_test::run_rank_threads(
+            size, [&](auto& rendezvous) { return gradsync::TcpBackend(rendezvous, {.timeout = limit}); }, f);
     }
 };
 

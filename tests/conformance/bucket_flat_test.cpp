@@ -2,6 +2,4 @@
 
 #include "conformance/bucket_policy.hpp"
 
-TEST_CASE("Flat is a bucket policy") {
-    gradsync_test::check_bucket_policy(gradsync::Flat{});
-}
+TEST_CASE("Flat is a bucket policy") { gradsync_test::check_bucket_policy(gradsync::Flat{}); }

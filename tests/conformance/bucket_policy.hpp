@@ -82,7 +82,8 @@ inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketP
         total += bucket.size();
         by_opening.emplace_back(place[bucket[0]], b);
     }
-    if (total != c.order.size()) return "only " + std::to_string(total) + " of " + std::to_string(c.order.size()) + " parameters are in the plan";
+    if (total != c.order.size())
+        return "only " + std::to_string(total) + " of " + std::to_string(c.order.size()) + " parameters are in the plan";
 
     std::sort(by_opening.begin(), by_opening.end());
     for (const auto& [first, b] : by_opening) {

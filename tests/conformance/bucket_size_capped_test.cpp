@@ -5,15 +5,12 @@
 using gradsync::SizeCappedBuckets;
 
 TEST_CASE("SizeCappedBuckets is a bucket policy, with its defaults") {
-    gradsync_test::check_bucket_policy(SizeCappedBuckets{}, [](std::size_t k) {
-        return k == 0 ? std::size_t{1} << 20 : std::size_t{25} << 20;
-    });
+    gradsync_test::check_bucket_policy(SizeCappedBuckets{},
+                                       [](std::size_t k) { return k == 0 ? std::size_t{1} << 20 : std::size_t{25} << 20; });
 }
 
 TEST_CASE("SizeCappedBuckets is a bucket policy, with small caps") {
-    gradsync_test::check_bucket_policy(SizeCappedBuckets(4096, 512), [](std::size_t k) -> std::size_t {
-        return k == 0 ? 512 : 4096;
-    });
+    gradsync_test::check_bucket_policy(SizeCappedBuckets(4096, 512), [](std::size_t k) -> std::size_t { return k == 0 ? 512 : 4096; });
     gradsync_test::check_bucket_policy(SizeCappedBuckets(1), [](std::size_t) -> std::size_t { return 1; });
 }
 

@@ -50,7 +50,9 @@ struct Script {
     }
     bool has_batch(int rank, int ranks, int step) const { return !uneven || ranks == 1 || (rank + step) % ranks != 0; }
     bool uses(std::size_t i, int step) const { return !some_unused || i % 3 != static_cast<std::size_t>(step) % 3; }
-    double weight(int rank, int step) const { return step == weightless && (weightless_rank < 0 || rank == weightless_rank) ? 0 : std::pow(8, (2 * rank + step) % 3); }
+    double weight(int rank, int step) const {
+        return step == weightless && (weightless_rank < 0 || rank == weightless_rank) ? 0 : std::pow(8, (2 * rank + step) % 3);
+    }
 
     /// The factor of a rank's gradients in the sum, and its part in what that is divided by.
     gradsync::Contribution contribution(int rank, int ranks, int step) const {
@@ -92,7 +94,7 @@ inline bool is_compressed(const Tensor& t) { return t.requires_grad && t.dtype !
 
 /// What one rank has seen.
 struct Trace {
-    std::vector<std::vector<Bytes>> results;  ///< by step and parameter; empty where nobody used it
+    std::vector<std::vector<Bytes>> results;    ///< by step and parameter; empty where nobody used it
     std::vector<std::vector<Bytes>> residuals;  ///< by step and parameter, after it; none where nothing is compressed
 
     friend bool operator==(const Trace&, const Trace&) = default;
@@ -222,9 +224,9 @@ inline double last_weight(const Script& script, int rank, int ranks, int step) {
     return 0;
 }
 
-/// The parameter of which something is lost, or has come from nowhere, or "": in every step what all have got, times what it was divided by, and what
-/// the ranks keep, is the sum of their gradients and what they had kept. What a rank keeps counts as much as its gradient does in the mean, whatever the
-/// weights were when it was kept; a rank of no weight keeps all.
+/// The parameter of which something is lost, or has come from nowhere, or "": in every step what all have got, times what it was divided
+/// by, and what the ranks keep, is the sum of their gradients and what they had kept. What a rank keeps counts as much as its gradient does
+/// in the mean, whatever the weights were when it was kept; a rank of no weight keeps all.
 inline std::string lost(const std::vector<Trace>& traces, const Script& script) {
     const int ranks = static_cast<int>(traces.size()), steps = static_cast<int>(traces[0].results.size());
     const std::vector<Tensor> model = compressible_model();
@@ -243,17 +245,21 @@ inline std::string lost(const std::vector<Trace>& traces, const Script& script) 
                     }
                 }
                 void add(const Balance& other) {
-                    for (std::size_t e = 0; e < difference.size(); ++e) difference[e] += other.difference[e], allowed[e] += other.allowed[e];
+                    for (std::size_t e = 0; e < difference.size(); ++e)
+                        difference[e] += other.difference[e], allowed[e] += other.allowed[e];
                 }
                 std::string text(const std::string& of) const {
                     for (std::size_t e = 0; e < difference.size(); ++e)
                         if (!(std::abs(difference[e]) <= allowed[e]))
-                            return "element " + std::to_string(e) + " of " + of + " is wrong by " + std::to_string(difference[e]) + ", not " + std::to_string(allowed[e]);
+                            return "element " + std::to_string(e) + " of " + of + " is wrong by " + std::to_string(difference[e]) +
+                                   ", not " + std::to_string(allowed[e]);
                     return {};
                 }
             };
             Balance all(model[i].count());
-            const auto kept = [&](int r, int step) { return traces[static_cast<std::size_t>(r)].residuals[static_cast<std::size_t>(step)][i]; };
+            const auto kept = [&](int r, int step) {
+                return traces[static_cast<std::size_t>(r)].residuals[static_cast<std::size_t>(step)][i];
+            };
             double divisor = 0;
             for (int r = 0; r < ranks; ++r) {
                 const gradsync::Contribution own = script.contribution(r, ranks, k);
@@ -266,8 +272,10 @@ inline std::string lost(const std::vector<Trace>& traces, const Script& script) 
                 if (k != 0) brought.add(-unit, kept(r, k - 1), gradsync::DType::f32, 0x1p-20);
                 brought.add(unit, kept(r, k), gradsync::DType::f32, 0x1p-20);
                 if (own.weight == 0 && last != 0)
-                    if (const std::string wrong = brought.text(model[i].name); !wrong.empty()) return "a rank of no weight brings something: " + wrong;
-                if (own.weight == 0 && own.scale == 0 && k != 0 && kept(r, k) != kept(r, k - 1)) return "a rank that brings nothing keeps something else of " + model[i].name;
+                    if (const std::string wrong = brought.text(model[i].name); !wrong.empty())
+                        return "a rank of no weight brings something: " + wrong;
+                if (own.weight == 0 && own.scale == 0 && k != 0 && kept(r, k) != kept(r, k - 1))
+                    return "a rank that brings nothing keeps something else of " + model[i].name;
                 all.add(brought);
             }
             all.add(divisor, traces[0].results[static_cast<std::size_t>(k)][i], model[i].dtype, rounding_of(model[i].dtype));
@@ -521,7 +529,9 @@ void check_compressor(const X& compressor, const X& late) {
                 4,
                 [&](ThreadBackend comm) {
                     const int rank = comm.rank();
-                    Trainee<OverlapBackward, X> trainee(comm, {.options = {.averaging = by_weight ? Averaging::weighted_mean : Averaging::mean}, .uneven = true}, compressor);
+                    Trainee<OverlapBackward, X> trainee(
+                        comm, {.options = {.averaging = by_weight ? Averaging::weighted_mean : Averaging::mean}, .uneven = true},
+                        compressor);
                     auto& sync = trainee.sync;
                     for (int k = 0; k < 12; ++k) {
                         const bool last = k == 11, has_batch = by_weight || !last || rank == 0;
@@ -531,7 +541,8 @@ void check_compressor(const X& compressor, const X& late) {
                             if (!has_batch) break;
                             const BufferView view = sync.gradient_view(i);
                             std::vector<float> gradient(view.count);
-                            for (std::size_t e = 0; e < view.count; ++e) gradient[e] = std::sin(static_cast<float>(e * 7 + i + static_cast<std::size_t>(rank)));
+                            for (std::size_t e = 0; e < view.count; ++e)
+                                gradient[e] = std::sin(static_cast<float>(e * 7 + i + static_cast<std::size_t>(rank)));
                             if (is_floating(view.dtype)) kernel::copy(const_buffer(gradient), view);
                             sync.mark_ready(i);
                         }
@@ -605,7 +616,8 @@ void check_compressor(const X& compressor, const X& late) {
             }
         }
     }
-    SUBCASE("statistics tell what travels: less than an all-reduce moves, which is the gradients twice, in as many collectives as it says") {
+    SUBCASE(
+        "statistics tell what travels: less than an all-reduce moves, which is the gradients twice, in as many collectives as it says") {
         for (const int ranks : {2, 3}) {
             std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
             train(ranks, {}, late, 5, [&](auto& trainee, int k) {
@@ -636,7 +648,8 @@ void check_compressor(const X& compressor, const X& late) {
             CAPTURE(describe(script.options));
             const auto traces = train(1, script, compressor, 4), exact = train(1, script, AllReduce{}, 4);
             CHECK(different(traces[0], exact[0], 4, [](const Tensor&) { return true; }) == "");
-            for (const auto& after : traces[0].residuals) CHECK(std::all_of(after.begin(), after.end(), [](const Bytes& bytes) { return bytes.empty(); }));
+            for (const auto& after : traces[0].residuals)
+                CHECK(std::all_of(after.begin(), after.end(), [](const Bytes& bytes) { return bytes.empty(); }));
         }
     }
 }

@@ -24,8 +24,8 @@ inline MpiEnvironment& environment() {
     return only;
 }
 
-/// How the ranks reach one another: all share memory, none do, or each half of them does (where there are 4: two machines); or it could, but sums are
-/// to be reproducible.
+/// How the ranks reach one another: all share memory, none do, or each half of them does (where there are 4: two machines); or it could,
+/// but sums are to be reproducible.
 enum class Reach { memory, messages, both, reproducible };
 
 /// Runs the suite on the processes of one mpirun, which all run the same test cases.
@@ -45,7 +45,8 @@ struct MpiProcessesWith {
         MPI_Comm comm = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
         if (member) {
-            gradsync::MpiOptions options{.timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
+            gradsync::MpiOptions options{
+                .timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
             if (reach == Reach::both || reach == Reach::reproducible) options.domain = 2 * environment().rank / size;
             gradsync::MpiBackend backend(comm, options);
             MPI_Comm_free(&comm);

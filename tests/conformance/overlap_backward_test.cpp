@@ -2,6 +2,4 @@
 
 #include "conformance/overlap_policy.hpp"
 
-TEST_CASE("OverlapBackward is an overlap policy") {
-    gradsync_test::check_overlap_policy<gradsync::OverlapBackward>();
-}
+TEST_CASE("OverlapBackward is an overlap policy") { gradsync_test::check_overlap_policy<gradsync::OverlapBackward>(); }

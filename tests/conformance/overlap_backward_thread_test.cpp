@@ -2,6 +2,4 @@
 
 #include "conformance/overlap_policy.hpp"
 
-TEST_CASE("OverlapBackwardThread is an overlap policy") {
-    gradsync_test::check_overlap_policy<gradsync::OverlapBackwardThread>();
-}
+TEST_CASE("OverlapBackwardThread is an overlap policy") { gradsync_test::check_overlap_policy<gradsync::OverlapBackwardThread>(); }

@@ -2,6 +2,4 @@
 
 #include "conformance/overlap_policy.hpp"
 
-TEST_CASE("OverlapForward is an overlap policy") {
-    gradsync_test::check_overlap_policy<gradsync::OverlapForward>();
-}
+TEST_CASE("OverlapForward is an overlap policy") { gradsync_test::check_overlap_policy<gradsync::OverlapForward>(); }

@@ -80,7 +80,8 @@ std::string check_steps(Make&& make, const Buckets& buckets, int ranks, int thre
         auto model = tensors(sizes);
         const int rank = comm.rank();
         RecordingBackend backend(std::move(comm));
-        gradsync::Reducer sync(backend, model, gradsync::ReducerOptions{.gradients = gradsync::GradientStorage::in_buckets}, buckets, make());
+        gradsync::Reducer sync(backend, model, gradsync::ReducerOptions{.gradients = gradsync::GradientStorage::in_buckets}, buckets,
+                               make());
         std::vector<std::size_t> planned;
         for (std::size_t b = 0; ranks > 1 && b < sync.plan().size(); ++b) {
             const auto members = sync.plan().bucket(b);
@@ -119,9 +120,9 @@ void check_overlap_policy(Make&& make) {
     }
     SUBCASE("a Reducer that never takes a step, or goes in the middle of one") {
         CHECK(findings(3, [&](gradsync::ThreadBackend comm, Finding&) {
-            auto model = tensors({10, 20});
-            gradsync::Reducer sync(comm, model, gradsync::ReducerOptions{}, gradsync::PerParameter{}, make());
-        }) == "");
+                  auto model = tensors({10, 20});
+                  gradsync::Reducer sync(comm, model, gradsync::ReducerOptions{}, gradsync::PerParameter{}, make());
+              }) == "");
         const auto result = outcomes(3, [&](gradsync::ThreadBackend comm) {
             auto model = tensors({1000, 2000});
             gradsync::Reducer sync(comm, model, gradsync::ReducerOptions{}, gradsync::PerParameter{}, make());

@@ -39,15 +39,18 @@ std::string use_rendezvous(R& rendezvous, int rank, int size) {
     if (rendezvous.rank() != rank || rendezvous.size() != size) return where + "thinks that it is another";
     for (std::size_t round = 0; round < 20; ++round)
         for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{128}, std::size_t{5000} * round}) {
-            if (rendezvous.broadcast(some_bytes(rank == 0 ? count : 3, round)) != some_bytes(count, round)) return where + "broadcast gave something else";
+            if (rendezvous.broadcast(some_bytes(rank == 0 ? count : 3, round)) != some_bytes(count, round))
+                return where + "broadcast gave something else";
             // Of different lengths, also none.
             const auto length = [&](int r) { return count * static_cast<std::size_t>((r + 1) % 3) / 2; };
             const auto all = rendezvous.all_gather(some_bytes(length(rank), round + static_cast<std::size_t>(rank)));
             if (all.size() != static_cast<std::size_t>(size)) return where + "all_gather gave another number of them";
             for (int r = 0; r < size; ++r)
-                if (all[static_cast<std::size_t>(r)] != some_bytes(length(r), round + static_cast<std::size_t>(r))) return where + "all_gather gave something else";
+                if (all[static_cast<std::size_t>(r)] != some_bytes(length(r), round + static_cast<std::size_t>(r)))
+                    return where + "all_gather gave something else";
         }
-    if (rendezvous.all_gather(some_bytes(gradsync::largest_blob, 1))[0] != some_bytes(gradsync::largest_blob, 1)) return where + "the largest did not arrive";
+    if (rendezvous.all_gather(some_bytes(gradsync::largest_blob, 1))[0] != some_bytes(gradsync::largest_blob, 1))
+        return where + "the largest did not arrive";
     try {
         (void)rendezvous.all_gather(some_bytes(gradsync::largest_blob + 1, 1));
         return where + "one that is too large was taken";
@@ -60,7 +63,8 @@ std::string use_rendezvous(R& rendezvous, int rank, int size) {
     };
     const auto pairs = gradsync::bootstrap::exchange(rendezvous, Pair{rank, rank * 0.5});
     for (int r = 0; r < size; ++r)
-        if (pairs[static_cast<std::size_t>(r)].rank != r || pairs[static_cast<std::size_t>(r)].square != r * 0.5) return where + "exchange gave something else";
+        if (pairs[static_cast<std::size_t>(r)].rank != r || pairs[static_cast<std::size_t>(r)].square != r * 0.5)
+            return where + "exchange gave something else";
     if (gradsync::bootstrap::from_first(rendezvous, rank + 7) != 7) return where + "from_first gave something else";
     return {};
 }

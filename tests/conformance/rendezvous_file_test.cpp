@@ -14,7 +14,9 @@ struct FileMeeting {
 
     explicit FileMeeting(int size_) : size(size_) {}
     ~FileMeeting() { CHECK(!std::filesystem::exists(folder.file("meeting"))); }  // rank 0 has tidied up, also where it failed
-    gradsync::FileRendezvous join(int rank, std::chrono::nanoseconds limit) const { return {folder.file("meeting"), rank, size, {.timeout = limit}}; }
+    gradsync::FileRendezvous join(int rank, std::chrono::nanoseconds limit) const {
+        return {folder.file("meeting"), rank, size, {.timeout = limit}};
+    }
 };
 
 }  // namespace

@@ -13,8 +13,9 @@ struct TcpMeeting {
 
     explicit TcpMeeting(int size_) : size(size_) {}
     gradsync::TcpRendezvous join(int rank, std::chrono::nanoseconds limit) const {
-        return gradsync::TcpRendezvous({.rank = rank, .size = size, .address = family == AF_INET6 ? "::1" : "localhost", .port = port, .token = "a job"},
-                                       {.timeout = limit});
+        return gradsync::TcpRendezvous(
+            {.rank = rank, .size = size, .address = family == AF_INET6 ? "::1" : "localhost", .port = port, .token = "a job"},
+            {.timeout = limit});
     }
 };
 

@@ -27,7 +27,9 @@ struct Model {
 };
 
 /// What each fragment is handed, and may hide by names of its own.
-#define GRADSYNC_FRAGMENT_NAMES                                                                                             \
-    [[maybe_unused]] gs::ThreadBackend comm, [[maybe_unused]] Model &model, [[maybe_unused]] gs::Reducer<gs::ThreadBackend> &sync, \
-        [[maybe_unused]] const std::vector<Batch> &batches, [[maybe_unused]] const Batch &batch, [[maybe_unused]] float *weights,  \
+// clang-format off: it takes the names for products
+#define GRADSYNC_FRAGMENT_NAMES                                                                                                   \
+    [[maybe_unused]] gs::ThreadBackend comm, [[maybe_unused]] Model &model, [[maybe_unused]] gs::Reducer<gs::ThreadBackend>&sync, \
+        [[maybe_unused]] const std::vector<Batch>&batches, [[maybe_unused]] const Batch &batch, [[maybe_unused]] float *weights,  \
         [[maybe_unused]] float *gradient, [[maybe_unused]] std::size_t count
+// clang-format on

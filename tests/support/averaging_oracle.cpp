@@ -46,8 +46,6 @@ std::vector<Bytes> gradients_of_all(const Tensor& t, int ranks, int batch, std::
     return result;
 }
 
-Bytes expected_mean(const Tensor& t, int ranks, int batch, std::size_t i) {
-    return mean_of(t.dtype, gradients_of_all(t, ranks, batch, i));
-}
+Bytes expected_mean(const Tensor& t, int ranks, int batch, std::size_t i) { return mean_of(t.dtype, gradients_of_all(t, ranks, batch, i)); }
 
 }  // namespace gradsync_test

@@ -20,7 +20,8 @@ public:
     std::byte* data() noexcept { return static_cast<std::byte*>(memory_.data()); }
 
     void write(const std::vector<std::byte>& bytes) {
-        if (!bytes.empty()) gradsync::cuda::check(cudaMemcpy(memory_.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+        if (!bytes.empty())
+            gradsync::cuda::check(cudaMemcpy(memory_.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
     }
     std::vector<std::byte> read() const {
         std::vector<std::byte> bytes(size_);

@@ -51,10 +51,10 @@ std::vector<float> read(B& comm, gradsync::BufferView from) {
 
 struct TrainingOptions {
     gradsync::ReducerOptions reducer = {};
-    bool clips = false;       ///< by norm, then by value
-    bool accumulates = false; ///< two micro-batches a step
-    bool skips = false;       ///< some parameters are unused, on some ranks
-    bool is_uneven = false;   ///< the last rank runs out of batches
+    bool clips = false;        ///< by norm, then by value
+    bool accumulates = false;  ///< two micro-batches a step
+    bool skips = false;        ///< some parameters are unused, on some ranks
+    bool is_uneven = false;    ///< the last rank runs out of batches
     bool rebuilds = false;
 };
 
@@ -85,7 +85,8 @@ std::vector<float> train(B comm, TrainingOptions options, Buckets buckets = {}, 
                 if (options.skips && (i + step + static_cast<std::size_t>(comm.rank() % 2)) % 3 == 0) continue;
                 std::vector<float> gradient(values[i].size());
                 const std::size_t seed = step * 7 + static_cast<std::size_t>(comm.rank()) * 101 + i + batch * 31;
-                for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = (static_cast<float>((k * 13 + seed) % 997) * 0.01f - 4) * values[i][k];
+                for (std::size_t k = 0; k < gradient.size(); ++k)
+                    gradient[k] = (static_cast<float>((k * 13 + seed) % 997) * 0.01f - 4) * values[i][k];
                 write(comm, sync.gradient_view(i), gradient);
                 sync.mark_ready(i);
             }
@@ -125,7 +126,8 @@ inline std::vector<std::pair<const char*, TrainingOptions>> trainings() {
         {"16 bits on the way", {.reducer = {.reduce_dtype = DType::bf16}}},
         {"micro-batches", {.reducer = {.accumulation = Accumulation::in_buckets}, .accumulates = true}},
         {"unused parameters", {.reducer = {.unused = UnusedParameters::agree}, .skips = true}},
-        {"unused parameters, in buckets", {.reducer = {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, .skips = true}},
+        {"unused parameters, in buckets",
+         {.reducer = {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, .skips = true}},
         {"uneven inputs", {.is_uneven = true}},
         {"rebuilt buckets", {.rebuilds = true}},
         {"rebuilt buckets, in buckets", {.reducer = {.gradients = GradientStorage::in_buckets}, .rebuilds = true}},

@@ -18,9 +18,9 @@ namespace gradsync_test {
 
 /// What became of a rank's process.
 struct Report {
-    std::string text;     ///< what it returned, or "exception: " and what it threw
-    int signal = 0;       ///< that ended it
-    bool clean = false;   ///< it returned
+    std::string text;    ///< what it returned, or "exception: " and what it threw
+    int signal = 0;      ///< that ended it
+    bool clean = false;  ///< it returned
 
     bool says(const std::string& words) const { return text.find(words) != std::string::npos; }
 };

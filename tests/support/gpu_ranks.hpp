@@ -80,8 +80,8 @@ inline GpuRanks*& gpu_ranks_place() {
 }
 inline GpuRanks& gpu_ranks() { return *gpu_ranks_place(); }
 
-/// Turns the process into as many as GRADSYNC_TEST_RANKS says (1, if it says nothing) and returns -1 in each; the parent waits for them, and
-/// returns what the program is to exit with. The output of ranks other than 0 is shown if they fail.
+/// Turns the process into as many as GRADSYNC_TEST_RANKS says (1, if it says nothing) and returns -1 in each; the parent waits for them,
+/// and returns what the program is to exit with. The output of ranks other than 0 is shown if they fail.
 inline int fork_ranks() {
     if (const int skipped = skip_without_device(); skipped >= 0) return skipped;
     const char* const text = std::getenv("GRADSYNC_TEST_RANKS");

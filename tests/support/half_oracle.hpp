@@ -24,8 +24,14 @@ public:
         }
     }
 
-    static const HalfOracle& float16() { static const HalfOracle oracle(5, 10); return oracle; }
-    static const HalfOracle& bfloat16() { static const HalfOracle oracle(8, 7); return oracle; }
+    static const HalfOracle& float16() {
+        static const HalfOracle oracle(5, 10);
+        return oracle;
+    }
+    static const HalfOracle& bfloat16() {
+        static const HalfOracle oracle(8, 7);
+        return oracle;
+    }
 
     /// The bits of +infinity, and how many finite numbers there are that are not negative.
     std::uint16_t infinity() const { return static_cast<std::uint16_t>(values_.size() - 1); }

@@ -84,7 +84,8 @@ public:
     void give_up(int rank, Ticket ticket) {
         for (Box& box : boxes_) {
             std::lock_guard lock(box.mutex);
-            for (auto& [route, waiting] : box.receives) std::erase_if(waiting, [&](const auto& message) { return message.ticket == ticket; });
+            for (auto& [route, waiting] : box.receives)
+                std::erase_if(waiting, [&](const auto& message) { return message.ticket == ticket; });
             for (auto& [route, coming] : box.sends) std::erase_if(coming, [&](const auto& message) { return message.ticket == ticket; });
         }
         box_of(rank).done.take(ticket);
@@ -120,7 +121,8 @@ private:
         std::vector<Ticket> tickets_;
     };
 
-    /// What is on its way to one rank, and which of the rank's own messages are over. Ranks poll all the time: they take no lock for nothing.
+    /// What is on its way to one rank, and which of the rank's own messages are over. Ranks poll all the time: they take no lock for
+    /// nothing.
     struct Box {
         std::atomic<bool> has_news{false};  ///< since the last poll
         std::mutex mutex;
@@ -151,7 +153,9 @@ public:
     std::size_t quick_bytes() const noexcept override { return network_->quick_bytes; }
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= 8 * network_->quick_bytes; }
     Ticket send(int to, int stream, const void* data, std::size_t bytes) override { return network_->send(rank_, to, stream, data, bytes); }
-    Ticket receive(int from, int stream, void* data, std::size_t bytes) override { return network_->receive(from, rank_, stream, data, bytes); }
+    Ticket receive(int from, int stream, void* data, std::size_t bytes) override {
+        return network_->receive(from, rank_, stream, data, bytes);
+    }
     bool poll() override { return network_->poll(rank_); }
     bool finish(Ticket ticket) override { return network_->finish(rank_, ticket); }
     bool give_up(Ticket ticket) noexcept override {

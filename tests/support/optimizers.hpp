@@ -37,8 +37,10 @@ struct AdamW {
 struct AlignedAdamW : AdamW {
     template <class T>
     void step(const gradsync::OptimizerSlice<T>& s) const {
-        for (const T* array : {static_cast<const T*>(s.value.data()), s.gradient.data(), static_cast<const T*>(s.state[0]), static_cast<const T*>(s.state[1])})
-            if (reinterpret_cast<std::uintptr_t>(array) % alignof(T) != 0) throw std::logic_error("parameter " + std::to_string(s.parameter));
+        for (const T* array : {static_cast<const T*>(s.value.data()), s.gradient.data(), static_cast<const T*>(s.state[0]),
+                               static_cast<const T*>(s.state[1])})
+            if (reinterpret_cast<std::uintptr_t>(array) % alignof(T) != 0)
+                throw std::logic_error("parameter " + std::to_string(s.parameter));
         AdamW::step(s);
     }
 };

@@ -39,8 +39,7 @@ struct Tensor {
 /// Tensors p0, p1, ... of these sizes.
 inline std::vector<Tensor> tensors(const std::vector<std::size_t>& counts, gradsync::DType dtype = gradsync::DType::f32) {
     std::vector<Tensor> result;
-    for (const std::size_t count : counts)
-        result.emplace_back("p" + std::to_string(result.size()), dtype, std::vector<std::size_t>{count});
+    for (const std::size_t count : counts) result.emplace_back("p" + std::to_string(result.size()), dtype, std::vector<std::size_t>{count});
     return result;
 }
 
@@ -49,7 +48,8 @@ inline std::vector<Tensor> mixed_tensors() {
     using enum gradsync::DType;
     std::vector<Tensor> result;
     for (const gradsync::DType dtype : {bf16, f64, f32, bf16, f64, f32, bf16, f32, f64})
-        for (const std::size_t count : {1u, 7u, 33u}) result.emplace_back("p" + std::to_string(result.size()), dtype, std::vector<std::size_t>{count});
+        for (const std::size_t count : {1u, 7u, 33u})
+            result.emplace_back("p" + std::to_string(result.size()), dtype, std::vector<std::size_t>{count});
     return result;
 }
 

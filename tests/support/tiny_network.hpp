@@ -93,7 +93,8 @@ public:
     /// The same, into the network's own gradients.
     template <class Ready>
     void backward(std::span<const Sample> batch, Ready&& ready) {
-        backward(batch, true, false, [&](std::size_t i) { return std::span<float>(gradients_[i]); }, ready);
+        backward(
+            batch, true, false, [&](std::size_t i) { return std::span<float>(gradients_[i]); }, ready);
     }
 
     /// One step of Adam with the gradients at `gradient(i)`.

@@ -62,8 +62,7 @@ public:
             auto* const sums = static_cast<double*>(memory.data());
             auto* const blocks = reinterpret_cast<cuda::NormBlock*>(sums + blocks_.size());
             std::vector<double> values(blocks_.size());
-            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice,
-                                        stream_),
+            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice, stream_),
                         "cudaMemcpyAsync");
             cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
             cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_),

@@ -49,8 +49,7 @@ private:
             lock.unlock();
             chores.try_advance();
             lock.lock();
-            if (!stopped_)
-                changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
+            if (!stopped_) changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
         }
     }
 

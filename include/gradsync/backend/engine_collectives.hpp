@@ -34,8 +34,8 @@ public:
         if (engine_) engine_->abandon(number_);
     }
 
-    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed, or a rank has left or died; and when tests have gone on for
-    /// the backend's time limit (of a pause between two a second counts at most, or a sixteenth of the limit).
+    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed, or a rank has left or died; and when
+    /// tests have gone on for the backend's time limit (of a pause between two a second counts at most, or a sixteenth of the limit).
     bool test() {
         if (poll()) return true;
         if constexpr (requires { engine_->look(number_, vigil_); }) {
@@ -83,8 +83,8 @@ private:
 /// `Call` of it. The concept `Backend` says what the calls do. Throws Error(invalid_argument), and then nothing was
 /// communicated.
 ///
-/// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`, `world_rank()`, and
-/// `join(group)`, which makes its handle to a new group.
+/// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`,
+/// `world_rank()`, and `join(group)`, which makes its handle to a new group.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
     using WorkT = NumberedWork<Engine>;
@@ -112,9 +112,7 @@ public:
         check_shard("all_gather", "in", in.count, out.count);
         return start(movement(Operation::all_gather, in, out, 0));
     }
-    WorkT broadcast(BufferView buffer, int root) {
-        return start(movement(Operation::broadcast, buffer, buffer, root));
-    }
+    WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
     WorkT gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (self().rank() != root) out = {nullptr, 0, in.dtype, in.space};
@@ -132,14 +130,15 @@ public:
     /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
     Derived split(int color, int key) {
         check_handle();
-        struct Entry { std::int32_t color, key; };
+        struct Entry {
+            std::int32_t color, key;
+        };
         std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
         const Entry own{color, key};
         collective::Group group{.split = self().shared_engine()->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)
             all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
-        else
-            entries = self().shared_engine()->exchange(own);
+        else entries = self().shared_engine()->exchange(own);
 
         // Ordered by (key, rank): each goes before those with a larger key.
         const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
@@ -167,8 +166,7 @@ public:
     /// The limit of every wait of this rank, here and in communicators made from this one later.
     void set_timeout(std::chrono::nanoseconds limit) {
         check_handle();
-        if (limit <= std::chrono::nanoseconds::zero())
-            throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+        if (limit <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
         self().shared_engine()->set_timeout(limit);
     }
     std::chrono::nanoseconds timeout() const noexcept { return self().shared_engine()->timeout(); }
@@ -219,10 +217,10 @@ private:
                             " is not defined; use ReduceOp::sum and divide",
                         {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
         if (op != ReduceOp::mean && contribution != Contribution{})
-            throw Error(Errc::invalid_argument,
-                        std::string(name_of(operation)) + ": a Contribution goes with ReduceOp::mean only, not with " +
-                            std::string(name_of(op)),
-                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+            throw Error(
+                Errc::invalid_argument,
+                std::string(name_of(operation)) + ": a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)),
+                {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
         Call call = movement(operation, in, out, 0);
         call.op = op;
         call.contribution = contribution;

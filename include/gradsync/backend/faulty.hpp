@@ -22,18 +22,20 @@ struct FaultPoint {
     std::size_t bytes = 0;            ///< of the largest buffer that it was given
 };
 
-/// A backend on which things go wrong, to test what a program makes of that: each rank calls `fault` before it starts a collective. That may
-/// throw, as what the rank does next might; sleep, as a straggler does, or, for longer than the time limit, a rank that hangs; or end the process.
+/// A backend on which things go wrong, to test what a program makes of that: each rank calls `fault` before it starts a collective. That
+/// may throw, as what the rank does next might; sleep, as a straggler does, or, for longer than the time limit, a rank that hangs; or end
+/// the process.
 ///
 ///     gs::FaultyBackend faulty(comm, [](const gs::FaultPoint& at) {
 ///         if (at.rank == 1 && at.number == 100) std::raise(SIGKILL);
 ///     });
 ///     gs::Reducer<gs::FaultyBackend<gs::MpiBackend>> sync(faulty, parameters);
 ///
-/// All else is B's: its memory, its time limits, its bits. `fault` is shared by all copies of a handle, and by the communicators that are made
-/// of it, which count anew; it is called by whichever threads start collectives, the overlap policy's among them, on several ranks at a time. A rank
-/// that gets an exception from it has started nothing, and gets it again from each later collective of that communicator, without a call: so it is seen also where the first
-/// was a thread's for progress, which keeps it to itself. Not asked are `split`, `duplicate` and what goes on in `host()` of a backend of device memory.
+/// All else is B's: its memory, its time limits, its bits. `fault` is shared by all copies of a handle, and by the communicators that are
+/// made of it, which count anew; it is called by whichever threads start collectives, the overlap policy's among them, on several ranks at
+/// a time. A rank that gets an exception from it has started nothing, and gets it again from each later collective of that communicator,
+/// without a call: so it is seen also where the first was a thread's for progress, which keeps it to itself. Not asked are `split`,
+/// `duplicate` and what goes on in `host()` of a backend of device memory.
 template <Backend B>
 class FaultyBackend : public B {
 public:
@@ -86,7 +88,8 @@ private:
         std::exception_ptr thrown;
     };
 
-    FaultyBackend(B backend, std::shared_ptr<const Fault> fault) : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
+    FaultyBackend(B backend, std::shared_ptr<const Fault> fault)
+        : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
 
     void reach(std::string_view operation, std::size_t bytes) {
         if (!state_) return;  // moved from, as B will say

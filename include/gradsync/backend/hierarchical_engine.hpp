@@ -96,9 +96,7 @@ public:
         return sum;
     }
 
-    bool test(std::uint64_t n) override {
-        return advance_to(n);
-    }
+    bool test(std::uint64_t n) override { return advance_to(n); }
 
     void wait(std::uint64_t n) override {
         if (advance_to(n)) return;
@@ -116,7 +114,8 @@ public:
             if (advance_to(n)) return;
             if (backoff.patient() || vigil.begun()) {
                 chores().try_advance();
-                vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
+                vigil.look(
+                    timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
             }
             if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
             backoff.wait_a_little(world().bell, [&] { return world().failed(); });
@@ -131,7 +130,9 @@ public:
             if (at(n).stage == Stage::meeting) met = at(n).met;
         }
         if (met) flat_->look(*met, vigil);
-        else vigil.look(timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
+        else
+            vigil.look(
+                timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
     }
 
     void abandon(std::uint64_t n) noexcept override {
@@ -173,7 +174,9 @@ public:
 private:
     static constexpr std::size_t most_in_flight = 100;  ///< fewer than would let a stage wait when it is begun
 
-    collective::Backoff new_backoff() const noexcept { return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50)); }
+    collective::Backoff new_backoff() const noexcept {
+        return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50));
+    }
 
     enum class Stage { meeting, scattering, crossing, gathering, complete };
 
@@ -230,7 +233,9 @@ private:
 
     /// This rank's shard of its machine's sum.
     ElementRange shard(const Call& call) const noexcept { return shard_range(call.out_count, scatter_->size(), scatter_->rank()); }
-    static void* element(const Call& call, std::size_t index) noexcept { return static_cast<std::byte*>(call.out) + index * size_of(call.dtype); }
+    static void* element(const Call& call, std::size_t index) noexcept {
+        return static_cast<std::byte*>(call.out) + index * size_of(call.dtype);
+    }
 
     void scatter(Started& started) {
         const ElementRange own = shard(started.call);
@@ -364,8 +369,8 @@ private:
         if (culprit >= 0) fail(collective::died(what, culprit));
     }
 
-    /// Called again and again when the time limit has passed. Who waits in a later stage may wait for one that waits itself for the rank that stopped:
-    /// it leaves those who know more some time to say so first, and those who began to wait a little later.
+    /// Called again and again when the time limit has passed. Who waits in a later stage may wait for one that waits itself for the rank
+    /// that stopped: it leaves those who know more some time to say so first, and those who began to wait a little later.
     void report_timeout(std::chrono::nanoseconds by) {
         using collective::Vigil;
         collective::Late late;
@@ -397,12 +402,12 @@ private:
     const std::shared_ptr<ProcessEngine> scatter_;  ///< of this machine's
     const std::vector<int> machines_;
     const std::shared_ptr<MessageEngine> across_;
-    const std::shared_ptr<ProcessEngine> gather_;   ///< of this machine's, with an order of its own
+    const std::shared_ptr<ProcessEngine> gather_;  ///< of this machine's, with an order of its own
     collective::RollCall roll_call_;
 
     std::mutex mutex_;
     std::vector<Started> started_ = std::vector<Started>(most_in_flight);  ///< numbers first_ to next_, each at its number modulo its size
-    std::uint64_t first_ = 0;                                               ///< all below are complete
+    std::uint64_t first_ = 0;                                              ///< all below are complete
     std::uint64_t next_ = 0;
 };
 

@@ -17,23 +17,24 @@
 #include "../core/error.hpp"
 #include "../message_passing/message_engine.hpp"
 #include "../shared_memory/process_engine.hpp"
-#include "hierarchical_engine.hpp"
 #include "engine_collectives.hpp"
+#include "hierarchical_engine.hpp"
 #include "mpi_transport.hpp"
 
 namespace gradsync::inline v0 {
 
 /// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`).
 enum class MpiCommunicator : std::uint8_t {
-    duplicate,       ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards
-    attach,          ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is finalised
-    take_ownership,  ///< the same, but it is the backend's, which frees it some time after the last handle is gone (not where its ranks have failed);
-                     ///< where construction throws, leave it alone
+    duplicate,  ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards
+    attach,  ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is finalised
+    take_ownership,  ///< the same, but it is the backend's, which frees it some time after the last handle is gone (not where its ranks
+                     ///< have failed); where construction throws, leave it alone
 };
 
 /// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
 struct MpiOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait, also for the others at construction; `set_timeout` changes it
+    /// Of every wait, also for the others at construction; `set_timeout` changes it.
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
     bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on each of several machines
@@ -56,14 +57,14 @@ struct MpiOptions {
 ///   messages between all ranks instead, which costs as many times the traffic as a machine has ranks.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names
 ///   it. From then on every call on any communicator of the same origin throws the same. (That a process on another machine has
-///   died shows by a TCP connection between neighbours; where none is to be had, by the time limit.) Keep the launcher from ending the survivors too, where they are to go on
-///   (Open MPI: `mpirun --enable-recovery`).
+///   died shows by a TCP connection between neighbours; where none is to be had, by the time limit.) Keep the launcher from ending the
+///   survivors too, where they are to go on (Open MPI: `mpirun --enable-recovery`).
 /// - MPI is neither initialised nor finalised here; handles may outlive it.
 class MpiBackend : public detail::EngineCollectives<MpiBackend, collective::Engine> {
 public:
     /// The ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over it. Throws Error(invalid_argument) where MPI is
-    /// not initialised, and for MPI_COMM_NULL, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch) on every rank where
-    /// their options differ.
+    /// not initialised, and for MPI_COMM_NULL, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch)
+    /// on every rank where their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
         // A rank without a limit takes part in the exchange of options all the same: so the others hear of it.
         const bool limited = options.timeout > std::chrono::nanoseconds::zero();
@@ -87,7 +88,8 @@ public:
             engine_ = sharing.engine;
             description_ = ranks.describe() + " that share memory";
         } else {
-            engine_ = detail::HierarchicalEngine::combine(send_messages(meeting, comm, ranks, options, sharing), sharing.engine, ranks.machines);
+            engine_ =
+                detail::HierarchicalEngine::combine(send_messages(meeting, comm, ranks, options, sharing), sharing.engine, ranks.machines);
             description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
         }
         int level = MPI_THREAD_SINGLE;
@@ -140,7 +142,8 @@ private:
                 MPI_Get_processor_name(name, &length);
             }
             const auto places = bootstrap::exchange(
-                meeting, Place{collective::ProcessIdentity::own(), collective::detail::hash_bytes(name, static_cast<std::size_t>(length)), domain});
+                meeting,
+                Place{collective::ProcessIdentity::own(), collective::detail::hash_bytes(name, static_cast<std::size_t>(length)), domain});
             for (int r = 0; r < size; ++r) {
                 const Place& place = places[static_cast<std::size_t>(r)];
                 one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
@@ -168,32 +171,40 @@ private:
         }
         /// "4 processes on 2 machines"
         std::string describe() const {
-            const auto counted = [](int count, const char* one, const char* many) { return std::to_string(count) + (count == 1 ? one : many); };
-            return counted(size, " process", " processes") + (machine_count > 1 ? " on " + std::to_string(machine_count) + " machines" : "");
+            const auto counted = [](int count, const char* one, const char* many) {
+                return std::to_string(count) + (count == 1 ? one : many);
+            };
+            return counted(size, " process", " processes") +
+                   (machine_count > 1 ? " on " + std::to_string(machine_count) + " machines" : "");
         }
 
         int rank, size;
         int rank_here = 0;
         std::vector<collective::ProcessIdentity> processes;  ///< of all ranks
-        std::vector<int> machines;    ///< of all ranks: the first rank on each one's, which names it
-        std::vector<int> neighbours;  ///< the ranks on this one
+        std::vector<int> machines;                           ///< of all ranks: the first rank on each one's, which names it
+        std::vector<int> neighbours;                         ///< the ranks on this one
         int machine_count = 0;
         bool one_machine = true;  ///< whatever their domains
     };
 
     static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options) {
         const bool limited = options.timeout > std::chrono::nanoseconds::zero();
-        const bool takes_mpis_own = options.communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
-        const auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(static_cast<int>(options.communicator) * 16 + takes_mpis_own * 8 + limited * 4 +
-                                                                                options.shared_memory * 2 + options.reproducible));
+        const bool takes_mpis_own =
+            options.communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
+        const auto all =
+            bootstrap::exchange(meeting, static_cast<std::uint8_t>(static_cast<int>(options.communicator) * 16 + takes_mpis_own * 8 +
+                                                                   limited * 4 + options.shared_memory * 2 + options.reproducible));
         if (!limited) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
         if (takes_mpis_own)
-            throw Error(Errc::invalid_argument, "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; let the backend attach or duplicate");
+            throw Error(
+                Errc::invalid_argument,
+                "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; let the backend attach or duplicate");
         const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
         if (other != all.end())
-            throw Error(Errc::parameter_mismatch,
-                        "MpiBackend: rank " + std::to_string(other - all.begin()) + " has other MpiOptions than rank 0; give all ranks the same",
-                        {.operation = "MpiBackend", .rank = meeting.rank(), .peer = static_cast<int>(other - all.begin())});
+            throw Error(
+                Errc::parameter_mismatch,
+                "MpiBackend: rank " + std::to_string(other - all.begin()) + " has other MpiOptions than rank 0; give all ranks the same",
+                {.operation = "MpiBackend", .rank = meeting.rank(), .peer = static_cast<int>(other - all.begin())});
     }
 
     /// Messages of two backends would be taken for one another's, those of one that has failed also by another that comes after it.
@@ -208,8 +219,9 @@ private:
         int found = 0;
         MPI_Comm_get_attr(comm, mark, &value, &found);
         if (found)
-            throw Error(Errc::invalid_argument,
-                        "MpiBackend: another backend had this communicator before, and its messages may still come; let this one duplicate it");
+            throw Error(
+                Errc::invalid_argument,
+                "MpiBackend: another backend had this communicator before, and its messages may still come; let this one duplicate it");
         MPI_Comm_set_attr(comm, mark, nullptr);
     }
 
@@ -245,12 +257,14 @@ private:
                                                                          const MpiOptions& options, const Sharing& sharing) {
         using namespace message_passing;
         if (options.communicator == MpiCommunicator::duplicate) comm = meeting.duplicate();
-        auto transport = std::make_unique<gradsync::detail::MpiTransport>(comm, options.communicator != MpiCommunicator::attach, ranks.one_machine);
-        auto world = sharing.world ? MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
-                                                        sharing.world->chores())
+        auto transport =
+            std::make_unique<gradsync::detail::MpiTransport>(comm, options.communicator != MpiCommunicator::attach, ranks.one_machine);
+        auto world = sharing.world ? MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(),
+                                                        sharing.world->shared_state(), sharing.world->chores())
                                    : MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here());
         watch(*world, meeting, ranks);
-        return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
+        return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(),
+                                               options.timeout);
     }
 
     /// Ranks that do not see one another's processes have themselves told by the network.

@@ -63,9 +63,7 @@ public:
         return bootstrap::refusal_of_thread(thread_level_);
     }
 
-    std::mutex& mutex() noexcept override {
-        return bootstrap::mpi_mutex();
-    }
+    std::mutex& mutex() noexcept override { return bootstrap::mpi_mutex(); }
 
     /// Between processes of one machine Open MPI sends 4 KiB, its header included, without asking the receiver. Networks take more.
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
@@ -175,7 +173,8 @@ private:
     void begin_receive(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
         make_room();
         MPI_Request request;
-        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request), "MPI_Irecv");
+        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request),
+                  "MPI_Irecv");
         enlist(request, ticket);
     }
     /// For one more, before it is begun: what is under way has to be known.

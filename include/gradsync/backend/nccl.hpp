@@ -25,9 +25,9 @@ namespace gradsync::inline v0 {
 /// Options of `NcclBackend`.
 struct NcclOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait and every collective; `set_timeout` changes it
-    cudaStream_t stream = nullptr;  ///< on which buffers are written and read; `set_stream` changes it
-    int device = -1;                ///< -1: the calling thread's
-    int most_ctas = 0;              ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
+    cudaStream_t stream = nullptr;                               ///< on which buffers are written and read; `set_stream` changes it
+    int device = -1;                                             ///< -1: the calling thread's
+    int most_ctas = 0;                      ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
     NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; the same on all ranks. `describe()` says what it is, if less, and why
     /// Buckets of a Reducer's backward that follow one another and together have no more bytes leave as one launch, 32 at
     /// most, and so do their gathers (OverlapForward); 0: each on its own; the same on all ranks.
@@ -37,8 +37,9 @@ struct NcclOptions {
 /// Ranks with a device each, among which NCCL moves data.
 ///
 /// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, or, in a
-///   group, when the group leaves, and runs on a stream of its own. `Work::wait()` keeps the host until it is complete; `Work::wait_on(stream)` makes a stream wait, and
-///   returns at once: the Work counts as complete then, and its buffers are in use until that stream gets there.
+///   group, when the group leaves, and runs on a stream of its own. `Work::wait()` keeps the host until it is complete;
+///   `Work::wait_on(stream)` makes a stream wait, and returns at once: the Work counts as complete then, and its buffers are in use until
+///   that stream gets there.
 /// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. Types
 ///   of 16 and 8 bits are scaled before they are added up, and rounded then and in NCCL's sum; those of 8 bits need
 ///   NCCL 2.24.3 and devices of compute capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max`
@@ -146,14 +147,11 @@ private:
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
-        detail::NcclSettings settings{.compute = options.stream,
-                                              .most_ctas = options.most_ctas,
-                                              .memory = {options.memory},
-                                              .group_bytes = options.group_bytes};
+        detail::NcclSettings settings{
+            .compute = options.stream, .most_ctas = options.most_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
-        if (adopted != nullptr)
-            return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
+        if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
         return detail::NcclEngine::make(control, std::move(watch), settings);
     }
 
@@ -165,12 +163,12 @@ private:
 
     static ncclComm_t checked(ncclComm_t comm, int rank, int size) {
         int own_rank = -1, own_size = -1;
-        if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess ||
-            ncclCommCount(comm, &own_size) != ncclSuccess || own_rank != rank || own_size != size)
+        if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess ||
+            own_rank != rank || own_size != size)
             throw Error(Errc::invalid_argument,
-                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " +
-                            std::to_string(own_size) + ", the rendezvous of rank " + std::to_string(rank) + " of " +
-                            std::to_string(size) + "; both must have the same ranks in the same order",
+                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " + std::to_string(own_size) +
+                            ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                            "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
         return comm;
     }

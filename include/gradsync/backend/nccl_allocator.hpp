@@ -46,8 +46,7 @@ public:
     /// wished for.
     std::string describe() const {
         if (choice_.kind == NcclMemory::plain && choice_.why.empty()) return "";
-        return "buckets in " + std::string(gradsync::name_of(choice_.kind)) +
-               (choice_.why.empty() ? "" : ", as " + choice_.why);
+        return "buckets in " + std::string(gradsync::name_of(choice_.kind)) + (choice_.why.empty() ? "" : ", as " + choice_.why);
     }
 
     /// Zeroed. Collective: ranks that ask for different sizes all throw Error(parameter_mismatch), and may go on; one
@@ -83,8 +82,7 @@ private:
             throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
                         {.operation = "allocate", .rank = self, .peer = failure.culprit});
         }
-        if (const std::size_t r = first_unlike(sizes); r != 0)
-            refuse_sizes(engine, sizes[0], sizes[r], static_cast<int>(r));
+        if (const std::size_t r = first_unlike(sizes); r != 0) refuse_sizes(engine, sizes[0], sizes[r], static_cast<int>(r));
         void* const data = memory->data();
         return collective::Memory(
             std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
@@ -99,8 +97,8 @@ private:
 
     [[noreturn]] static void refuse_sizes(Engine& engine, std::uint64_t first, std::uint64_t other, int r) {
         throw Error(Errc::parameter_mismatch,
-                    "allocate: rank " + std::to_string(engine.world_rank(0)) + " asks for " + std::to_string(first) +
-                        " bytes, rank " + std::to_string(engine.world_rank(r)) + " for " + std::to_string(other) +
+                    "allocate: rank " + std::to_string(engine.world_rank(0)) + " asks for " + std::to_string(first) + " bytes, rank " +
+                        std::to_string(engine.world_rank(r)) + " for " + std::to_string(other) +
                         "; all ranks must allocate the same, in the same order",
                     {.operation = "allocate", .rank = engine.world_rank(engine.rank()), .peer = engine.world_rank(r)});
     }
@@ -113,8 +111,7 @@ private:
                 if (!engine.world().failed()) opened = memory.open_window(comm, wanted);
             });
             bool all = true;
-            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened)))
-                all = all && other != 0;
+            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
             if (!all)
                 engine.with_communicator(deadline, what, [&](NcclCommunicator& comm, auto&& wanted) {
                     memory.forget(comm, wanted);

@@ -48,12 +48,11 @@ public:
     /// Throws Error(invalid_argument) where this program cannot do it.
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
-            throw Error(
-                Errc::invalid_argument,
-                std::string(name_of(call.operation)) +
-                    ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
-                    "with nvcc into the program",
-                {.operation = std::string(name_of(call.operation))});
+            throw Error(Errc::invalid_argument,
+                        std::string(name_of(call.operation)) +
+                            ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
+                            "with nvcc into the program",
+                        {.operation = std::string(name_of(call.operation))});
     }
 
     /// The call is to be launched next, and stays where it is until then. `slot`: not that of another one under way.
@@ -161,8 +160,7 @@ private:
             room += scratch_bytes(next);
             double* const weight = static_cast<double*>(weights_.data()) + next.slot;
             *weight = next.call->contribution.weight;
-            cuda::check(cudaMemcpyAsync(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()),
-                        "cudaMemcpyAsync");
+            cuda::check(cudaMemcpyAsync(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
         }
         if (!any) return;
         together(
@@ -216,8 +214,7 @@ private:
     /// Memory for one launch after another, as they come on the stream. Freeing would wait for the device, so what has become too
     /// small is kept.
     std::byte* scratch(std::size_t bytes) {
-        if (scratch_.empty() || scratch_.back().bytes() < bytes)
-            scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
+        if (scratch_.empty() || scratch_.back().bytes() < bytes) scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
         return static_cast<std::byte*>(scratch_.back().data());
     }
 
@@ -230,15 +227,12 @@ private:
         switch (call.operation) {
             case Operation::broadcast:
                 if (call.out_count != 0)
-                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()),
-                              "ncclBroadcast");
+                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclBroadcast");
                 break;
             case Operation::all_gather: all_gather(call, batch); break;
             case Operation::gather: gather(call, batch); break;
             case Operation::scatter: scatter(call, batch); break;
-            default:
-                batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()),
-                          "ncclAllReduce");
+            default: batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()), "ncclAllReduce");
         }
     }
 
@@ -247,20 +241,16 @@ private:
         const std::size_t whole = call.in_count;
         if (whole == 0) return;
         if (call.operation == Operation::all_reduce)
-            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()),
-                             "ncclAllReduce");
+            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()), "ncclAllReduce");
         if (call.operation == Operation::reduce)
-            return batch.add(
-                ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()),
-                "ncclReduce");
+            return batch.add(ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()), "ncclReduce");
         if (is_even(whole))
-            return batch.add(
-                ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
-                "ncclReduceScatter");
+            return batch.add(ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
+                             "ncclReduceScatter");
         for (int r = 0; r < size_; ++r)
             if (const ElementRange own = shard(whole, r); own.size() != 0)
-                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr,
-                                     own.size(), type, operand.op, r, comm_.get(), stream()),
+                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type,
+                                     operand.op, r, comm_.get(), stream()),
                           "ncclReduce");
     }
 
@@ -268,52 +258,40 @@ private:
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
-        if (is_even(whole))
-            return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()),
-                             "ncclAllGather");
+        if (is_even(whole)) return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
         for (int r = 0; r < size_; ++r)
             if (const ElementRange part = shard(whole, r); part.size() != 0) {
                 void* const to = element(call.out, part.first, call.dtype);
-                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()),
-                          "ncclBroadcast");
+                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
             }
     }
 
     void gather(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
         if (rank_ != call.root) {
-            if (call.in_count != 0)
-                batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()), "ncclSend");
+            if (call.in_count != 0) batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()), "ncclSend");
             return;
         }
-        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in,
-             call.in_count * size_of(call.dtype));
+        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
         for (int r = 0; r < size_; ++r)
             if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
-                batch.add(
-                    ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()),
-                    "ncclRecv");
+                batch.add(ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()), "ncclRecv");
     }
 
     void scatter(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
         if (rank_ != call.root) {
-            if (call.out_count != 0)
-                batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclRecv");
+            if (call.out_count != 0) batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclRecv");
             return;
         }
-        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype),
-             call.out_count * size_of(call.dtype));
+        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
         for (int r = 0; r < size_; ++r)
             if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
-                batch.add(
-                    ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()),
-                    "ncclSend");
+                batch.add(ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()), "ncclSend");
     }
 
     void copy(void* to, const void* from, std::size_t bytes) const {
-        if (bytes != 0 && to != from)
-            cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
+        if (bytes != 0 && to != from) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
     }
 
     NcclCommunicator comm_;

@@ -31,15 +31,13 @@ inline ncclDataType_t nccl_type(DType dtype) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 3)
     if (is_float8(dtype)) return dtype == DType::f8e4m3 ? ncclFloat8e4m3 : ncclFloat8e5m2;
 #endif
-    constexpr ncclDataType_t types[] = {ncclInt8,  ncclUint8,  ncclInt32,   ncclUint32,   ncclInt64,
+    constexpr ncclDataType_t types[] = {ncclInt8,   ncclUint8,   ncclInt32,    ncclUint32,  ncclInt64,
                                         ncclUint64, ncclFloat16, ncclBfloat16, ncclFloat32, ncclFloat64};
     assert(static_cast<std::size_t>(dtype) < std::size(types));
     return types[static_cast<std::size_t>(dtype)];
 }
 /// The same for what is moved, and not added up: any NCCL and device can do it.
-inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept {
-    return is_float8(dtype) ? ncclUint8 : nccl_type(dtype);
-}
+inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept { return is_float8(dtype) ? ncclUint8 : nccl_type(dtype); }
 
 /// Not for means, which are made of sums.
 inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
@@ -135,8 +133,7 @@ public:
     /// What went wrong on the way, or "".
     std::string problem() {
         ncclResult_t code = ncclSuccess;
-        if (comm_ == nullptr ||
-            (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
+        if (comm_ == nullptr || (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
             return {};
         const char* const last = ncclGetLastError(comm_);
         return std::string(ncclGetErrorString(code)) + (last != nullptr && *last != '\0' ? std::string(": ") + last : "");

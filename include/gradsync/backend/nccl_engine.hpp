@@ -44,11 +44,10 @@ public:
     /// Collectives under way before a start has to wait; fewer than `control` takes, and no more than `Call::followers` can count.
     static constexpr std::size_t slots = 128;
 
-    static constexpr std::chrono::seconds patience{10};  ///< with what was aborted
+    static constexpr std::chrono::seconds patience{10};     ///< with what was aborted
     static constexpr std::chrono::milliseconds grace{500};  ///< for another rank to be named, of whose loss NCCL's failure may be the echo
 
-    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
-               NcclSettings settings)
+    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
         : control_(std::move(control)),
           watch_(std::move(watch)),
           settings_(settings),
@@ -102,8 +101,8 @@ public:
         } catch (const Error& error) {
             if (!control) throw;
             const int self = control->world_rank(control->rank());
-            control->fail({Errc::device_failed, self,
-                           "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
+            control->fail(
+                {Errc::device_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
             const collective::Failure failure = state.failure();
             throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
                         {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
@@ -381,7 +380,9 @@ private:
 
     void look(std::uint64_t n, const Call& call, collective::Vigil& vigil) {
         vigil.look(
-            timeout(), [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); }, [] {});
+            timeout(),
+            [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
+            [] {});
     }
 
     std::string name_of(std::uint64_t n) { return collective::name_of(at(n).call, n); }
@@ -495,7 +496,7 @@ private:
     int open_groups_ = 0;
     Clock::time_point next_look_{};
     Clock::time_point reported_at_{};  ///< when NCCL was seen to have failed
-    std::atomic<bool> told_{false};  ///< the others know of the failure
+    std::atomic<bool> told_{false};    ///< the others know of the failure
 };
 
 }  // namespace gradsync::inline v0::detail

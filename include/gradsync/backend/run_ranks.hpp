@@ -30,7 +30,8 @@ class FunctionRef {
 public:
     template <class F>
         requires(!std::is_same_v<F, FunctionRef>)
-    FunctionRef(const F& f) noexcept : object_(&f), call_([](const void* object, Args... args) { (*static_cast<const F*>(object))(static_cast<Args>(args)...); }) {}
+    FunctionRef(const F& f) noexcept
+        : object_(&f), call_([](const void* object, Args... args) { (*static_cast<const F*>(object))(static_cast<Args>(args)...); }) {}
 
     void operator()(Args... args) const { call_(object_, static_cast<Args>(args)...); }
 

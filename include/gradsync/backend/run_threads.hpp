@@ -18,8 +18,8 @@ struct ThreadOptions {
 /// results by rank if `f` returns something.
 ///
 /// If a rank throws, the others are released from whatever collective they wait for, with an Error that names it,
-/// and the exception that was the cause (the first, by rank, that blames no other one) is rethrown here, of its own type. A rank that neither
-/// communicates nor returns cannot be stopped from outside: run_threads waits for it.
+/// and the exception that was the cause (the first, by rank, that blames no other one) is rethrown here, of its own type. A rank that
+/// neither communicates nor returns cannot be stopped from outside: run_threads waits for it.
 template <class F>
 auto run_threads(int size, F&& f, ThreadOptions options = {}) {
     return detail::run_ranks(ThreadBackend::make(size, options.timeout), std::forward<F>(f), [](std::size_t, auto&& run) { run(); });

@@ -32,12 +32,13 @@ struct SimulatedCluster {
     plan::Cluster cluster = {};  ///< how many ranks, on which nodes, over which links
     plan::Algorithm algorithm = plan::Algorithm::ring;
     std::vector<Straggler> stragglers = {};
-    double jitter = 0;           ///< every compute takes up to this part longer, at random: 0.1 is 10 %
-    std::uint64_t seed = 1;      ///< of the jitter
+    double jitter = 0;       ///< every compute takes up to this part longer, at random: 0.1 is 10 %
+    std::uint64_t seed = 1;  ///< of the jitter
     /// Whether collectives move what lies in memory of `allocate`, buckets that is. If not, everything takes the same time, but
     /// the gradients of thousands of ranks need no memory and no work.
     bool moves_buckets = true;
-    /// Of every wait: in virtual time, and in real time where a rank keeps all others from going on. (Who tests again and again sleeps until something happens.)
+    /// Of every wait: in virtual time, and in real time where a rank keeps all others from going on. (Who tests again and again sleeps
+    /// until something happens.)
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
 };
 
@@ -72,7 +73,8 @@ public:
     /// Error(invalid_argument) where that is negative or not finite.
     void compute(double seconds) {
         if (!(seconds >= 0) || !detail::is_finite(seconds))
-            throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds), {.operation = "compute", .rank = world_rank()});
+            throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
+                        {.operation = "compute", .rank = world_rank()});
         engine_->pass(seconds * pace_->next());
     }
 
@@ -99,7 +101,8 @@ private:
         std::uint64_t state_;
     };
 
-    SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace) : engine_(std::move(engine)), pace_(std::move(pace)) {}
+    SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace)
+        : engine_(std::move(engine)), pace_(std::move(pace)) {}
 
     int world_rank() const noexcept { return engine_->world_rank(rank()); }
     const std::shared_ptr<simulation::Engine>& shared_engine() const noexcept { return engine_; }
@@ -131,15 +134,19 @@ struct SimulatedRun {
 template <class F>
 auto run_simulated(const SimulatedCluster& options, F&& f) {
     plan::check(options.cluster);
-    const auto refuse = [](const std::string& what) { throw Error(Errc::invalid_argument, "run_simulated: " + what, {.operation = "run_simulated"}); };
+    const auto refuse = [](const std::string& what) {
+        throw Error(Errc::invalid_argument, "run_simulated: " + what, {.operation = "run_simulated"});
+    };
     std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
     for (const Straggler& s : options.stragglers) {
         if (s.rank < 0 || s.rank >= options.cluster.ranks)
             refuse("straggler " + std::to_string(s.rank) + " is none of the " + std::to_string(options.cluster.ranks) + " ranks");
-        if (!(s.factor >= 0) || !detail::is_finite(s.factor)) refuse("a straggler's factor must be a finite number of 0 or more, not " + std::to_string(s.factor));
+        if (!(s.factor >= 0) || !detail::is_finite(s.factor))
+            refuse("a straggler's factor must be a finite number of 0 or more, not " + std::to_string(s.factor));
         factors[static_cast<std::size_t>(s.rank)] = s.factor;
     }
-    if (!(options.jitter >= 0) || !detail::is_finite(options.jitter)) refuse("jitter must be a finite number of 0 or more, not " + std::to_string(options.jitter));
+    if (!(options.jitter >= 0) || !detail::is_finite(options.jitter))
+        refuse("jitter must be a finite number of 0 or more, not " + std::to_string(options.jitter));
     if (options.timeout <= std::chrono::nanoseconds::zero()) refuse("the time limit must be positive");
 
     const auto world = std::make_shared<simulation::Simulation>(options.cluster, options.algorithm, options.moves_buckets);
@@ -151,8 +158,10 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
         for (const int r : ranks) {
             const double factor = factors[static_cast<std::size_t>(r)];
             world->set_limit(r, options.timeout);
-            handles.push_back(SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
-                                               std::make_shared<SimulatedBackend::Pace>(factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r))));
+            handles.push_back(
+                SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
+                                 std::make_shared<SimulatedBackend::Pace>(
+                                     factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r))));
         }
     }
     const auto take_turns = [&](std::size_t r, auto&& run) {
@@ -174,7 +183,8 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
             watchman.join();
         }
     } const relief{*world, watchman};
-    detail::run_ranks(std::move(handles), [&](SimulatedBackend backend) { f(std::move(backend)); }, take_turns);
+    detail::run_ranks(
+        std::move(handles), [&](SimulatedBackend backend) { f(std::move(backend)); }, take_turns);
 
     SimulatedRun result{{}, std::move(world->records)};
     for (const int r : ranks) result.rank_seconds.push_back(world->scheduler.now(r));

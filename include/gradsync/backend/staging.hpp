@@ -221,8 +221,7 @@ private:
         slot.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
         if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
         if (reads && in_bytes != 0)
-            cuda::check(cudaMemcpyAsync(slot.in_memory.data(), in, in_bytes, cudaMemcpyDeviceToHost, down_.get()),
-                        "cudaMemcpyAsync");
+            cuda::check(cudaMemcpyAsync(slot.in_memory.data(), in, in_bytes, cudaMemcpyDeviceToHost, down_.get()), "cudaMemcpyAsync");
         cuda::check(cudaEventRecord(slot.copied.get(), down_.get()), "cudaEventRecord");
         slot.stage = Slot::Stage::leaving;
         ++opened_;
@@ -250,9 +249,9 @@ private:
     void return_to_device(Slot& slot) {
         if (slot.stage != Slot::Stage::reducing || !poll_work(slot.work)) return;
         if (slot.out != nullptr)
-            cuda::check(cudaMemcpyAsync(slot.out, slot.call.out, slot.call.out_count * size_of(slot.call.dtype),
-                                        cudaMemcpyHostToDevice, up_.get()),
-                        "cudaMemcpyAsync");
+            cuda::check(
+                cudaMemcpyAsync(slot.out, slot.call.out, slot.call.out_count * size_of(slot.call.dtype), cudaMemcpyHostToDevice, up_.get()),
+                "cudaMemcpyAsync");
         cuda::check(cudaEventRecord(slot.copied.get(), up_.get()), "cudaEventRecord");
         slot.stage = Slot::Stage::returning;
         ++started(slot.number).returning;

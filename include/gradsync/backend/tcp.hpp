@@ -39,13 +39,11 @@ public:
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 
-    /// Where the ranks (of the first communicator, for parts of it too) are on several machines, messages move only inside calls: those of a
-    /// thread.
+    /// Where the ranks (of the first communicator, for parts of it too) are on several machines, messages move only inside calls: those of
+    /// a thread.
     bool wants_progress_thread() const noexcept { return engine_->world().spans_machines; }
 
-    std::string describe() const {
-        return std::to_string(size()) + (size() == 1 ? " process" : " processes that send messages over TCP");
-    }
+    std::string describe() const { return std::to_string(size()) + (size() == 1 ? " process" : " processes that send messages over TCP"); }
 
     /// Memory in which collectives are fastest; see the concept.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }

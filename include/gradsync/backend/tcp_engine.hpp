@@ -19,20 +19,18 @@ namespace gradsync::inline v0::detail {
 template <Rendezvous R>
 std::shared_ptr<message_passing::MessageEngine> make_tcp_engine(R& rendezvous, std::chrono::nanoseconds timeout) {
     using namespace message_passing;
-    if (timeout <= std::chrono::nanoseconds::zero())
-        throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+    if (timeout <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
     const auto own = collective::ProcessIdentity::own();
     auto processes = bootstrap::exchange(rendezvous, own);
     auto transport = std::make_unique<TcpTransport>(
-        bootstrap::connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))),
-        rendezvous.rank());
+        bootstrap::connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))), rendezvous.rank());
     const auto here =
         std::count_if(processes.begin(), processes.end(), [&](const auto& process) { return process.machine == own.machine; });
     std::vector<int> ranks;
     for (int r = 0; r < rendezvous.size(); ++r) ranks.push_back(r);
     auto world = MessageWorld::make(std::move(transport), std::move(processes), static_cast<int>(here));
-    return std::make_shared<MessageEngine>(std::move(world), std::move(ranks), rendezvous.rank(), 0,
-                                           std::make_shared<KnownMemory>(), timeout);
+    return std::make_shared<MessageEngine>(std::move(world), std::move(ranks), rendezvous.rank(), 0, std::make_shared<KnownMemory>(),
+                                           timeout);
 }
 
 }  // namespace gradsync::inline v0::detail

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/clock.hpp"
 #include "../core/backend.hpp"
+#include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "../shared_memory/seat.hpp"
@@ -34,12 +34,14 @@ public:
         auto& world = static_cast<ThreadWorld&>(parent.world());
         std::lock_guard lock(world.mutex_);
         auto meeting = world.meetings_.begin();
-        while (meeting != world.meetings_.end() && !(meeting->parent == &parent && meeting->split == group.split && meeting->color == group.color))
+        while (meeting != world.meetings_.end() &&
+               !(meeting->parent == &parent && meeting->split == group.split && meeting->color == group.color))
             ++meeting;
         if (meeting == world.meetings_.end()) {
             std::vector<int> world_ranks;
             for (const int r : group.members) world_ranks.push_back(parent.world_rank(r));
-            meeting = world.meetings_.insert(meeting, {&parent, group.split, group.color, board(parent.shared_world(), std::move(world_ranks)), 0});
+            meeting = world.meetings_.insert(meeting,
+                                             {&parent, group.split, group.color, board(parent.shared_world(), std::move(world_ranks)), 0});
         }
         std::shared_ptr<shared_memory::Board> found = meeting->board;
         if (++meeting->arrived == group.members.size()) world.meetings_.erase(meeting);

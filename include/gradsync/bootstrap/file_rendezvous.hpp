@@ -41,16 +41,14 @@ public:
         : folder_(std::move(folder)), rank_(rank), size_(size), options_(options) {
         if (size < 1 || rank < 0 || rank >= size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(rank) + " is not one of " + std::to_string(size));
-        if (options_.timeout <= std::chrono::nanoseconds::zero())
-            refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
         options_.timeout = gradsync::detail::within_reason(options_.timeout);
         if (size == 1) return;
         if (rank == 0) {
             if (::mkdir(folder_.c_str(), 0700) != 0)
                 refuse(Errc::invalid_argument,
-                       errno == EEXIST
-                           ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
-                           : std::string("cannot make the folder: ") + std::strerror(errno));
+                       errno == EEXIST ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
+                                       : std::string("cannot make the folder: ") + std::strerror(errno));
             std::random_device random;
             job_ = (static_cast<std::uint64_t>(random()) << 32) | random();
         }
@@ -149,14 +147,11 @@ private:
         post(arrival, {});
     }
 
-    std::string path(const std::string& exchange, int rank) const {
-        return folder_ + "/" + exchange + "." + std::to_string(rank);
-    }
+    std::string path(const std::string& exchange, int rank) const { return folder_ + "/" + exchange + "." + std::to_string(rank); }
 
     void post(const std::string& exchange, std::span<const std::byte> bytes) {
         if (!write(exchange, bytes))
-            refuse(Errc::peer_failed,
-                   std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
+            refuse(Errc::peer_failed, std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
     }
 
     /// A file appears with all that is in it, or not at all.
@@ -164,12 +159,10 @@ private:
         const std::string name = path(exchange, rank_), unfinished = name + ".new";
         std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
         if (file == nullptr) return false;
-        const Header header{.job = job_,
-                            .bytes = bytes.size(),
-                            .rank = static_cast<std::uint32_t>(rank_),
-                            .size = static_cast<std::uint32_t>(size_)};
-        const bool written = std::fwrite(&header, sizeof header, 1, file) == 1 &&
-                             (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1);
+        const Header header{
+            .job = job_, .bytes = bytes.size(), .rank = static_cast<std::uint32_t>(rank_), .size = static_cast<std::uint32_t>(size_)};
+        const bool written =
+            std::fwrite(&header, sizeof header, 1, file) == 1 && (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1);
         return (std::fclose(file) == 0) & written && std::rename(unfinished.c_str(), name.c_str()) == 0;
     }
 
@@ -186,8 +179,7 @@ private:
             good = header.bytes == 0 || std::fread(blob.data(), blob.size(), 1, file) == 1;
         }
         std::fclose(file);
-        if (!good)
-            refuse(Errc::peer_failed, "file " + path(exchange, rank) + " holds nonsense; who else writes into the folder?", rank);
+        if (!good) refuse(Errc::peer_failed, "file " + path(exchange, rank) + " holds nonsense; who else writes into the folder?", rank);
         if (header.size != static_cast<std::uint32_t>(size_))
             refuse(Errc::parameter_mismatch,
                    "rank " + std::to_string(rank) + " was told that there are " + std::to_string(header.size) +
@@ -206,10 +198,10 @@ private:
             Blob nothing;
             if (exchange != arrival && read(good_bye, rank, nothing)) {
                 if (read(exchange, rank, blob)) return blob;  // it was its last word
-                refuse(Errc::peer_left,
-                       "rank " + std::to_string(rank) + " left before " + exchange +
-                           "; all ranks must make the same calls in the same order",
-                       rank);
+                refuse(
+                    Errc::peer_left,
+                    "rank " + std::to_string(rank) + " left before " + exchange + "; all ranks must make the same calls in the same order",
+                    rank);
             }
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,

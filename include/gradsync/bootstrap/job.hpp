@@ -22,9 +22,9 @@ struct Job {
     /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, as torchrun and many others set them; else what Slurm sets for
     /// the processes of `srun`: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first of SLURM_STEP_NODELIST (or
     /// SLURM_JOB_NODELIST), and a port and a token made of SLURM_JOB_ID. MASTER_ADDR, MASTER_PORT and GRADSYNC_JOB_TOKEN
-    /// override Slurm's. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after it,
-    /// and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. Without any of them:
-    /// one rank. `variable(name)`: its value, or nullptr.
+    /// override Slurm's. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after
+    /// it, and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. Without any of
+    /// them: one rank. `variable(name)`: its value, or nullptr.
     ///
     /// Throws Error(invalid_argument), naming the variable.
     template <class Lookup>
@@ -71,8 +71,7 @@ public:
         for (; *at >= '0' && *at <= '9' && value <= most; ++at) value = value * 10 + (*at - '0');
         if (*at != '\0' || at == text || value < least || value > most)
             throw Error(Errc::invalid_argument, std::string("the environment variable ") + name + " must be a number from " +
-                                                    std::to_string(least) + " to " + std::to_string(most) + ", not '" + text +
-                                                    "'");
+                                                    std::to_string(least) + " to " + std::to_string(most) + ", not '" + text + "'");
         return value;
     }
     long long number(const char* name, long long least, long long most, long long otherwise) const {
@@ -97,8 +96,8 @@ Job Job::from(Lookup&& lookup) {
         const char* const rank = plain ? "RANK" : "SLURM_PROCID";
         job.size = static_cast<int>(variables.number(size, 1, most_ranks));
         job.rank = static_cast<int>(variables.number(rank, 0, job.size - 1));
-        job.local_rank = static_cast<int>(
-            variables.number(plain ? "LOCAL_RANK" : "SLURM_LOCALID", 0, job.size - 1, job.size == 1 ? 0 : job.rank));
+        job.local_rank =
+            static_cast<int>(variables.number(plain ? "LOCAL_RANK" : "SLURM_LOCALID", 0, job.size - 1, job.size == 1 ? 0 : job.rank));
     }
     if (slurm) {
         const char* const step = variables.get("SLURM_STEP_NODELIST");
@@ -123,8 +122,7 @@ Job Job::from(Lookup&& lookup) {
     job.port = static_cast<std::uint16_t>(variables.number("GRADSYNC_PORT", 1, 65535, job.port));
     if (const char* const token = variables.get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
-        throw Error(Errc::invalid_argument,
-                    "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
+        throw Error(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;
 }
 

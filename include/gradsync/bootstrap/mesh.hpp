@@ -29,14 +29,12 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
     // Each calls the ranks below it, and answers those above; either may take its time.
     std::thread answering([&] {
         for (int missing = size - 1 - rank; missing > 0; --missing) {
-            auto [socket, caller] =
-                reception.answer(deadline, [&](std::int64_t r) { return r > rank && r < size && !sockets[at(r)]; });
+            auto [socket, caller] = reception.answer(deadline, [&](std::int64_t r) { return r > rank && r < size && !sockets[at(r)]; });
             if (!socket) return;
             sockets[at(caller)] = std::move(socket);
         }
     });
-    for (int r = 0; r < rank; ++r)
-        sockets[at(r)] = net::call(contacts[at(r)], rank, std::chrono::ceil<std::chrono::milliseconds>(limit));
+    for (int r = 0; r < rank; ++r) sockets[at(r)] = net::call(contacts[at(r)], rank, std::chrono::ceil<std::chrono::milliseconds>(limit));
     answering.join();
 
     std::int32_t apart = -1;

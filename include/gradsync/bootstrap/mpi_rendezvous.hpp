@@ -56,9 +56,10 @@ struct MpiRendezvousOptions {
 
 /// Ranks that have MPI already. The communicator stays yours, and lives as long as this.
 ///
-/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator is
-/// good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does not. The error names
-/// the ranks that did not come: those that wait tell one another so (`MpiRollCall`), in messages of the communicator's largest tag, which is the library's.
+/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator
+/// is good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does
+/// not. The error names the ranks that did not come: those that wait tell one another so (`MpiRollCall`), in messages of the communicator's
+/// largest tag, which is the library's.
 class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread, and for MPI_COMM_NULL.
@@ -74,7 +75,9 @@ public:
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
         options_.timeout = gradsync::detail::within_reason(options_.timeout);
         if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
-            refuse(Errc::invalid_argument, "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
+            refuse(
+                Errc::invalid_argument,
+                "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
         const std::lock_guard lock(bootstrap::mpi_mutex());
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
@@ -91,8 +94,9 @@ public:
         finish(bytes, "MPI_Ibcast", [&](int& b, MPI_Request* request) { return MPI_Ibcast(&b, 1, MPI_INT, 0, comm_, request); });
         const auto blob = std::make_shared<Blob>(static_cast<std::size_t>(*bytes));
         if (rank_ == 0) blob->assign(own.begin(), own.end());
-        finish(blob, "MPI_Ibcast",
-               [&](Blob& b, MPI_Request* request) { return MPI_Ibcast(b.data(), static_cast<int>(b.size()), MPI_BYTE, 0, comm_, request); });
+        finish(blob, "MPI_Ibcast", [&](Blob& b, MPI_Request* request) {
+            return MPI_Ibcast(b.data(), static_cast<int>(b.size()), MPI_BYTE, 0, comm_, request);
+        });
         return std::move(*blob);
     }
 
@@ -109,12 +113,14 @@ public:
         b.bytes = static_cast<int>(own.size());
         b.counts.resize(static_cast<std::size_t>(size_));
         b.offsets.resize(b.counts.size());
-        finish(buffers, "MPI_Iallgather",
-               [&](Buffers&, MPI_Request* request) { return MPI_Iallgather(&b.bytes, 1, MPI_INT, b.counts.data(), 1, MPI_INT, comm_, request); });
+        finish(buffers, "MPI_Iallgather", [&](Buffers&, MPI_Request* request) {
+            return MPI_Iallgather(&b.bytes, 1, MPI_INT, b.counts.data(), 1, MPI_INT, comm_, request);
+        });
         std::exclusive_scan(b.counts.begin(), b.counts.end(), b.offsets.begin(), 0);
         b.together.resize(static_cast<std::size_t>(b.offsets.back()) + static_cast<std::size_t>(b.counts.back()));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
-            return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_, request);
+            return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_,
+                                   request);
         });
         std::vector<Blob> all;
         for (std::size_t r = 0; r < b.counts.size(); ++r)
@@ -163,9 +169,11 @@ private:
         gradsync::detail::keep_for_good(memory);
         const std::vector<int> silent = roll_call_->silent();
         // All were heard of: those have given up before, or are at another place.
-        const std::string ranks = silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
-        refuse(Errc::timeout, "waited " + bootstrap::in_seconds(options_.timeout) + " in " + function + " for " + ranks +
-                                  "; every rank has to make its backend, or rendezvous, at the same place in the program",
+        const std::string ranks =
+            silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
+        refuse(Errc::timeout,
+               "waited " + bootstrap::in_seconds(options_.timeout) + " in " + function + " for " + ranks +
+                   "; every rank has to make its backend, or rendezvous, at the same place in the program",
                silent.size() == 1 ? silent.front() : -1);
     }
 

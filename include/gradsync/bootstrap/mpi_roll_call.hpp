@@ -26,7 +26,8 @@ inline int roll_call_tag(MPI_Comm comm) noexcept {
     return found ? *static_cast<int*>(bound) : 32767;  // what the standard guarantees
 }
 
-/// The number of the last call of all roll calls of a communicator, which is the same on all ranks: what was asked in an earlier one may still be on its way.
+/// The number of the last call of all roll calls of a communicator, which is the same on all ranks: what was asked in an earlier one may
+/// still be on its way.
 inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     using Holder = std::shared_ptr<int>;
     static const int key = [] {
@@ -49,12 +50,18 @@ inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     return *made.release();
 }
 
-/// Who is there, where a collective of MPI's does not end: MPI itself does not say. A rank that has waited for too long tells all others which call it
-/// is in; those that wait, too, tell it theirs. Nothing is sent while nobody asks. For whoever may call MPI.
+/// Who is there, where a collective of MPI's does not end: MPI itself does not say. A rank that has waited for too long tells all others
+/// which call it is in; those that wait, too, tell it theirs. Nothing is sent while nobody asks. For whoever may call MPI.
 class MpiRollCall {
 public:
     MpiRollCall(MPI_Comm comm, int rank, int size)
-        : comm_(comm), tag_(roll_call_tag(comm)), rank_(rank), last_call_(last_call_of(comm)), earlier_(*last_call_), heard_(static_cast<std::size_t>(size)), told_(heard_.size()) {}
+        : comm_(comm),
+          tag_(roll_call_tag(comm)),
+          rank_(rank),
+          last_call_(last_call_of(comm)),
+          earlier_(*last_call_),
+          heard_(static_cast<std::size_t>(size)),
+          told_(heard_.size()) {}
 
     /// The next call, the same on all ranks, begins.
     void begin() noexcept {
@@ -70,8 +77,8 @@ public:
             if (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &there, &status) != MPI_SUCCESS || !there) return;
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
             const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
-            // Who answers is there, also where it has not come as far as this rank yet: it may wait for the same one. (What was asked in an earlier roll
-            // call, and nobody took, says nothing.)
+            // Who answers is there, also where it has not come as far as this rank yet: it may wait for the same one. (What was asked in an
+            // earlier roll call, and nobody took, says nothing.)
             if (call > earlier_) heard_[source] = gradsync::detail::larger(heard_[source], asked_ ? call_ : call);
             tell(source);
         }
@@ -105,7 +112,7 @@ private:
     MPI_Comm comm_;
     int tag_, rank_;
     std::shared_ptr<int> last_call_;
-    int earlier_;  ///< the last call of the roll calls before this one
+    int earlier_;   ///< the last call of the roll calls before this one
     int call_ = 0;  ///< the number of the one under way
     bool asked_ = false;
     std::vector<int> heard_;  ///< by rank: the last call that it is known to have come to

@@ -43,21 +43,24 @@ concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const 
 namespace bootstrap {
 
 template <class T>
-    requires std::is_trivially_copyable_v<T> std::span<const std::byte> bytes_of(const T& value)
-noexcept { return std::as_bytes(std::span<const T, 1>(&value, 1)); }
+    requires std::is_trivially_copyable_v<T>
+std::span<const std::byte> bytes_of(const T& value) noexcept {
+    return std::as_bytes(std::span<const T, 1>(&value, 1));
+}
 
 /// `blob` as a T, which rank `sender` has sent.
 template <class T>
-    requires std::is_trivially_copyable_v<T> T value_of(const Blob& blob, int sender) {
-        if (blob.size() != sizeof(T))
-            throw Error(Errc::parameter_mismatch,
-                        "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " +
-                            std::to_string(sizeof(T)) + " were due; all ranks must run the same program",
-                        {.operation = "rendezvous", .rank = -1, .peer = sender});
-        T value;
-        std::memcpy(&value, blob.data(), sizeof value);
-        return value;
-    }
+    requires std::is_trivially_copyable_v<T>
+T value_of(const Blob& blob, int sender) {
+    if (blob.size() != sizeof(T))
+        throw Error(Errc::parameter_mismatch,
+                    "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " +
+                        std::to_string(sizeof(T)) + " were due; all ranks must run the same program",
+                    {.operation = "rendezvous", .rank = -1, .peer = sender});
+    T value;
+    std::memcpy(&value, blob.data(), sizeof value);
+    return value;
+}
 
 /// `own` of all ranks, by rank.
 template <class T, Rendezvous R>

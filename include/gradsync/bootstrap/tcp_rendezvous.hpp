@@ -20,8 +20,8 @@ namespace gradsync::inline v0 {
 
 struct TcpRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
-    std::string bind =
-        {};  ///< the address at which rank 0 listens; "": the job's if it means this machine alone, else all of the machine's
+    /// The address at which rank 0 listens; "": the job's if it means this machine alone, else all of the machine's.
+    std::string bind = {};
 };
 
 /// Ranks that meet at rank 0, which listens on a port that all know.
@@ -38,8 +38,7 @@ public:
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {}) : job_(std::move(job)), options_(std::move(options)) {
         if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
-        if (options_.timeout <= std::chrono::nanoseconds::zero())
-            refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
         options_.timeout = gradsync::detail::within_reason(options_.timeout);
         if (job_.token.size() > longest_token)
             refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
@@ -133,12 +132,11 @@ private:
                 if (socket) return socket;
                 problem = net::describe_error(errno);
                 if (errno == EADDRINUSE)
-                    refuse(Errc::invalid_argument,
-                           "port " + std::to_string(job_.port) +
-                               " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
+                    refuse(Errc::invalid_argument, "port " + std::to_string(job_.port) +
+                                                       " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
             }
-        refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") +
-                                           ", port " + std::to_string(job_.port) + ": " + problem);
+        refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") + ", port " +
+                                           std::to_string(job_.port) + ": " + problem);
     }
 
     void await_callers() {
@@ -185,8 +183,7 @@ private:
         if (std::memcmp(caller.words, &expected.magic, known) != 0) return Verdict::gone;
         if (caller.got < sizeof hello) return Verdict::undecided;
         std::memcpy(&hello, caller.words, sizeof hello);
-        if (hello.version != expected.version)
-            return turn_away(caller, "rank 0 runs another version of gradsync; give all ranks the same");
+        if (hello.version != expected.version) return turn_away(caller, "rank 0 runs another version of gradsync; give all ranks the same");
         if (hello.token_bytes > longest_token || caller.got > sizeof hello + hello.token_bytes) return Verdict::gone;
         if (caller.got < sizeof hello + hello.token_bytes) return Verdict::undecided;
         if (!token_is(caller.words + sizeof hello, hello.token_bytes))
@@ -195,9 +192,8 @@ private:
                                          "and two jobs different ports");
         const auto caller_rank = static_cast<int>(hello.rank);
         if (hello.size != static_cast<std::uint32_t>(job_.size)) {
-            const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " +
-                                     std::to_string(hello.size) + " ranks, rank 0 that there are " + std::to_string(job_.size) +
-                                     "; give all the same WORLD_SIZE";
+            const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " + std::to_string(hello.size) +
+                                     " ranks, rank 0 that there are " + std::to_string(job_.size) + "; give all the same WORLD_SIZE";
             turn_away(caller, what);
             tell_all(what);
             refuse(Errc::parameter_mismatch, what, caller_rank);
@@ -205,8 +201,7 @@ private:
         if (hello.rank == 0 || hello.rank >= hello.size)
             return turn_away(caller, "there is no room for another rank " + std::to_string(hello.rank));
         if (peers_[at(caller_rank)])
-            return turn_away(caller,
-                             "rank " + std::to_string(hello.rank) + " has arrived already; give every process another RANK");
+            return turn_away(caller, "rank " + std::to_string(hello.rank) + " has arrived already; give every process another RANK");
         caller.socket.send_without_delay();
         peers_[at(caller_rank)] = std::move(caller.socket);
         --missing_;
@@ -240,8 +235,8 @@ private:
         std::vector<int> missing;
         for (int r = 1; r < job_.size; ++r)
             if (!peers_[at(r)]) missing.push_back(r);
-        std::string what = bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " +
-                           bootstrap::in_seconds(options_.timeout);
+        std::string what =
+            bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::in_seconds(options_.timeout);
         if (turned_away_ != 0) what += " (" + std::to_string(turned_away_) + " callers were turned away)";
         what += "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT";
         tell_all(what);
@@ -266,8 +261,8 @@ private:
             }
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,
-                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::in_seconds(options_.timeout) +
-                           " (" + problem + "); look at its output, and at MASTER_ADDR and MASTER_PORT",
+                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::in_seconds(options_.timeout) + " (" +
+                           problem + "); look at its output, and at MASTER_ADDR and MASTER_PORT",
                        0);
             std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it may not have begun yet
         }
@@ -283,8 +278,7 @@ private:
         peers_[0].send_without_delay();
         // Rank 0 knows who is missing: it gets a moment more than this rank to say so.
         const auto later = deadline + std::chrono::seconds(2);
-        if (!peers_[0].send_all(&hello, sizeof hello, deadline) ||
-            !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline))
+        if (!peers_[0].send_all(&hello, sizeof hello, deadline) || !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline))
             report_lost(0);
         (void)receive(0, Kind::welcome, later);
     }
@@ -311,8 +305,7 @@ private:
         Blob blob(header.bytes);
         if (!peer(from).receive_all(blob.data(), blob.size(), deadline)) report_lost(from);
         if (header.kind == Kind::refusal) {
-            const std::string why(reinterpret_cast<const char*>(blob.data()),
-                                  blob.size() < longest_text ? blob.size() : longest_text);
+            const std::string why(reinterpret_cast<const char*>(blob.data()), blob.size() < longest_text ? blob.size() : longest_text);
             refuse(kind == Kind::welcome ? Errc::invalid_argument : Errc::peer_failed, why, from);
         }
         if (header.kind != kind)
@@ -328,13 +321,10 @@ private:
         const std::string name = "rank " + std::to_string(other);
         if (errno == ETIMEDOUT)
             fail(Errc::timeout,
-                 name + " did not answer within " + bootstrap::in_seconds(options_.timeout) +
-                     "; look at its output, or allow more time",
+                 name + " did not answer within " + bootstrap::in_seconds(options_.timeout) + "; look at its output, or allow more time",
                  other);
         fail(Errc::peer_failed,
-             name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") +
-                 "; look at its output for the cause",
-             other);
+             name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);
     }
 
     /// The others hear of it through rank 0.

@@ -30,8 +30,7 @@ inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std:
 
     for (std::size_t at = 0; at < order.size(); ++at) {
         const ParameterInfo& parameter = parameters[order[at]];
-        Sequence& sequence =
-            sequences[static_cast<std::size_t>(parameter.dtype) * spaces + static_cast<std::size_t>(parameter.space)];
+        Sequence& sequence = sequences[static_cast<std::size_t>(parameter.dtype) * spaces + static_cast<std::size_t>(parameter.space)];
         const auto joins = [&] {
             if (sequence.opened == 0) return false;
             const std::size_t cap = sequence.opened < caps.size() ? caps[sequence.opened - 1] : caps.back();

@@ -83,7 +83,8 @@ public:
 private:
     static void check(const char* what, double value) {
         if (!(value >= 0) || !detail::is_finite(value))
-            throw Error(Errc::invalid_argument, std::string("OptimalBuckets: ") + what + " must be a finite number of 0 or more, not " + std::to_string(value),
+            throw Error(Errc::invalid_argument,
+                        std::string("OptimalBuckets: ") + what + " must be a finite number of 0 or more, not " + std::to_string(value),
                         {.operation = "OptimalBuckets"});
     }
 

@@ -51,8 +51,7 @@ public:
     /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; three caps and more: "SizeCappedBuckets{caps=[1, 2, 4]}".
     std::string describe() const {
         if (caps_.size() <= 2)
-            return "SizeCappedBuckets{cap=" + std::to_string(caps_.back()) +
-                   ", first_cap=" + std::to_string(caps_.front()) + "}";
+            return "SizeCappedBuckets{cap=" + std::to_string(caps_.back()) + ", first_cap=" + std::to_string(caps_.front()) + "}";
         std::string list;
         for (std::size_t cap : caps_) list += (list.empty() ? "" : ", ") + std::to_string(cap);
         return "SizeCappedBuckets{caps=[" + list + "]}";

@@ -20,20 +20,21 @@ public:
         for (const std::size_t unit : unit_of_) count_ = unit < count_ ? count_ : unit + 1;
     }
 
-    std::size_t count() const noexcept { return count_; }  ///< of units
+    std::size_t count() const noexcept { return count_; }          ///< of units
     std::size_t size() const noexcept { return unit_of_.size(); }  ///< parameters
     std::size_t unit_of(std::size_t i) const noexcept { return unit_of_[i]; }
 
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (parameters.size() != unit_of_.size())
-            throw Error(Errc::invalid_argument,
-                        "Units: there are " + std::to_string(parameters.size()) + " parameters, but units for " + std::to_string(unit_of_.size()),
-                        {.operation = "Units"});
+            throw Error(
+                Errc::invalid_argument,
+                "Units: there are " + std::to_string(parameters.size()) + " parameters, but units for " + std::to_string(unit_of_.size()),
+                {.operation = "Units"});
         struct Bucket {
             DType dtype;
             MemorySpace space;
-            std::size_t last;                     // the place in `order` of its last parameter
+            std::size_t last;  // the place in `order` of its last parameter
             std::vector<std::size_t> parameters;
         };
         std::vector<std::vector<Bucket>> units(count_);

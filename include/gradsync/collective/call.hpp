@@ -16,7 +16,7 @@ namespace gradsync::inline v0::collective {
 enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
 
 constexpr std::string_view name_of(Operation operation) noexcept {
-    constexpr std::string_view names[] = {"all_reduce", "reduce",  "reduce_scatter", "all_gather",
+    constexpr std::string_view names[] = {"all_reduce", "reduce", "reduce_scatter", "all_gather",
                                           "broadcast",  "gather", "scatter",        "barrier"};
     return names[static_cast<std::size_t>(operation)];
 }
@@ -38,7 +38,8 @@ struct Call {
 };
 
 constexpr bool is_rooted(Operation operation) noexcept {
-    return operation == Operation::reduce || operation == Operation::broadcast || operation == Operation::gather || operation == Operation::scatter;
+    return operation == Operation::reduce || operation == Operation::broadcast || operation == Operation::gather ||
+           operation == Operation::scatter;
 }
 
 /// "all_reduce(sum, f32, 1000 elements)"
@@ -65,7 +66,9 @@ constexpr bool reduces(Operation operation) noexcept { return operation <= Opera
 
 /// Is `in`, or `out`, the shard of the rank that calls? Otherwise it is the whole buffer.
 constexpr bool in_is_shard(Operation operation) noexcept { return operation == Operation::all_gather || operation == Operation::gather; }
-constexpr bool out_is_shard(Operation operation) noexcept { return operation == Operation::reduce_scatter || operation == Operation::scatter; }
+constexpr bool out_is_shard(Operation operation) noexcept {
+    return operation == Operation::reduce_scatter || operation == Operation::scatter;
+}
 
 /// Does `rank` bring something to the share of the buffer that belongs to `owner`?
 constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept {

@@ -56,8 +56,8 @@ public:
     virtual std::uint64_t start(const Call& call) = 0;
     virtual bool test(std::uint64_t number) = 0;
     virtual void wait(std::uint64_t number) = 0;
-    /// For who tests again and again: ends the world where `vigil`, which began with the first look, says that the time limit is reached, or where a rank that is waited for
-    /// has left or is dead.
+    /// For who tests again and again: ends the world where `vigil`, which began with the first look, says that the time limit is reached,
+    /// or where a rank that is waited for has left or is dead.
     virtual void look(std::uint64_t number, Vigil& vigil) = 0;
     virtual void abandon(std::uint64_t number) noexcept = 0;
     virtual void fail(const Failure& failure) noexcept = 0;

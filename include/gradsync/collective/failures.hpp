@@ -29,7 +29,8 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
     const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
     const bool by_subject = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
     const auto started = [&](int r) {
-        return "rank " + std::to_string(world_rank(r)) + " started " + describe(call(r)) + (by_subject ? " for " + Subject::text_of(call(r).root) : "");
+        return "rank " + std::to_string(world_rank(r)) + " started " + describe(call(r)) +
+               (by_subject ? " for " + Subject::text_of(call(r).root) : "");
     };
     return {Errc::collective_mismatch, world_rank(misfit),
             "collective #" + std::to_string(n) + " differs: " + started(other) + ", " + started(misfit) +
@@ -51,7 +52,8 @@ inline Failure timed_out(const std::string& what, const Late& late, int self, st
     std::string who = "its work did not end, though every rank started it";
     if (!late.ranks.empty()) {
         who = late.ranks.size() == 1 ? "rank " : "ranks ";
-        for (const int rank : late.ranks) who += std::to_string(rank) + (rank == late.ranks.back() ? did[static_cast<int>(late.did)] : ", ");
+        for (const int rank : late.ranks)
+            who += std::to_string(rank) + (rank == late.ranks.back() ? did[static_cast<int>(late.did)] : ", ");
     }
     return {Errc::timeout, blames ? late.ranks.front() : -1,
             what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::in_seconds(limit) +
@@ -59,7 +61,8 @@ inline Failure timed_out(const std::string& what, const Late& late, int self, st
 }
 
 inline Failure left_early(const std::string& what, int rank) {
-    return {Errc::peer_left, rank, "rank " + std::to_string(rank) + " left without starting " + what + "; all ranks must start the same collectives"};
+    return {Errc::peer_left, rank,
+            "rank " + std::to_string(rank) + " left without starting " + what + "; all ranks must start the same collectives"};
 }
 
 inline Failure died(const std::string& what, int rank) {
@@ -71,7 +74,8 @@ inline Failure died(const std::string& what, int rank) {
 /// By the calling thread.
 inline Failure abandoned(const std::string& what, int self) {
     if (std::uncaught_exceptions() > 0)
-        return {Errc::peer_failed, self, "an exception on rank " + std::to_string(self) + " left " + what + " incomplete; look at what that rank says"};
+        return {Errc::peer_failed, self,
+                "an exception on rank " + std::to_string(self) + " left " + what + " incomplete; look at what that rank says"};
     return {Errc::abandoned, self,
             "rank " + std::to_string(self) + " dropped " + what + " before it was complete; keep the Work and wait() for it"};
 }

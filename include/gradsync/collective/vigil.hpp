@@ -32,7 +32,8 @@ public:
         }
     }
 
-    /// Of the time since the last look no more than a second, or a sixteenth of the limit, is waiting: for looks between which somebody does something else.
+    /// Of the time since the last look no more than a second, or a sixteenth of the limit, is waiting: for looks between which somebody
+    /// does something else.
     void forgive(std::chrono::nanoseconds limit) noexcept {
         const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
         const auto now = Clock::now();

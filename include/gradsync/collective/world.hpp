@@ -18,8 +18,8 @@ namespace gradsync::inline v0::collective {
 /// Why a world ended. Ranks are world ranks.
 struct Failure {
     Errc code = Errc::peer_failed;
-    int culprit = -1;      ///< the rank to blame
-    std::string message;   ///< a sentence that makes sense on every rank
+    int culprit = -1;     ///< the rank to blame
+    std::string message;  ///< a sentence that makes sense on every rank
 };
 
 /// What all communicators that descend from one another share: the first failure, which ends all of them, and

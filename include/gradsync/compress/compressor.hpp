@@ -16,12 +16,14 @@ namespace gradsync::inline v0 {
 /// An exchange that sends less than the gradients have, and keeps what it did not send for the next step. It is the fourth argument of a
 /// Reducer:
 ///
-///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {}, gs::PowerSgd<B>({.rank = 2}));
+///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {},
+///     gs::PowerSgd<B>({.rank = 2}));
 ///
-/// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. In each step what travels, plus what the
-/// ranks keep, is the sum of all their gradients and of what they had kept (but for rounding, and for what came of a parameter in a step in which nobody used it,
-/// see UnusedParameters::agree). What a rank keeps counts in a later mean as much as its gradient of that step does, whatever the weights were when it was
-/// kept; where the rank has no weight, and in a sum no batch, it stays where it is. (But rank 0 is the divisor of a sum, always.) Buckets of f64 or integers, and a world of one rank, are not compressed.
+/// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. In each step what travels,
+/// plus what the ranks keep, is the sum of all their gradients and of what they had kept (but for rounding, and for what came of a
+/// parameter in a step in which nobody used it, see UnusedParameters::agree). What a rank keeps counts in a later mean as much as its
+/// gradient of that step does, whatever the weights were when it was kept; where the rank has no weight, and in a sum no batch, it stays
+/// where it is. (But rank 0 is the divisor of a sum, always.) Buckets of f64 or integers, and a world of one rank, are not compressed.
 ///
 /// State, for checkpoints (see docs/compression.md), between steps:
 /// - `residual(i)`: what this rank keeps of parameter i, f32, as many as its elements (empty if nothing is ever kept). Every rank's own.
@@ -41,8 +43,9 @@ namespace detail {
 /// What compressors have in common: they work in host memory.
 template <Backend B>
 consteval bool compresses_on() {
-    static_assert(B::memory_space == MemorySpace::host,
-                  "gradsync: TopK, PowerSgd and Quantizer compress in host memory; on a device send fewer bits (ReducerOptions::reduce_dtype)");
+    static_assert(
+        B::memory_space == MemorySpace::host,
+        "gradsync: TopK, PowerSgd and Quantizer compress in host memory; on a device send fewer bits (ReducerOptions::reduce_dtype)");
     return true;
 }
 

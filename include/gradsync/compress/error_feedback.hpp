@@ -45,7 +45,8 @@ public:
         next.memory_ = std::move(memory);
         next.places_ = std::move(places);
         for (std::size_t i = 0; i < places_.size(); ++i)
-            if (const BufferView from = of(i), to = next.of(i); from.count != 0 && from.count == to.count) std::memcpy(to.data, from.data, from.bytes());
+            if (const BufferView from = of(i), to = next.of(i); from.count != 0 && from.count == to.count)
+                std::memcpy(to.data, from.data, from.bytes());
         *this = std::move(next);
     }
 
@@ -60,8 +61,9 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
-/// What a rank's gradients had that did not travel: it is added to those of the next step, so that nothing is lost, only late ("error feedback":
-/// Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets; between steps as a part of the mean, for a weight of 1.
+/// What a rank's gradients had that did not travel: it is added to those of the next step, so that nothing is lost, only late ("error
+/// feedback": Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets; between steps
+/// as a part of the mean, for a weight of 1.
 class ErrorFeedback {
 public:
     void adopt_plan(std::span<const BucketContents> contents) {
@@ -84,15 +86,16 @@ public:
     float* bucket(std::size_t b) const noexcept { return residuals_.at(first_[b]); }
     BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
 
-    /// What this rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's mean, whatever the
-    /// weights are then; its scale if only others ever have weights, as in a sum. 0: the rank brings nothing, and holds all back.
+    /// What this rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's
+    /// mean, whatever the weights are then; its scale if only others ever have weights, as in a sum. 0: the rank brings nothing, and holds
+    /// all back.
     double unit_of(Contribution own) noexcept {
         if (own.weight != 0) return last_weight_ = own.weight;
         return last_weight_ != 0 ? 0 : own.scale;
     }
 
-    /// All of bucket b becomes what this rank has for the step's sum: residual = unit residual + scale gradient. A scale of 0 says that the gradients are not to
-    /// be used; the unit is not 0. `settle` ends it.
+    /// All of bucket b becomes what this rank has for the step's sum: residual = unit residual + scale gradient. A scale of 0 says that the
+    /// gradients are not to be used; the unit is not 0. `settle` ends it.
     void begin(std::size_t b, ConstBufferView gradients, double scale, double unit) const {
         const BufferView residual = {bucket(b), gradients.count};
         if (unit != 1) kernel::scale(residual, unit);

@@ -27,13 +27,14 @@ struct Messages {
     const std::uint32_t* of(std::size_t rank) const noexcept { return first + rank * stride; }
 };
 
-/// A compressor of which each rank writes what travels of a bucket in as many words as every other, all gather these, and each adds them up, in the order of the ranks.
-/// A bucket of which that would be more than an all-reduce moves is not compressed.
+/// A compressor of which each rank writes what travels of a bucket in as many words as every other, all gather these, and each adds them
+/// up, in the order of the ranks. A bucket of which that would be more than an all-reduce moves is not compressed.
 ///
 /// Codec says what the words are; copyable:
 /// - `adopt_plan(contents, rank)`: what lies in which bucket from now on;
 /// - `words(b)`: of what a rank writes of bucket b;
-/// - `write(b, held, count, words)`: takes what travels out of `held`, all `count` elements of the bucket in f32. False where it cannot say which
+/// - `write(b, held, count, words)`: takes what travels out of `held`, all `count` elements of the bucket in f32. False where it cannot say
+/// which
 ///   elements are not finite: then all of the bucket is NaN on every rank;
 /// - `put_back(b, words, held)`: the finite ones of what was taken;
 /// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages; what none of them says anything of is 0, gaps
@@ -163,7 +164,8 @@ private:
         if (lost || weights == 0) {
             // As in AllReduce, a mean of no weight is 0. What was to travel stays.
             if (unit != 0) codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
-            for (const NumbersOf& part : own.parts) fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
+            for (const NumbersOf& part : own.parts)
+                fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
         } else {
             codec_.add_up(b, Messages{message_of(own, 0) + weight_words, own.words, size_}, static_cast<float>(1 / weights), bucket);
         }
@@ -174,7 +176,9 @@ private:
     static void fill(BufferView bucket, float value) {
         alignas(64) float block[kernel::detail::elementwise_block];
         for (float& x : block) x = value;
-        kernel::detail::for_blocks(bucket.count, [&](std::size_t first, std::size_t n) { kernel::copy(ConstBufferView{block, n}, bucket.subview(first, n)); });
+        kernel::detail::for_blocks(bucket.count, [&](std::size_t first, std::size_t n) {
+            kernel::copy(ConstBufferView{block, n}, bucket.subview(first, n));
+        });
     }
 
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));

@@ -23,21 +23,22 @@
 namespace gradsync::inline v0 {
 
 struct PowerSgdOptions {
-    std::size_t rank = 1;              ///< of the matrices that travel instead; 1 at least
-    std::uint64_t start_step = 1000;   ///< steps before this one are not compressed: gradients change most in the beginning
-    double min_compression_rate = 2;   ///< a matrix travels whole unless it shrinks by this
-    std::uint64_t seed = 0;            ///< of the first guess; the same on all ranks
+    std::size_t rank = 1;             ///< of the matrices that travel instead; 1 at least
+    std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most in the beginning
+    double min_compression_rate = 2;  ///< a matrix travels whole unless it shrinks by this
+    std::uint64_t seed = 0;           ///< of the first guess; the same on all ranks
 };
 
-/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... is taken for a matrix M of m rows and n
-/// columns, with what is left of earlier steps; with Q from the step before, the ranks average P = M Q, make it orthonormal, average Q = M^T P, and
-/// all get P Q^T: `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and parameters without a `shape` travel whole,
-/// together with the P of their bucket, in f32. A bucket that would not become smaller is not compressed.
+/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... is taken for a matrix M of m
+/// rows and n columns, with what is left of earlier steps; with Q from the step before, the ranks average P = M Q, make it orthonormal,
+/// average Q = M^T P, and all get P Q^T: `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and
+/// parameters without a `shape` travel whole, together with the P of their bucket, in f32. A bucket that would not become smaller is not
+/// compressed.
 ///
 /// What a rank keeps is M - P (M^T P)^T, of its own M: its sum over the ranks is that of M minus what all have got, as in the paper, which
-/// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not and all buckets
-/// become smaller. Where a gradient has an
-/// infinity or a NaN, all of that parameter is NaN on every rank in this step, if it is taken for a matrix, and what was kept of it is forgotten. See the concept `Compressor`.
+/// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not and all
+/// buckets become smaller. Where a gradient has an infinity or a NaN, all of that parameter is NaN on every rank in this step, if it is
+/// taken for a matrix, and what was kept of it is forgotten. See the concept `Compressor`.
 template <Backend B>
 class PowerSgd {
     static_assert(detail::compresses_on<B>());
@@ -112,7 +113,8 @@ public:
         if (alone(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
         const std::uint64_t step = own.steps++;
-        if (step < options_.start_step || !detail::is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (step < options_.start_step || !detail::is_compressible(bucket.dtype))
+            return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         second_->set_timeout(backend.timeout());
         const double unit = residuals_.unit_of(contribution);
@@ -124,7 +126,8 @@ public:
             make_left(b, step);
         }
         // The ranks' own gradients are in these numbers with their scale already.
-        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}), Rest{this, b, bucket, contribution.weight, unit});
+        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
+                           Rest{this, b, bucket, contribution.weight, unit});
     }
 
     template <class Any>
@@ -140,8 +143,8 @@ public:
         return second_ ? computed_ + std::chrono::nanoseconds(second_->progress_time()) : computed_;
     }
     std::string describe() const {
-        return "PowerSgd{" + std::to_string(options_.rank) + "," + std::to_string(options_.start_step) + "," + detail::text_of(options_.min_compression_rate) + "," +
-               std::to_string(options_.seed) + "}";
+        return "PowerSgd{" + std::to_string(options_.rank) + "," + std::to_string(options_.start_step) + "," +
+               detail::text_of(options_.min_compression_rate) + "," + std::to_string(options_.seed) + "}";
     }
 
     BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
@@ -200,8 +203,8 @@ private:
 
     float* left_of(const Bucket& bucket) const noexcept { return static_cast<float*>(left_.data()) + bucket.left; }
 
-    /// Makes the vectors that a step starts from orthonormal, so that P has the size of the gradient, and guesses those that there are none of yet, or
-    /// that are lost.
+    /// Makes the vectors that a step starts from orthonormal, so that P has the size of the gradient, and guesses those that there are none
+    /// of yet, or that are lost.
     void prepare(const Matrix& m, float* right, std::uint64_t step) const {
         const std::size_t n = m.columns;
         if (!kernel::orthonormalise(right, n, m.rank)) std::memset(right, 0, m.rank * n * sizeof(float));

@@ -25,7 +25,8 @@ class QuantizerCodec {
 public:
     explicit QuantizerCodec(unsigned bits) : bits_(bits) {
         if (bits != 8 && bits != 4 && bits != 1)
-            throw Error(Errc::invalid_argument, "Quantizer: an element has 8, 4 or 1 bits, not " + std::to_string(bits), {.operation = "Quantizer"});
+            throw Error(Errc::invalid_argument, "Quantizer: an element has 8, 4 or 1 bits, not " + std::to_string(bits),
+                        {.operation = "Quantizer"});
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int) {
@@ -51,7 +52,8 @@ public:
     }
 
     void add_up(std::size_t b, const Messages& messages, float factor, BufferView bucket) const {
-        for_blocks(b, messages, factor, [&](std::size_t offset, ConstBufferView block) { kernel::copy(block, bucket.subview(offset, block.count)); });
+        for_blocks(b, messages, factor,
+                   [&](std::size_t offset, ConstBufferView block) { kernel::copy(block, bucket.subview(offset, block.count)); });
     }
 
 private:
@@ -86,18 +88,21 @@ private:
 
 }  // namespace detail
 
-/// Every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share, and what that does not say is kept for later: with 1 bit
-/// signs and mean magnitudes (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847), else as many evenly spaced levels between the largest magnitude
-/// and its negative (as Alistarh et al., arXiv 1610.02132, but rounded to the nearest: error feedback does what their dice do). Gathered by all: about
-/// `N bits / 8` bytes a rank, where an all-reduce takes about `2 s N` for elements of s bytes. So it is for few ranks: 8 bits of f32 halve what travels
-/// among 4 ranks, 1 bit makes a sixteenth of it. A bucket of which that would be more than an all-reduce is not compressed.
+/// Every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share, and what that does not say is
+/// kept for later: with 1 bit signs and mean magnitudes (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847), else as many
+/// evenly spaced levels between the largest magnitude and its negative (as Alistarh et al., arXiv 1610.02132, but rounded to the nearest:
+/// error feedback does what their dice do). Gathered by all: about `N bits / 8` bytes a rank, where an all-reduce takes about `2 s N` for
+/// elements of s bytes. So it is for few ranks: 8 bits of f32 halve what travels among 4 ranks, 1 bit makes a sixteenth of it. A bucket of
+/// which that would be more than an all-reduce is not compressed.
 ///
-/// Sums are in the order of the ranks, in f32; the bits depend on neither buckets nor overlap, where all buckets are compressed. Where a block has an
-/// infinity or a NaN, all of it is NaN on every rank in this step, and what was kept of it is forgotten. See the concept `Compressor`.
+/// Sums are in the order of the ranks, in f32; the bits depend on neither buckets nor overlap, where all buckets are compressed. Where a
+/// block has an infinity or a NaN, all of it is NaN on every rank in this step, and what was kept of it is forgotten. See the concept
+/// `Compressor`.
 template <Backend B>
 class Quantizer : public detail::GatheredExchange<B, detail::QuantizerCodec> {
 public:
-    explicit Quantizer(QuantizerOptions options = {}) : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step), options_(options) {}
+    explicit Quantizer(QuantizerOptions options = {})
+        : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step), options_(options) {}
 
     std::string describe() const { return "Quantizer{" + std::to_string(options_.bits) + "," + std::to_string(options_.start_step) + "}"; }
 

@@ -28,7 +28,8 @@ class TopKCodec {
 public:
     explicit TopKCodec(double density) : density_(density) {
         if (!(density > 0 && density <= 1))
-            throw Error(Errc::invalid_argument, "TopK: the density must be more than 0 and 1 at most, not " + std::to_string(density), {.operation = "TopK"});
+            throw Error(Errc::invalid_argument, "TopK: the density must be more than 0 and 1 at most, not " + std::to_string(density),
+                        {.operation = "TopK"});
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int rank) {
@@ -39,7 +40,9 @@ public:
             std::size_t elements = 0;
             for (const BucketContents::Part& part : contents[b].parts) elements += part.count;
             if (contents[b].count > std::numeric_limits<std::uint32_t>::max())
-                throw Error(Errc::invalid_argument, "TopK: a bucket has " + std::to_string(contents[b].count) + " elements, and 2^32 - 1 is the most; use SizeCappedBuckets",
+                throw Error(Errc::invalid_argument,
+                            "TopK: a bucket has " + std::to_string(contents[b].count) +
+                                " elements, and 2^32 - 1 is the most; use SizeCappedBuckets",
                             {.operation = "TopK", .rank = rank, .bucket = static_cast<std::ptrdiff_t>(b)});
             k_[b] = static_cast<std::size_t>(density_ * static_cast<double>(elements));
             if (k_[b] == 0 && elements != 0) k_[b] = 1;
@@ -81,7 +84,9 @@ public:
 
 private:
     float* values_of(std::size_t b, std::uint32_t* words) const noexcept { return reinterpret_cast<float*>(words + k_[b]); }
-    const float* values_of(std::size_t b, const std::uint32_t* words) const noexcept { return reinterpret_cast<const float*>(words + k_[b]); }
+    const float* values_of(std::size_t b, const std::uint32_t* words) const noexcept {
+        return reinterpret_cast<const float*>(words + k_[b]);
+    }
 
     double density_;
     std::vector<std::size_t> k_;  ///< by bucket: elements that travel
@@ -90,17 +95,19 @@ private:
 
 }  // namespace detail
 
-/// Of each bucket every rank sends the elements of largest magnitude, with their places, and keeps the rest for later (Aji and Heafield, arXiv
-/// 1704.05021; Stich et al., arXiv 1809.07599). Eight bytes an element sent, gathered by all: `8 density N` bytes a rank, where an
-/// all-reduce takes about `2 s` for each element of s bytes. So it is for few ranks and little density; a bucket of which that would be more
-/// than an all-reduce is not compressed.
+/// Of each bucket every rank sends the elements of largest magnitude, with their places, and keeps the rest for later (Aji and Heafield,
+/// arXiv 1704.05021; Stich et al., arXiv 1809.07599). Eight bytes an element sent, gathered by all: `8 density N` bytes a rank, where an
+/// all-reduce takes about `2 s` for each element of s bytes. So it is for few ranks and little density; a bucket of which that would be
+/// more than an all-reduce is not compressed.
 ///
-/// Sums are in the order of the ranks, in f32. Which elements travel depends on what they share a bucket with: not the bits of other buckets.
-/// An infinity or a NaN travels at once; where there are as many such as elements travel, or more, all of the bucket is NaN in this step. See the concept `Compressor`.
+/// Sums are in the order of the ranks, in f32. Which elements travel depends on what they share a bucket with: not the bits of other
+/// buckets. An infinity or a NaN travels at once; where there are as many such as elements travel, or more, all of the bucket is NaN in
+/// this step. See the concept `Compressor`.
 template <Backend B>
 class TopK : public detail::GatheredExchange<B, detail::TopKCodec> {
 public:
-    explicit TopK(TopKOptions options = {}) : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step), options_(options) {}
+    explicit TopK(TopKOptions options = {})
+        : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step), options_(options) {}
 
     std::string describe() const { return "TopK{" + detail::text_of(options_.density) + "," + std::to_string(options_.start_step) + "}"; }
 

@@ -27,7 +27,8 @@ double backend_seconds(const B& backend) {
 template <class B>
 std::chrono::steady_clock::time_point backend_now([[maybe_unused]] const B& backend) {
     using Clock = std::chrono::steady_clock;
-    if constexpr (detail::HasClock<B>) return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(backend.now())));
+    if constexpr (detail::HasClock<B>)
+        return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(backend.now())));
     else return Clock::now();
 }
 

@@ -20,9 +20,7 @@ public:
     explicit BFloat16(T) = delete;
     constexpr explicit BFloat16(float value) noexcept : bits_(round(std::bit_cast<std::uint32_t>(value))) {}
 
-    constexpr explicit operator float() const noexcept {
-        return std::bit_cast<float>(static_cast<std::uint32_t>(bits_) << 16);
-    }
+    constexpr explicit operator float() const noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits_) << 16); }
 
     static constexpr BFloat16 from_bits(std::uint16_t bits) noexcept {
         BFloat16 result;

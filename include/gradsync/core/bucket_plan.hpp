@@ -13,8 +13,8 @@ namespace gradsync::inline v0 {
 
 /// What a bucket policy knows of a parameter: everything but its memory.
 struct ParameterInfo {
-    std::size_t count = 0;          ///< elements
-    DType dtype = DType::f32;       ///< of the bucket that it will lie in
+    std::size_t count = 0;     ///< elements
+    DType dtype = DType::f32;  ///< of the bucket that it will lie in
     MemorySpace space = MemorySpace::host;
 
     constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
@@ -52,17 +52,17 @@ private:
 /// exactly one bucket of the result. A bucket holds one dtype and one memory space. `describe()` names the
 /// policy and its numbers; the ranks compare it at construction.
 template <class P>
-concept BucketPolicy = std::copy_constructible<P> &&
-                       requires(const P& policy, std::span<const ParameterInfo> parameters,
-                                std::span<const std::size_t> order) {
-                           { policy.plan(parameters, order) } -> std::same_as<BucketPlan>;
-                           { policy.describe() } -> std::convertible_to<std::string>;
-                       };
+concept BucketPolicy =
+    std::copy_constructible<P> && requires(const P& policy, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
+        { policy.plan(parameters, order) } -> std::same_as<BucketPlan>;
+        { policy.describe() } -> std::convertible_to<std::string>;
+    };
 
 /// A bucket policy that can plan from when gradients become ready: `set_ready_seconds(times)` takes seconds by parameter, from
 /// any moment on, the same numbers on all ranks; plans that are made later go by them. A Reducer measures them: see
 /// `Reducer::rebuild_buckets`.
 template <class P>
-concept TimedBucketPolicy = BucketPolicy<P> && requires(P& policy, std::vector<double> times) { policy.set_ready_seconds(std::move(times)); };
+concept TimedBucketPolicy =
+    BucketPolicy<P> && requires(P& policy, std::vector<double> times) { policy.set_ready_seconds(std::move(times)); };
 
 }  // namespace gradsync::inline v0

@@ -14,9 +14,7 @@ namespace gradsync::inline v0 {
 /// Where a buffer lies: in memory that the host's code can read, or in a device's own.
 enum class MemorySpace : std::uint8_t { host, device };
 
-constexpr std::string_view name_of(MemorySpace space) noexcept {
-    return space == MemorySpace::host ? "host" : "device";
-}
+constexpr std::string_view name_of(MemorySpace space) noexcept { return space == MemorySpace::host ? "host" : "device"; }
 
 /// `count` contiguous elements of `dtype`, borrowed: whoever made the view keeps the memory alive.
 /// The erased form in which buffers travel inside the library.
@@ -102,9 +100,10 @@ consteval bool owns_memory() {
 
 template <class R>
 consteval void check_buffer_range() {
-    static_assert(!std::is_pointer_v<R>,
-                  "gradsync: return or pass a std::span(pointer, count), or host_buffer() or device_buffer() of gradsync/interop/pointer.hpp: "
-                  "a pointer does not say how much lies there");
+    static_assert(
+        !std::is_pointer_v<R>,
+        "gradsync: return or pass a std::span(pointer, count), or host_buffer() or device_buffer() of gradsync/interop/pointer.hpp: "
+        "a pointer does not say how much lies there");
     static_assert(Range<R> || std::is_pointer_v<R>,
                   "gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a "
                   "contiguous range such as std::span; see docs/your-own-tensor.md");
@@ -113,9 +112,10 @@ consteval void check_buffer_range() {
                       "gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it: "
                       "collectives need contiguous elements");
         if constexpr (ContiguousRange<R>)
-            static_assert(Element<range_element_t<R>>,
-                          "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element "
-                          "type is not supported");
+            static_assert(
+                Element<range_element_t<R>>,
+                "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element "
+                "type is not supported");
     }
 }
 
@@ -126,8 +126,9 @@ auto view_of(R& tensor) {
         return tensor;
     } else if constexpr (HasBufferTraits<R>) {
         using View = decltype(buffer_traits<std::remove_const_t<R>>::view(tensor));
-        static_assert(IsBufferView<View>,
-                      "gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view() in buffer_traits of this type");
+        static_assert(
+            IsBufferView<View>,
+            "gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view() in buffer_traits of this type");
         if constexpr (IsBufferView<View>) return buffer_traits<std::remove_const_t<R>>::view(tensor);
         else return BufferView{};
     } else {
@@ -135,7 +136,8 @@ auto view_of(R& tensor) {
         if constexpr (ContiguousRange<R>) {
             using T = range_element_t<R>;
             using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
-            if constexpr (Element<T>) return View{std::data(tensor), static_cast<std::size_t>(std::size(tensor)), dtype_of<T>, MemorySpace::host};
+            if constexpr (Element<T>)
+                return View{std::data(tensor), static_cast<std::size_t>(std::size(tensor)), dtype_of<T>, MemorySpace::host};
             else return View{};
         } else {
             return BufferView{};

@@ -14,17 +14,17 @@ namespace gradsync::inline v0 {
 
 /// What went wrong. Every failure of the library is a `gradsync::Error` that carries one of these.
 enum class Errc {
-    invalid_argument = 1,  ///< a call that cannot be meant; nothing was communicated
-    timeout,               ///< a wait reached its time limit; the message names the ranks that did not arrive
-    peer_failed,           ///< another rank failed, and this one was released from its wait
-    peer_left,             ///< another rank's function returned, or its handle was dropped, with work outstanding
-    collective_mismatch,   ///< the ranks started different collectives (operation, count, dtype, root, ...)
-    parameter_mismatch,    ///< the ranks' parameters or policies differ
-    gradient_not_ready,    ///< `finish()` with parameters that were not marked ready
-    gradient_marked_twice, ///< `mark_ready` once more than the parameter's number of uses
-    abandoned,             ///< a collective was dropped before it was complete
-    device_failed,         ///< a device, or the library that drives it, failed on this rank
-    storage,               ///< a file could not be written or read, or is not what it should be
+    invalid_argument = 1,   ///< a call that cannot be meant; nothing was communicated
+    timeout,                ///< a wait reached its time limit; the message names the ranks that did not arrive
+    peer_failed,            ///< another rank failed, and this one was released from its wait
+    peer_left,              ///< another rank's function returned, or its handle was dropped, with work outstanding
+    collective_mismatch,    ///< the ranks started different collectives (operation, count, dtype, root, ...)
+    parameter_mismatch,     ///< the ranks' parameters or policies differ
+    gradient_not_ready,     ///< `finish()` with parameters that were not marked ready
+    gradient_marked_twice,  ///< `mark_ready` once more than the parameter's number of uses
+    abandoned,              ///< a collective was dropped before it was complete
+    device_failed,          ///< a device, or the library that drives it, failed on this rank
+    storage,                ///< a file could not be written or read, or is not what it should be
 };
 
 inline const std::error_category& error_category() noexcept {
@@ -55,11 +55,11 @@ inline std::error_code make_error_code(Errc code) noexcept { return {static_cast
 
 /// Where it went wrong. A field that does not apply is empty, or -1.
 struct ErrorContext {
-    std::string operation = {};    ///< "all_reduce", "finish", ...
-    int rank = -1;                 ///< the rank that throws
-    int peer = -1;                 ///< the rank that is to blame, where another one is
-    std::ptrdiff_t bucket = -1;    ///< index into the plan
-    std::string parameter = {};    ///< name of the first parameter concerned
+    std::string operation = {};  ///< "all_reduce", "finish", ...
+    int rank = -1;               ///< the rank that throws
+    int peer = -1;               ///< the rank that is to blame, where another one is
+    std::ptrdiff_t bucket = -1;  ///< index into the plan
+    std::string parameter = {};  ///< name of the first parameter concerned
 };
 
 /// The one exception type of the library. `what()` is a sentence that says what happened and what to do.

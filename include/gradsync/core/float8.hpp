@@ -77,8 +77,7 @@ private:
         const std::uint32_t sign = (bits & 0x80u) << 24;
         const std::uint32_t magnitude = bits & 0x7fu;
         if (magnitude > largest) return sign | 0x7f80'0000u | ((magnitude & ((1u << mantissa_bits) - 1u)) << drop);
-        if (magnitude >> mantissa_bits != 0)
-            return sign | ((magnitude << drop) + (static_cast<std::uint32_t>(127 - bias) << 23));
+        if (magnitude >> mantissa_bits != 0) return sign | ((magnitude << drop) + (static_cast<std::uint32_t>(127 - bias) << 23));
         if (magnitude == 0) return sign;
         // Brings the leading one to the exponent's last bit.
         const int shift = std::countl_zero(magnitude) - (31 - mantissa_bits);

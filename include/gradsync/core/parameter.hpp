@@ -15,11 +15,11 @@ namespace gradsync::inline v0 {
 /// A parameter as the library sees it: names for messages, views of memory that belongs to the trainer.
 struct ParameterView {
     std::string name = {};
-    BufferView value = {};             ///< the weights; needed by `broadcast_parameters` only
-    BufferView gradient = {};          ///< data may be null where gradients live in the buckets
+    BufferView value = {};                ///< the weights; needed by `broadcast_parameters` only
+    BufferView gradient = {};             ///< data may be null where gradients live in the buckets
     std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
-    bool requires_grad = true;         ///< false: frozen, takes no part in synchronisation
-    std::uint32_t uses = 1;            ///< the gradient is ready at the uses-th mark (tied weights)
+    bool requires_grad = true;            ///< false: frozen, takes no part in synchronisation
+    std::uint32_t uses = 1;               ///< the gradient is ready at the uses-th mark (tied weights)
 };
 
 /// More than any backward has: beyond it lie negative numbers that were converted, and a Reducer refuses them.

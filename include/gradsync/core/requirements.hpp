@@ -26,14 +26,14 @@ inline constexpr bool never = false;
 
 template <class W>
 consteval void explain_work() {
-    if constexpr (!std::movable<W>)
-        static_assert(never<W>,
-                      "gradsync: make the backend's WorkType movable");
+    if constexpr (!std::movable<W>) static_assert(never<W>, "gradsync: make the backend's WorkType movable");
     else if constexpr (!std::default_initializable<W>)
         static_assert(never<W>,
                       "gradsync: give the backend's WorkType a default constructor: a Work of nothing, which is "
                       "complete");
-    else if constexpr (!requires(W& w) { { w.test() } -> std::same_as<bool>; })
+    else if constexpr (!requires(W& w) {
+                           { w.test() } -> std::same_as<bool>;
+                       })
         static_assert(never<W>,
                       "gradsync: give the backend's WorkType a member bool test(), which makes progress, says whether "
                       "the collective is complete, and does not block");
@@ -68,23 +68,30 @@ consteval bool explain_collectives() {
         static_assert(never<B>,
                       "gradsync: give this backend a member WorkType reduce_scatter(ConstBufferView in, BufferView "
                       "out, ReduceOp, Contribution = {})");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out) { { b.all_gather(in, out) } -> std::same_as<W>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType all_gather(ConstBufferView in, BufferView out)");
-    else if constexpr (!requires(B& b, BufferView x, int root) { { b.broadcast(x, root) } -> std::same_as<W>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType broadcast(BufferView, int root)");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) { { b.gather(in, out, root) } -> std::same_as<W>; })
+    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out) {
+                           { b.all_gather(in, out) } -> std::same_as<W>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member WorkType all_gather(ConstBufferView in, BufferView out)");
+    else if constexpr (!requires(B& b, BufferView x, int root) {
+                           { b.broadcast(x, root) } -> std::same_as<W>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member WorkType broadcast(BufferView, int root)");
+    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) {
+                           { b.gather(in, out, root) } -> std::same_as<W>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member WorkType gather(ConstBufferView in, BufferView out, int "
                       "root)");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) { { b.scatter(in, out, root) } -> std::same_as<W>; })
+    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) {
+                           { b.scatter(in, out, root) } -> std::same_as<W>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member WorkType scatter(ConstBufferView in, BufferView out, int "
                       "root)");
-    else if constexpr (!requires(B& b) { { b.barrier() } -> std::same_as<W>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType barrier()");
+    else if constexpr (!requires(B& b) {
+                           { b.barrier() } -> std::same_as<W>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member WorkType barrier()");
     else return false;
     return true;
 }
@@ -93,62 +100,76 @@ template <class B>
 consteval void explain_backend() {
     using Nanoseconds = std::chrono::nanoseconds;
     if constexpr (BucketPolicy<B> || OverlapPolicy<B>)
-        static_assert(never<B>,
-                      "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
+        static_assert(never<B>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
     else if constexpr (!requires { typename B::WorkType; })
         static_assert(never<B>,
                       "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own "
                       "name WorkType, the type that its collectives return");
     else if constexpr (!Work<typename B::WorkType>) explain_work<typename B::WorkType>();
     else if constexpr (!std::copy_constructible<B>)
-        static_assert(never<B>,
-                      "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
-    else if constexpr (!requires { { B::memory_space } -> std::convertible_to<MemorySpace>; })
+        static_assert(never<B>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
+    else if constexpr (!requires {
+                           { B::memory_space } -> std::convertible_to<MemorySpace>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie "
                       "that it works on");
-    else if constexpr (!requires(const B& b) { { b.rank() } -> std::same_as<int>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member int rank() const");
-    else if constexpr (!requires(const B& b) { { b.size() } -> std::same_as<int>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member int size() const: the number of ranks");
+    else if constexpr (!requires(const B& b) {
+                           { b.rank() } -> std::same_as<int>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member int rank() const");
+    else if constexpr (!requires(const B& b) {
+                           { b.size() } -> std::same_as<int>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member int size() const: the number of ranks");
     else if constexpr (explain_collectives<B>()) return;
-    else if constexpr (!requires(B& b) { { b.progress() } -> std::same_as<void>; })
+    else if constexpr (!requires(B& b) {
+                           { b.progress() } -> std::same_as<void>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member void progress(), which advances what is under way and does "
                       "not block");
-    else if constexpr (!requires(const B& b) { { b.progress_time() } -> std::convertible_to<Nanoseconds>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member std::chrono::nanoseconds progress_time() const");
-    else if constexpr (!requires(B& b, std::string what) { { b.fail(what) } noexcept -> std::same_as<void>; })
+    else if constexpr (!requires(const B& b) {
+                           { b.progress_time() } -> std::convertible_to<Nanoseconds>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member std::chrono::nanoseconds progress_time() const");
+    else if constexpr (!requires(B& b, std::string what) {
+                           { b.fail(what) } noexcept -> std::same_as<void>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member void fail(const std::string&) noexcept, which makes every "
                       "rank's calls throw");
-    else if constexpr (!requires(B& b, Nanoseconds limit) { { b.set_timeout(limit) } -> std::same_as<void>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member void set_timeout(std::chrono::nanoseconds)");
-    else if constexpr (!requires(const B& b) { { b.timeout() } -> std::convertible_to<Nanoseconds>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member std::chrono::nanoseconds timeout() const");
-    else if constexpr (!requires(B& b, int i) { { b.split(i, i) } -> std::same_as<B>; })
+    else if constexpr (!requires(B& b, Nanoseconds limit) {
+                           { b.set_timeout(limit) } -> std::same_as<void>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member void set_timeout(std::chrono::nanoseconds)");
+    else if constexpr (!requires(const B& b) {
+                           { b.timeout() } -> std::convertible_to<Nanoseconds>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member std::chrono::nanoseconds timeout() const");
+    else if constexpr (!requires(B& b, int i) {
+                           { b.split(i, i) } -> std::same_as<B>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member split(int color, int key) that returns a backend of the "
                       "same type (one that is inherited returns the base)");
-    else if constexpr (!requires(B& b) { { b.duplicate() } -> std::same_as<B>; })
+    else if constexpr (!requires(B& b) {
+                           { b.duplicate() } -> std::same_as<B>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member duplicate() that returns a backend of the same type (one "
                       "that is inherited returns the base)");
-    else if constexpr (!requires(B& b, std::size_t bytes) { { b.allocate(bytes).data() } -> std::same_as<void*>; })
+    else if constexpr (!requires(B& b, std::size_t bytes) {
+                           { b.allocate(bytes).data() } -> std::same_as<void*>;
+                       })
         static_assert(never<B>,
                       "gradsync: give this backend a member allocate(std::size_t bytes), whose result owns memory and "
                       "has void* data()");
-    else if constexpr (!requires(const B& b) { { b.describe() } -> std::convertible_to<std::string>; })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member std::string describe() const");
-    else
-        static_assert(Backend<B>,
-                      "gradsync: this is no Backend yet: see the concept in gradsync/core/backend.hpp, and the notes below");
+    else if constexpr (!requires(const B& b) {
+                           { b.describe() } -> std::convertible_to<std::string>;
+                       })
+        static_assert(never<B>, "gradsync: give this backend a member std::string describe() const");
+    else static_assert(Backend<B>, "gradsync: this is no Backend yet: see the concept in gradsync/core/backend.hpp, and the notes below");
 }
 
 template <class P>
@@ -157,9 +178,7 @@ consteval void explain_bucket_policy() {
         static_assert(never<P>,
                       "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
                       "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    else if constexpr (!std::copy_constructible<P>)
-        static_assert(never<P>,
-                      "gradsync: make this bucket policy copyable");
+    else if constexpr (!std::copy_constructible<P>) static_assert(never<P>, "gradsync: make this bucket policy copyable");
     else if constexpr (!requires(const P& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
                            { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
                        })
@@ -167,7 +186,9 @@ consteval void explain_bucket_policy() {
                       "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of "
                       "your own has a member BucketPlan plan(std::span<const ParameterInfo>, std::span<const "
                       "std::size_t> order) const");
-    else if constexpr (!requires(const P& p) { { p.describe() } -> std::convertible_to<std::string>; })
+    else if constexpr (!requires(const P& p) {
+                           { p.describe() } -> std::convertible_to<std::string>;
+                       })
         static_assert(never<P>,
                       "gradsync: give this bucket policy a member std::string describe() const, which names it and its "
                       "numbers");
@@ -184,8 +205,7 @@ consteval void explain_overlap_policy() {
                       "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
                       "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     else if constexpr (!std::move_constructible<P>)
-        static_assert(never<P>,
-                      "gradsync: make this overlap policy movable: it moves into the Reducer before attach()");
+        static_assert(never<P>, "gradsync: make this overlap policy movable: it moves into the Reducer before attach()");
     else if constexpr (!requires(P& p, EngineArchetype& engine) { p.attach(engine); })
         static_assert(never<P>,
                       "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of "
@@ -202,9 +222,10 @@ consteval void explain_overlap_policy() {
         static_assert(never<P>,
                       "gradsync: give this overlap policy a member void detach(), after which it does not touch the "
                       "engine");
-    else if constexpr (!requires(const P& p) { { p.describe() } -> std::convertible_to<std::string>; })
-        static_assert(never<P>,
-                      "gradsync: give this overlap policy a member std::string describe() const, which names it");
+    else if constexpr (!requires(const P& p) {
+                           { p.describe() } -> std::convertible_to<std::string>;
+                       })
+        static_assert(never<P>, "gradsync: give this overlap policy a member std::string describe() const, which names it");
     else
         static_assert(OverlapPolicy<P>,
                       "gradsync: this is no OverlapPolicy yet: see the concept in gradsync/core/overlap_policy.hpp, and the "

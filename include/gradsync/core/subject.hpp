@@ -6,8 +6,8 @@
 
 namespace gradsync::inline v0 {
 
-/// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal size. A backend that can compares
-/// them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
+/// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal
+/// size. A backend that can compares them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
 class Subject {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit };
@@ -16,7 +16,8 @@ public:
     constexpr Subject() = default;
     /// Part `part` of what has the number `owner`, the same on all ranks.
     constexpr Subject(Kind kind, std::size_t owner, std::size_t part) noexcept
-        : code_(static_cast<std::uint32_t>(kind) << 29 | (static_cast<std::uint32_t>(owner) & owner_mask) << part_bits | (static_cast<std::uint32_t>(part) & part_mask)) {}
+        : code_(static_cast<std::uint32_t>(kind) << 29 | (static_cast<std::uint32_t>(owner) & owner_mask) << part_bits |
+                (static_cast<std::uint32_t>(part) & part_mask)) {}
 
     static constexpr Subject from_code(int code) noexcept {
         Subject subject;
@@ -31,8 +32,8 @@ public:
         const auto bits = static_cast<std::uint32_t>(code);
         if (bits == 0) return "nothing in particular";
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
-        return (is_bucket ? "bucket " : "unit ") + std::to_string(bits & part_mask) + (is_bucket ? " of Reducer #" : " of ShardedParameters #") +
-               std::to_string(bits >> part_bits & owner_mask);
+        return (is_bucket ? "bucket " : "unit ") + std::to_string(bits & part_mask) +
+               (is_bucket ? " of Reducer #" : " of ShardedParameters #") + std::to_string(bits >> part_bits & owner_mask);
     }
 
 private:
@@ -43,7 +44,8 @@ private:
 
 namespace detail {
 
-/// A number for what starts collectives, the same on all ranks that make it at the same place in the program, which no other of that communicator has. Local.
+/// A number for what starts collectives, the same on all ranks that make it at the same place in the program, which no other of that
+/// communicator has. Local.
 template <class B>
 std::size_t next_owner(B& backend) {
     if constexpr (requires { backend.next_owner(); }) return backend.next_owner();

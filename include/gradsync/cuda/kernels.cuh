@@ -187,8 +187,8 @@ inline constexpr int any_pack = 4;
 /// their own: those with one of 8 bits, which would be as many again. A: double where one side is f64; else float,
 /// which holds all of them, and from which devices have an instruction to 8 bits.
 template <class A, int n>
-__global__ void __launch_bounds__(threads) transform_any(void* to, DType to_type, const void* from, DType from_type,
-                                                         std::size_t packs, bool adds) {
+__global__ void __launch_bounds__(threads)
+    transform_any(void* to, DType to_type, const void* from, DType from_type, std::size_t packs, bool adds) {
     const bool in_double = to_type == DType::f64;
     const std::size_t stride = gridDim.x * std::size_t{threads};
     for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < packs; i += stride) {

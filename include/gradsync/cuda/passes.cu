@@ -16,8 +16,7 @@ namespace {
 
 [[noreturn]] void refuse(DType dtype, const char* pass) {
     throw Error(Errc::invalid_argument,
-                std::string("the device pass ") + pass + " is for floating types, not for " +
-                    std::string(name_of(dtype)),
+                std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)),
                 {.operation = pass});
 }
 
@@ -50,14 +49,11 @@ template <class To, class From, class F>
 void transform(To* to, const From* from, std::size_t count, F f, const char* pass, cudaStream_t stream) {
     if (count == 0) return;
     constexpr std::size_t n = kernels::pack_size<To, From>;
-    const auto is_aligned = [](const void* data, std::size_t bytes) {
-        return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
-    };
+    const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
     const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
     if (packs != 0) kernels::transform_packs<<<blocks_for(packs), kernels::threads, 0, stream>>>(to, from, packs, f);
     if (const std::size_t done = packs * n; done != count)
-        kernels::transform_elements<<<blocks_for(count - done), kernels::threads, 0, stream>>>(to + done, from + done,
-                                                                                               count - done, f);
+        kernels::transform_elements<<<blocks_for(count - done), kernels::threads, 0, stream>>>(to + done, from + done, count - done, f);
     check(cudaGetLastError(), pass);
 }
 
@@ -70,8 +66,8 @@ void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, cons
     const std::size_t packs = is_aligned(to.data, to.dtype) && is_aligned(from.data, from.dtype) ? to.count / n : 0;
     const std::size_t done = packs * n, rest = to.count - done;
     if (packs != 0)
-        kernels::transform_any<A, n><<<blocks_for(packs), kernels::threads, 0, stream>>>(to.data, to.dtype, from.data,
-                                                                                         from.dtype, packs, adds);
+        kernels::transform_any<A, n>
+            <<<blocks_for(packs), kernels::threads, 0, stream>>>(to.data, to.dtype, from.data, from.dtype, packs, adds);
     if (rest != 0)
         kernels::transform_any<A, 1><<<blocks_for(rest), kernels::threads, 0, stream>>>(
             static_cast<std::byte*>(to.data) + done * size_of(to.dtype), to.dtype,
@@ -101,8 +97,7 @@ void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
     if (transform_float8(to, from, false, "convert", stream)) return;
     with_type<false>(from.dtype, "convert", [&]<class From>(From*) {
         with_type<false>(to.dtype, "convert", [&]<class To>(To*) {
-            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert",
-                      stream);
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert", stream);
         });
     });
 }
@@ -111,8 +106,7 @@ void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
     if (transform_float8(to, from, true, "add", stream)) return;
     with_type<false>(from.dtype, "add", [&]<class From>(From*) {
         with_type<false>(to.dtype, "add", [&]<class To>(To*) {
-            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add",
-                      stream);
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add", stream);
         });
     });
 }
@@ -126,8 +120,8 @@ void scale(BufferView buffer, double factor, cudaStream_t stream) {
 
 void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
     with_type(to.dtype, "scale_by", [&]<class T>(T*) {
-        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}},
-                  "scale_by", stream);
+        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}}, "scale_by",
+                  stream);
     });
 }
 

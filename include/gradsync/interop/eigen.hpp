@@ -67,8 +67,8 @@ private:
         if constexpr (has_memory && Element<Scalar>) {
             if (!is_contiguous(t))
                 throw Error(Errc::invalid_argument, "an Eigen block of " + std::to_string(t.rows()) + " x " + std::to_string(t.cols()) +
-                                                        " is not contiguous (inner stride " + std::to_string(t.innerStride()) + ", outer stride " +
-                                                        std::to_string(t.outerStride()) +
+                                                        " is not contiguous (inner stride " + std::to_string(t.innerStride()) +
+                                                        ", outer stride " + std::to_string(t.outerStride()) +
                                                         "): copy it into a matrix, or pass the whole that it is a part of");
             return View{t.data(), static_cast<std::size_t>(t.size()), dtype_of<Scalar>, space};
         } else {

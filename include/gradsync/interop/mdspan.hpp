@@ -35,9 +35,10 @@ struct buffer_traits<M> {
         static_assert(std::convertible_to<decltype(m.data_handle()), T*>,
                       "gradsync: use an mdspan whose data_handle() is a pointer (default_accessor): other accessors have no memory that "
                       "can be sent");
-        static_assert(Element<T>,
-                      "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element type is not "
-                      "supported");
+        static_assert(
+            Element<T>,
+            "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element type is not "
+            "supported");
         if (!m.mapping().is_exhaustive())
             throw Error(Errc::invalid_argument, "an mdspan of " + describe(m) +
                                                     " elements is not contiguous (its mapping is not exhaustive): copy it into one with "

@@ -26,8 +26,8 @@ struct NvtxDomainTraits {
 }  // namespace detail
 
 /// Shows what a Reducer does in Nsight Systems, and in whatever else listens to NVTX: in the domain "gradsync" a mark for each gradient
-/// that becomes ready, ranges of the threads that launch, copy, wait and finish, and a range for each bucket that is on its way, as this rank
-/// sees it. Costs next to nothing while nobody listens.
+/// that becomes ready, ranges of the threads that launch, copy, wait and finish, and a range for each bucket that is on its way, as this
+/// rank sees it. Costs next to nothing while nobody listens.
 ///
 ///     gs::NvtxObserver nvtx;
 ///     gs::Reducer<gs::NcclBackend> sync(comm, parameters, {.observer = &nvtx});

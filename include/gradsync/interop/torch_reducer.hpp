@@ -76,7 +76,8 @@ public:
 private:
     struct Hook final : torch::autograd::FunctionPostHook {
         Hook(Mark& mark_, std::size_t i_) : mark(mark_), i(i_) {}
-        torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) override {
+        torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                                  const torch::autograd::variable_list&) override {
             mark(i);
             return outputs;
         }
@@ -114,15 +115,16 @@ class TorchReducer : Reducer<B, Buckets, Overlap> {
     using Base = Reducer<B, Buckets, Overlap>;
 
 public:
-    /// The parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor, and Error(invalid_argument)
-    /// that names a tensor that cannot be synchronised.
+    /// The parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor, and
+    /// Error(invalid_argument) that names a tensor that cannot be synchronised.
     TorchReducer(B comm, const torch::nn::Module& module, ReducerOptions options = {.gradients = GradientStorage::in_buckets},
                  Buckets buckets = {}, Overlap overlap = {})
-        : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(), options, std::move(buckets), std::move(overlap)) {}
+        : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(), options, std::move(buckets),
+                       std::move(overlap)) {}
 
     using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_factor, Base::clip_gradients_by_norm,
-        Base::clip_gradients_by_value, Base::gradient_norm, Base::no_sync, Base::parameter, Base::plan, Base::record_order, Base::set_weight,
-        Base::size, Base::statistics;
+        Base::clip_gradients_by_value, Base::gradient_norm, Base::no_sync, Base::parameter, Base::plan, Base::record_order,
+        Base::set_weight, Base::size, Base::statistics;
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) {
@@ -147,17 +149,18 @@ public:
     }
 
 private:
-    TorchReducer(B comm, const detail::TorchParameters& parameters, std::vector<at::Tensor> buffers, ReducerOptions options, Buckets buckets,
-                 Overlap overlap)
-        : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? parameters : parameters.allocate_gradients()).views(), options,
-               std::move(buckets), std::move(overlap)),
+    TorchReducer(B comm, const detail::TorchParameters& parameters, std::vector<at::Tensor> buffers, ReducerOptions options,
+                 Buckets buckets, Overlap overlap)
+        : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? parameters : parameters.allocate_gradients()).views(),
+               options, std::move(buckets), std::move(overlap)),
           tensors_(parameters.tensors),
           buffers_(std::move(buffers)),
           in_buckets_(options.gradients == GradientStorage::in_buckets),
           homes_(tensors_, in_buckets_),
           hooks_(tensors_, Mark{*this}) {
         if (in_buckets_) move_into_buckets();
-        else for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
+        else
+            for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
     }
 
     struct Mark {
@@ -171,7 +174,8 @@ private:
     /// The memory of each gradient that the engine knows, as a tensor. In buckets it is not the module's to keep.
     class Homes {
     public:
-        Homes(const std::vector<at::Tensor>& tensors, bool in_buckets) : tensors_(tensors), in_buckets_(in_buckets), homes_(tensors.size()) {}
+        Homes(const std::vector<at::Tensor>& tensors, bool in_buckets)
+            : tensors_(tensors), in_buckets_(in_buckets), homes_(tensors.size()) {}
         Homes(const Homes&) = delete;
         Homes& operator=(const Homes&) = delete;
         ~Homes() {

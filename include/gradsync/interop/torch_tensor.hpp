@@ -46,10 +46,10 @@ struct buffer_traits<at::Tensor> {
     /// than the library's.
     static BufferView view(const at::Tensor& t) {
         if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
-        if (t.layout() != at::kStrided)
-            refuse("a tensor of " + describe(t) + " is sparse: make it dense (an embedding: sparse(false))");
+        if (t.layout() != at::kStrided) refuse("a tensor of " + describe(t) + " is sparse: make it dense (an embedding: sparse(false))");
         if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
-            refuse("a tensor of " + describe(t) + " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()");
+            refuse("a tensor of " + describe(t) +
+                   " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()");
         return {t.data_ptr(), static_cast<std::size_t>(t.numel()), dtype(t), space_of(t)};
     }
 

@@ -44,7 +44,9 @@ struct InPlace {
 
 struct Scale {
     template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A x, A factor) { return x * factor; }
+    GRADSYNC_ALWAYS_INLINE static A apply(A x, A factor) {
+        return x * factor;
+    }
 };
 struct Clamp {  // a NaN stays
     template <class A>
@@ -163,11 +165,15 @@ void add(BufferView to, ConstBufferView from) {
 
 /// data[i] *= factor.
 template <class = void>
-void scale(BufferView buffer, double factor) { detail::in_place<detail::Scale>(buffer, factor); }
+void scale(BufferView buffer, double factor) {
+    detail::in_place<detail::Scale>(buffer, factor);
+}
 
 /// data[i] = min(max(data[i], -limit), limit).
 template <class = void>
-void clamp(BufferView buffer, double limit) { detail::in_place<detail::Clamp>(buffer, limit); }
+void clamp(BufferView buffer, double limit) {
+    detail::in_place<detail::Clamp>(buffer, limit);
+}
 
 /// The sum of the squares, in double.
 template <class = void>

@@ -28,8 +28,7 @@ struct Float8Format {
     template <class F>
     static Float8Format of() noexcept {
         Float8Format format;
-        for (unsigned code = 0; code < 256; ++code)
-            format.values[code] = static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code)));
+        for (unsigned code = 0; code < 256; ++code) format.values[code] = static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code)));
         format.drop = 23 - F::mantissa;
         format.rebias = (127 - F::bias) << 23;
         format.least_normal = (128 - F::bias) << 23;
@@ -76,8 +75,8 @@ void round_float8(const float* from, std::size_t n, void* to, DType type) noexce
             const std::int32_t normal = (magnitude - f.rebias + below_half + ((magnitude >> f.drop) & 1)) >> f.drop;
             // See `narrow` in convert.hpp.
             const float shifted = __builtin_bit_cast(float, magnitude) + magic;
-            const auto denormal = static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) -
-                                                            static_cast<std::uint32_t>(f.magic));
+            const auto denormal =
+                static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) - static_cast<std::uint32_t>(f.magic));
             // A difference's sign makes the mask: of conditions GCC makes branches, and then no vectors.
             std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - f.least_normal) >> 31));
             code ^= (code ^ f.largest) & ((f.largest - code) >> 31);

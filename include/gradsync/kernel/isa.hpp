@@ -40,8 +40,8 @@ inline Isa isa() noexcept {
 #if GRADSYNC_X86_DISPATCH
     static const Isa best = [] {
         __builtin_cpu_init();
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512dq"))
             return Isa::avx512;
         unsigned eax, ebx, ecx, edx;  // F16C came before AVX2, but not all compilers know it by name
         const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);

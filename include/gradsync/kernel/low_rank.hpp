@@ -8,8 +8,9 @@
 #include "largest.hpp"
 
 /// Products of a matrix and a few vectors. Matrices are of m rows and n columns, one row after the other; the r vectors of each side lie
-/// one after the other: `left` are r of m elements, `right` r of n. In f32. Products are rounded before they are added, and added in an order that does
-/// not depend on the vector width: the bits are the same on every processor, as ranks that compute the same for themselves need it.
+/// one after the other: `left` are r of m elements, `right` r of n. In f32. Products are rounded before they are added, and added in an
+/// order that does not depend on the vector width: the bits are the same on every processor, as ranks that compute the same for themselves
+/// need it.
 
 namespace gradsync::inline v0::kernel {
 
@@ -57,20 +58,23 @@ GRADSYNC_ALWAYS_INLINE void add_multiple(float* __restrict to, float factor, con
 }
 
 struct TimesRight {
-    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r, float* left) {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r,
+                                           float* left) {
         for (std::size_t i = 0; i < m; ++i)
             for (std::size_t c = 0; c < r; ++c) left[c * m + i] = dot(matrix + i * n, right + c * n, n);
     }
 };
 struct LeftTimes {
-    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r, float* right) {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r,
+                                           float* right) {
         for (std::size_t j = 0; j < r * n; ++j) right[j] = 0;
         for (std::size_t i = 0; i < m; ++i)
             for (std::size_t c = 0; c < r; ++c) add_multiple(right + c * n, left[c * m + i], matrix + i * n, n);
     }
 };
 struct AddProduct {
-    GRADSYNC_ALWAYS_INLINE static void run(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right, std::size_t r, float sign) {
+    GRADSYNC_ALWAYS_INLINE static void run(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right,
+                                           std::size_t r, float sign) {
         for (std::size_t i = 0; i < m; ++i)
             for (std::size_t c = 0; c < r; ++c) add_multiple(matrix + i * n, sign * left[c * m + i], right + c * n, n);
     }
@@ -79,7 +83,9 @@ struct Dot {
     GRADSYNC_ALWAYS_INLINE static void run(const float* a, const float* b, std::size_t count, float* result) { *result = dot(a, b, count); }
 };
 struct AddMultiple {
-    GRADSYNC_ALWAYS_INLINE static void run(float* to, float factor, const float* x, std::size_t count) { add_multiple(to, factor, x, count); }
+    GRADSYNC_ALWAYS_INLINE static void run(float* to, float factor, const float* x, std::size_t count) {
+        add_multiple(to, factor, x, count);
+    }
 };
 
 }  // namespace detail
@@ -102,8 +108,8 @@ inline float dot(const float* a, const float* b, std::size_t count) {
     return result;
 }
 
-/// Makes the r vectors of `count` elements orthonormal, one after the other; one that lies within the span of those before it, but for rounding,
-/// becomes zero. False if there is a number among them that is not finite; then they are worth nothing.
+/// Makes the r vectors of `count` elements orthonormal, one after the other; one that lies within the span of those before it, but for
+/// rounding, becomes zero. False if there is a number among them that is not finite; then they are worth nothing.
 inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
     constexpr float rounding = 1e-10f;  // of squares
     constexpr float smallest = 1e-37f;  // of which the inverse is a number

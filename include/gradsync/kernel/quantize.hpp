@@ -10,8 +10,8 @@
 #include "isa.hpp"
 #include "largest.hpp"
 
-/// Numbers of few bits. Elements come in blocks of `quantized_block`, the last one shorter; a block is written as its step, an f32, and one level for each
-/// element, in whole words. Products are rounded before they are added: what is read has the same bits on every processor.
+/// Numbers of few bits. Elements come in blocks of `quantized_block`, the last one shorter; a block is written as its step, an f32, and one
+/// level for each element, in whole words. Products are rounded before they are added: what is read has the same bits on every processor.
 ///
 /// | bits | a level is | the step |
 /// |---|---|---|
@@ -86,7 +86,8 @@ struct Levels<1> {
         for (unsigned k = 0; k < 8 && k * eighth < n; ++k) {
             float* const of_eighth = to + k * eighth;
             const std::size_t m = n - k * eighth < eighth ? n - k * eighth : eighth;
-            for (std::size_t i = 0; i < m; ++i) of_eighth[i] = std::bit_cast<float>(magnitude ^ static_cast<std::uint32_t>(bytes[i] >> k & 1) << 31);
+            for (std::size_t i = 0; i < m; ++i)
+                of_eighth[i] = std::bit_cast<float>(magnitude ^ static_cast<std::uint32_t>(bytes[i] >> k & 1) << 31);
         }
     }
 };
@@ -96,7 +97,8 @@ template <unsigned bits>
 struct Quantize {
     GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::uint32_t* words) {
         std::size_t first = 0;
-        for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits)) block(data + first, quantized_block, words);
+        for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits))
+            block(data + first, quantized_block, words);
         if (first < count) block(data + first, count - first, words);
     }
 
@@ -136,7 +138,8 @@ private:
         if (largest >= infinity_bits) return std::numeric_limits<float>::quiet_NaN();
         float step = std::bit_cast<float>(largest) / Levels<bits>::most;
         if constexpr (bits == 1) step = mean_magnitude(x, n);
-        constexpr float limit = std::numeric_limits<float>::max() / Levels<bits>::most * (1 - std::numeric_limits<float>::epsilon());  // rounding may not make it infinite
+        constexpr float limit = std::numeric_limits<float>::max() / Levels<bits>::most *
+                                (1 - std::numeric_limits<float>::epsilon());  // rounding may not make it infinite
         return step < std::numeric_limits<float>::min() ? 0 : step < limit ? step : limit;
     }
     GRADSYNC_ALWAYS_INLINE static float mean_magnitude(const float* x, std::size_t n) {
@@ -161,7 +164,8 @@ private:
 
 template <unsigned bits>
 struct SumQuantized {
-    GRADSYNC_ALWAYS_INLINE static void run(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, float factor, float* sums) {
+    GRADSYNC_ALWAYS_INLINE static void run(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count,
+                                           float factor, float* sums) {
         std::size_t first = 0;
         for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits))
             block(words, stride, messages, quantized_block, factor, sums + first);
@@ -169,7 +173,8 @@ struct SumQuantized {
     }
 
 private:
-    GRADSYNC_ALWAYS_INLINE static void block(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t n, float factor, float* to) {
+    GRADSYNC_ALWAYS_INLINE static void block(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t n,
+                                             float factor, float* to) {
         alignas(64) float sum[quantized_block] = {};
         for (std::size_t r = 0; r < messages; ++r, words += stride) {
             float step;
@@ -198,14 +203,15 @@ void dispatch_bits(unsigned bits, Args... args) {
 
 }  // namespace detail
 
-/// Writes `data` as `quantized_words(count, bits)` words, and leaves in it what these do not say: nothing of a block that is not finite, all of one whose step
-/// would be denormal. `bits`: 1, 4 or 8.
+/// Writes `data` as `quantized_words(count, bits)` words, and leaves in it what these do not say: nothing of a block that is not finite,
+/// all of one whose step would be denormal. `bits`: 1, 4 or 8.
 inline void quantize(float* data, std::size_t count, unsigned bits, std::uint32_t* words) {
     detail::dispatch_bits<detail::Quantize>(bits, data, count, words);
 }
 
 /// sums[i] = factor times the sum of what `messages` of them say of element i, in their order: message r begins at word r * stride.
-inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, unsigned bits, float factor, float* sums) {
+inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, unsigned bits,
+                          float factor, float* sums) {
     detail::dispatch_bits<detail::SumQuantized>(bits, words, stride, messages, count, factor, sums);
 }
 

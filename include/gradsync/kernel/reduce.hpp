@@ -208,8 +208,7 @@ void reduce_float8(const Reduction& r) {
             widen_float8(from, r.dtype, i == 0 ? result : next, step.count);
             if (i == 0 && inputs != 1) continue;
             step.inputs = std::span(both).first(i == 0 ? 1 : 2);
-            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0],
-                                     r.scales.empty() || i == 0 ? 1 : r.scales[i]};
+            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0], r.scales.empty() || i == 0 ? 1 : r.scales[i]};
             if (!r.scales.empty()) step.scales = std::span(scales).first(step.inputs.size());
             step.factor = i + 1 == inputs ? r.factor : 1;
             reduce<float>(step);

@@ -34,19 +34,27 @@ struct HelloRoute {
 };
 
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
-/// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its length
-/// is known, as far as the others have started the same. (Where they have not, no message is longer than what it is received in.)
+/// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its
+/// length is known, as far as the others have started the same. (Where they have not, no message is longer than what it is received in.)
 ///
-/// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own call
-/// and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not learn who has
-/// started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
+/// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own
+/// call and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not
+/// learn who has started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
 class Flight {
 public:
     /// `room`: the most bytes that any hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
     Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
-        : calls_(static_cast<std::size_t>(ranks)), ranks_(ranks), rank_(rank), few_owners_(few_owners), first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
-          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64), hellos_(new std::byte[calls_.size() * place_]),
-          hellos_in_(calls_.size(), Transport::no_ticket), hellos_out_(hellos_in_), rests_in_(hellos_in_), rests_out_(hellos_in_) {}
+        : calls_(static_cast<std::size_t>(ranks)),
+          ranks_(ranks),
+          rank_(rank),
+          few_owners_(few_owners),
+          first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
+          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64),
+          hellos_(new std::byte[calls_.size() * place_]),
+          hellos_in_(calls_.size(), Transport::no_ticket),
+          hellos_out_(hellos_in_),
+          rests_in_(hellos_in_),
+          rests_out_(hellos_in_) {}
 
     /// `room`: of this one's hello.
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
@@ -116,8 +124,8 @@ public:
 
     /// All that there is comes with the hellos.
     bool small() const noexcept { return small_; }
-    /// And has what this rank brings left, where results may be written over it, or the others had to be asked first? (It may do something else for long
-    /// once the collective is complete, and they are not to wait for that.)
+    /// And has what this rank brings left, where results may be written over it, or the others had to be asked first? (It may do something
+    /// else for long once the collective is complete, and they are not to wait for that.)
     bool is_all_here(Transport& transport) {
         const bool here = transport.finish_all(rests_in_);
         return (!has_to_leave_ || transport.finish_all(rests_out_)) && here;
@@ -175,24 +183,30 @@ public:
 
     /// Where elements of the whole buffer lie in this rank's `in` and `out`.
     const void* input(ElementRange range) const noexcept {
-        return static_cast<const std::byte*>(call_.in) + (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+        return static_cast<const std::byte*>(call_.in) +
+               (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
     }
     void* output(ElementRange range) const noexcept {
-        return static_cast<std::byte*>(call_.out) + (range.first - (collective::out_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+        return static_cast<std::byte*>(call_.out) +
+               (range.first - (collective::out_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
     }
 
 private:
-    /// Bytes. Ranks that take turns on their cores are done sooner with fewer messages than with less to do for each (measured, docs/performance.md).
+    /// Bytes. Ranks that take turns on their cores are done sooner with fewer messages than with less to do for each (measured,
+    /// docs/performance.md).
     static constexpr std::size_t least_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.get() + index(rank) * place_; }
 
     /// Of what came with that rank's hello.
-    std::byte* elements_of(int rank, std::size_t first = 0) noexcept { return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype); }
+    std::byte* elements_of(int rank, std::size_t first = 0) noexcept {
+        return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype);
+    }
 
     const void* brought(int rank, std::size_t first) noexcept {
-        return from_in_ && rank == rank_ ? static_cast<const std::byte*>(call_.in) + first * size_of(call_.dtype) : elements_of(rank, first);
+        return from_in_ && rank == rank_ ? static_cast<const std::byte*>(call_.in) + first * size_of(call_.dtype)
+                                         : elements_of(rank, first);
     }
 
     /// The result of an owner's share, from what came with the hellos. It may go where rank 0's elements are.
@@ -200,7 +214,8 @@ private:
         const bool gathers = collective::in_is_shard(call_.operation);
         for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
         if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&to, 1}, share.size());
-        else if (const void* const from = inputs[index(gathers ? owner : call_.root)]; from != to) std::memcpy(to, from, share.size() * size_of(call_.dtype));
+        else if (const void* const from = inputs[index(gathers ? owner : call_.root)]; from != to)
+            std::memcpy(to, from, share.size() * size_of(call_.dtype));
     }
 
     bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
@@ -224,16 +239,22 @@ private:
         }
     }
 
-    Transport::Ticket receive_rest(Transport& transport, int from, const HelloRoute::Streams& streams, std::byte* to, std::size_t bytes) const {
+    Transport::Ticket receive_rest(Transport& transport, int from, const HelloRoute::Streams& streams, std::byte* to,
+                                   std::size_t bytes) const {
         const std::size_t room = place_ - first_;
-        return transport.in_parts(bytes) ? transport.receive_known(from, streams.rest, to, bytes, room) : transport.receive(from, streams.whole_rest, to, room);
+        return transport.in_parts(bytes) ? transport.receive_known(from, streams.rest, to, bytes, room)
+                                         : transport.receive(from, streams.whole_rest, to, room);
     }
-    static Transport::Ticket send_rest(Transport& transport, int to, const HelloRoute::Streams& streams, const std::byte* from, std::size_t bytes) {
-        return transport.in_parts(bytes) ? transport.send_known(to, streams.rest, from, bytes) : transport.send(to, streams.whole_rest, from, bytes);
+    static Transport::Ticket send_rest(Transport& transport, int to, const HelloRoute::Streams& streams, const std::byte* from,
+                                       std::size_t bytes) {
+        return transport.in_parts(bytes) ? transport.send_known(to, streams.rest, from, bytes)
+                                         : transport.send(to, streams.whole_rest, from, bytes);
     }
 
     /// Bytes of `rank`'s result that come with rank 0's answer.
-    std::size_t result_bytes(int rank) const noexcept { return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0; }
+    std::size_t result_bytes(int rank) const noexcept {
+        return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0;
+    }
 
     /// Bytes that `rank` sends with its hello, if all mean the same. As many where they have no weight: the others do not know of that.
     std::size_t brought_by(int rank) const noexcept {

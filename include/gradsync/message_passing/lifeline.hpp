@@ -55,7 +55,8 @@ public:
         const auto deadline = Clock::now() + limit;
         std::thread answering([&] { heard = answer(before, deadline); });
         for (const int other : after)
-            if (net::Socket socket = net::call(all[static_cast<std::size_t>(other)], rank, limit / 4)) lines_.push_back({other, std::move(socket)});
+            if (net::Socket socket = net::call(all[static_cast<std::size_t>(other)], rank, limit / 4))
+                lines_.push_back({other, std::move(socket)});
         answering.join();
         for (Line& line : heard) lines_.push_back(std::move(line));
         reception_.close();
@@ -98,8 +99,8 @@ private:
     std::vector<Line> answer(const std::vector<int>& expected, Clock::time_point deadline) const {
         std::vector<Line> heard;
         while (heard.size() < expected.size()) {
-            auto [socket, caller] =
-                reception_.answer(deadline, [&](std::int64_t number) { return std::find(expected.begin(), expected.end(), number) != expected.end(); });
+            auto [socket, caller] = reception_.answer(
+                deadline, [&](std::int64_t number) { return std::find(expected.begin(), expected.end(), number) != expected.end(); });
             if (!socket) break;
             heard.push_back({static_cast<int>(caller), std::move(socket)});
         }

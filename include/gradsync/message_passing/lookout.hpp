@@ -22,13 +22,20 @@ class Lookout {
 public:
     /// `world_ranks[r]` is the world rank of rank r; these and all else outlive the object.
     Lookout(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
-        : world_(world), world_ranks_(world_ranks), rank_(rank), communicator_(communicator), rounds_(rounds), roll_call_(world_ranks.size()) {}
+        : world_(world),
+          world_ranks_(world_ranks),
+          rank_(rank),
+          communicator_(communicator),
+          rounds_(rounds),
+          roll_call_(world_ranks.size()) {}
 
     /// Who keeps this one from completing.
     Late late(const Flight& flight) const {
         using Did = Late::Did;
         if (std::vector<int> missing = missing_of(flight); !missing.empty())
-            return {.ranks = std::move(missing), .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start, .certain = !flight.waits_for_hub()};
+            return {.ranks = std::move(missing),
+                    .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start,
+                    .certain = !flight.waits_for_hub()};
         std::vector<int> late, to_look, perhaps;
         for (int r = 0; r < size(); ++r) {
             const Rounds::Debts debts = rounds_.debts(flight, r);
@@ -41,8 +48,8 @@ public:
         return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .did = Did::not_go_on, .certain = false};
     }
 
-    /// Ends the world if a rank does not start `oldest`, the first that is not complete, because it has left, or is dead. Opens files, and may send
-    /// messages.
+    /// Ends the world if a rank does not start `oldest`, the first that is not complete, because it has left, or is dead. Opens files, and
+    /// may send messages.
     void report_missing(const Flight& oldest) {
         const std::string what = collective::name_of(oldest.call(), oldest.number());
         for (int r = 0; r < size(); ++r) {

@@ -47,11 +47,21 @@ public:
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
     /// another one which has ranks in common with it.
-    MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator, std::shared_ptr<KnownMemory> known,
-                  std::chrono::nanoseconds timeout)
-        : world_(std::move(world)), known_(std::move(known)), world_ranks_(std::move(world_ranks)), rank_(rank), communicator_(communicator),
-          timeout_(gradsync::detail::within_reason(timeout)), shares_cores_(world_->share_cores(world_ranks_)), flights_(slots), combiner_(world_ranks_.size()),
-          hello_route_{world_->transport(), world_ranks_, {stream(hellos), stream(rests), stream(whole_rests)}, {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
+    MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator,
+                  std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
+        : world_(std::move(world)),
+          known_(std::move(known)),
+          world_ranks_(std::move(world_ranks)),
+          rank_(rank),
+          communicator_(communicator),
+          timeout_(gradsync::detail::within_reason(timeout)),
+          shares_cores_(world_->share_cores(world_ranks_)),
+          flights_(slots),
+          combiner_(world_ranks_.size()),
+          hello_route_{world_->transport(),
+                       world_ranks_,
+                       {stream(hellos), stream(rests), stream(whole_rests)},
+                       {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
           rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_),
           lookout_(*world_, world_ranks_, rank, communicator, rounds_) {
         world_->chores().enlist(*this);
@@ -82,7 +92,9 @@ public:
     MessageWorld& world() const noexcept override { return *world_; }
 
     std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept override { timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
+        timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed);
+    }
 
     /// A number for a split, or for what else all ranks make at the same place in the program.
     std::size_t next_number() noexcept override { return numbers_++; }
@@ -231,7 +243,8 @@ public:
         const std::vector<int> proposals = exchange(world_->next_communicator());
         const int number = *std::max_element(proposals.begin(), proposals.end());
         if (number >= world_->transport().last_stream() / static_cast<int>(streams))
-            throw Error(Errc::invalid_argument, "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
+            throw Error(Errc::invalid_argument,
+                        "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
                         {.operation = "split", .rank = world_rank(rank_)});
         world_->set_next_communicator(number + 1);
         std::vector<int> members;
@@ -256,12 +269,15 @@ private:
     };
 
     /// Nobody rings when a message comes: naps are short.
-    collective::Backoff new_backoff() const noexcept { return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50)); }
+    collective::Backoff new_backoff() const noexcept {
+        return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50));
+    }
 
-    /// Of what a hello carries: as much as costs no more than another round trip. For some operations two ranks send one another no more so than a share
-    /// and its result.
+    /// Of what a hello carries: as much as costs no more than another round trip. For some operations two ranks send one another no more so
+    /// than a share and its result.
     static constexpr std::size_t hello_room(std::size_t ranks, Operation operation) noexcept {
-        const bool no_more = ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather);
+        const bool no_more =
+            ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather);
         return (no_more ? 128 : 32) * 1024 / ranks / 64 * 64;
     }
 
@@ -283,7 +299,9 @@ private:
 
     std::uint64_t begin(const Call& call) {
         const std::uint64_t n = next_;
-        if (spare_.empty()) spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce), world_->transport().quick_bytes(), shares_cores_));
+        if (spare_.empty())
+            spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce),
+                                                      world_->transport().quick_bytes(), shares_cores_));
         std::unique_ptr<Flight> started = std::move(spare_.back());
         spare_.pop_back();
         try {
@@ -372,7 +390,10 @@ private:
 
     void look(collective::Vigil& vigil) {
         vigil.look(
-            timeout(), [&](std::chrono::nanoseconds by) { lookout_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout()); },
+            timeout(),
+            [&](std::chrono::nanoseconds by) {
+                lookout_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout());
+            },
             [&] { report_missing(); });
     }
 
@@ -391,8 +412,8 @@ private:
                         {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
     }
 
-    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on, but what was
-    /// lent is on loan. Without the mutex.
+    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on, but
+    /// what was lent is on loan. Without the mutex.
     void end() noexcept {
         const std::lock_guard lock(world_->mutex());
         ended_ = true;

@@ -34,8 +34,8 @@ public:
     ///
     /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
     /// goes later: when a new one is made, and all others have said good-bye to this one. A world that has failed stays.
-    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
-                                              std::shared_ptr<State> state = std::make_shared<State>(),
+    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes,
+                                              int ranks_here, std::shared_ptr<State> state = std::make_shared<State>(),
                                               std::shared_ptr<collective::Chores> chores = std::make_shared<collective::Chores>()) {
         retired().sweep();
         return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(chores)),
@@ -56,7 +56,8 @@ public:
     /// Under the mutex.
     bool alive(int world_rank) noexcept override {
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
-        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !(lifeline_ && lifeline_->lost(world_rank));
+        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
+               !(lifeline_ && lifeline_->lost(world_rank));
     }
 
     /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
@@ -92,7 +93,8 @@ public:
                 {
                     std::lock_guard lock(mutex());
                     poll();
-                    if (std::none_of(outgoing_.begin(), outgoing_.end(), [&](const Outgoing& outgoing) { return listens(outgoing.rank); })) return;
+                    if (std::none_of(outgoing_.begin(), outgoing_.end(), [&](const Outgoing& outgoing) { return listens(outgoing.rank); }))
+                        return;
                 }
                 if (std::chrono::steady_clock::now() > deadline) return;
                 std::this_thread::yield();
@@ -128,8 +130,8 @@ public:
     }
 
 private:
-    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here, std::shared_ptr<State> state,
-                 std::shared_ptr<collective::Chores> chores)
+    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
+                 std::shared_ptr<State> state, std::shared_ptr<collective::Chores> chores)
         : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size()),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
@@ -183,7 +185,8 @@ private:
         try {
             std::lock_guard lock(mutex());
             poll();
-            return !failed() && outgoing_.empty() && std::count(gone_.begin(), gone_.end(), true) == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
+            return !failed() && outgoing_.empty() && std::count(gone_.begin(), gone_.end(), true) == transport_->size() - 1 &&
+                   transport_->give_up(incoming_ticket_);
         } catch (const std::exception&) {
             return false;
         }

@@ -19,16 +19,16 @@ struct RoundContext {
     Transport& transport;
     const std::vector<int>& transport_ranks;  ///< by rank of the communicator
     int rank;
-    int contributions, results;               ///< streams
+    int contributions, results;  ///< streams
     std::size_t piece_bytes;
     collective::Combiner& combiner;
 
     int size() const noexcept { return static_cast<int>(transport_ranks.size()); }
 };
 
-/// One piece of every share of a collective, of which each rank owns one, or a few ranks do. Every rank sends what it brings to the owners; an owner
-/// combines what it gets, in rank order, and sends the result to those who want it. So each element crosses the network
-/// as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
+/// One piece of every share of a collective, of which each rank owns one, or a few ranks do. Every rank sends what it brings to the owners;
+/// an owner combines what it gets, in rank order, and sends the result to those who want it. So each element crosses the network as often
+/// as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
 ///
 /// Messages of one stream have to be begun in the order of the rounds, by both sides: `hear` and `advance` are called for one round
 /// after another, with the gates that the earlier ones have left open.
@@ -40,8 +40,11 @@ public:
     };
 
     explicit Round(int ranks)
-        : contributions_out_(static_cast<std::size_t>(ranks), Transport::no_ticket), contributions_in_(contributions_out_), results_out_(contributions_out_),
-          results_in_(contributions_out_), inputs_(contributions_out_.size()) {}
+        : contributions_out_(static_cast<std::size_t>(ranks), Transport::no_ticket),
+          contributions_in_(contributions_out_),
+          results_out_(contributions_out_),
+          results_in_(contributions_out_),
+          inputs_(contributions_out_.size()) {}
 
     static std::size_t count(const Flight& flight, std::size_t piece_bytes) noexcept {
         if (flight.call().operation == Operation::barrier || flight.call().elsewhere) return 0;
@@ -66,8 +69,8 @@ public:
 
     Flight& flight() const noexcept { return *flight_; }
 
-    /// Begins to receive what others bring, if it is this round's turn. True if it did and could combine it next: some transports copy what is
-    /// there already as soon as it is asked for, and a look at them before the next round's takes its place finds it in the cache.
+    /// Begins to receive what others bring, if it is this round's turn. True if it did and could combine it next: some transports copy what
+    /// is there already as soon as it is asked for, and a look at them before the next round's takes its place finds it in the cache.
     bool hear(Gates& gates, const RoundContext& context) {
         const bool begins = !hearing_ && gates.hear && flight_->accepted();
         if (begins) receive_contributions(context);
@@ -175,7 +178,8 @@ private:
             const int source = collective::in_is_shard(call.operation) ? context.rank : call.root;
             result = inputs_[index(source)];
             if (keeps && result != flight_->output(range)) std::memcpy(flight_->output(range), result, bytes(range));
-            if (sends && source == context.rank && !flight_->in_is_known()) result = std::memcpy(place(combined_area_, 0, context), result, bytes(range));
+            if (sends && source == context.rank && !flight_->in_is_known())
+                result = std::memcpy(place(combined_area_, 0, context), result, bytes(range));
         }
         for (int k = 1; k < context.size(); ++k) {
             const int r = (context.rank + k) % context.size();

@@ -110,8 +110,7 @@ public:
                 peer.incoming.ticket = no_ticket;
                 peer.incoming.keep = false;
             }
-            for (Inbox& inbox : peer.inboxes)
-                std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
+            for (Inbox& inbox : peer.inboxes) std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
         }
         std::erase_if(control_.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
         return finish(ticket);
@@ -186,8 +185,8 @@ private:
 
     static void check_room(std::size_t bytes, const Posted& posted) {
         if (bytes > posted.bytes)
-            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " +
-                                     std::to_string(posted.bytes) + " were due at most");
+            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) +
+                                     " were due at most");
     }
 
     void lose(Peer& peer) noexcept {
@@ -232,8 +231,8 @@ private:
         constexpr std::size_t header = sizeof(Header);
         while (!peer.lost) {
             const bool in_header = incoming.got < header;
-            std::byte* const to = in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got
-                                            : incoming.data + (incoming.got - header);
+            std::byte* const to =
+                in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got : incoming.data + (incoming.got - header);
             const std::size_t bytes = in_header ? header - incoming.got : header + incoming.header.bytes - incoming.got;
             const ssize_t got = ::recv(peer.socket.descriptor(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;

@@ -32,8 +32,8 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
-    /// The same on all ranks, in all calls. A few messages of no more bytes arrive sooner than one that is longer, because that one would ask
-    /// the receiver before it leaves.
+    /// The same on all ranks, in all calls. A few messages of no more bytes arrive sooner than one that is longer, because that one would
+    /// ask the receiver before it leaves.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
     /// Has `poll` found that a rank's process is gone? A transport that cannot tell says no.

@@ -40,9 +40,7 @@ public:
         if (descriptor_ >= 0) ::close(descriptor_);
     }
 
-    static Socket of_family(int family) noexcept {
-        return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    }
+    static Socket of_family(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
     int descriptor() const noexcept { return descriptor_; }
     explicit operator bool() const noexcept { return descriptor_ >= 0; }

@@ -10,8 +10,8 @@
 
 namespace gradsync::inline v0 {
 
-/// What a Reducer, or a sharded training, is busy with. All but the last three hold the step up while they last, unless a thread of the overlap
-/// policy's does them.
+/// What a Reducer, or a sharded training, is busy with. All but the last three hold the step up while they last, unless a thread of the
+/// overlap policy's does them.
 enum class Activity : std::uint8_t {
     copy,        ///< a gradient is copied into its bucket (only larger ones are told of)
     launch,      ///< a bucket's collective is started
@@ -26,7 +26,8 @@ inline constexpr std::size_t activity_count = 8;
 
 /// "copy", "launch", ...
 constexpr std::string_view name_of(Activity activity) noexcept {
-    constexpr std::string_view names[activity_count] = {"copy", "launch", "progress", "finish", "wait", "optimizer", "collective", "gather"};
+    constexpr std::string_view names[activity_count] = {"copy", "launch",    "progress",   "finish",
+                                                        "wait", "optimizer", "collective", "gather"};
     return names[static_cast<std::size_t>(activity)];
 }
 
@@ -49,8 +50,8 @@ public:
     virtual void plan([[maybe_unused]] const BucketPlan& plan, [[maybe_unused]] std::span<const std::size_t> bytes,
                       [[maybe_unused]] std::span<const std::string_view> names) {}
     virtual void ready(std::size_t parameter, Time at) noexcept = 0;
-    /// `index`: the bucket; for `copy` the parameter; `no_index` where it is no bucket's. An activity of one index ends before it begins again.
-    /// `at` may be a little earlier than the call.
+    /// `index`: the bucket; for `copy` the parameter; `no_index` where it is no bucket's. An activity of one index ends before it begins
+    /// again. `at` may be a little earlier than the call.
     virtual void begin(Activity activity, std::size_t index, Time at) noexcept = 0;
     virtual void end(Activity activity, std::size_t index, Time at) noexcept = 0;
 

@@ -10,11 +10,11 @@ namespace gradsync::inline v0 {
 /// What the synchronisation of one step was, or of several steps together. Times are seconds of one rank. A Reducer's step is from one
 /// `finish()` to the next: with OverlapForward the times of a step's gathers, under the next forward, are in the next one's.
 struct StepStatistics {
-    std::size_t bytes = 0;             ///< handed to collectives by this rank, gathers included
+    std::size_t bytes = 0;  ///< handed to collectives by this rank, gathers included
     std::size_t collectives = 0;
     double communication_seconds = 0;  ///< while at least one bucket was in flight, or gathered, seen from this rank
-    double exposed_seconds = 0;        ///< what `finish()` and the hooks added to the step; what threads did at once counts once. Copies of borrowed
-                                       ///< gradients of less than 16 KiB do not: to read the clock would take as long
+    double exposed_seconds = 0;        ///< what `finish()` and the hooks added to the step; what threads did at once counts once. Copies of
+                                       ///< borrowed gradients of less than 16 KiB do not: to read the clock would take as long
 
     /// The share of the communication that hid behind the trainer's work: 1 - exposed / communication, within [0, 1].
     double overlap_ratio() const noexcept {

@@ -29,14 +29,14 @@ struct BucketSummary {
     std::size_t bytes = 0;
     std::size_t parameters = 0;
     std::size_t count = 0;
-    double launch = 0;    ///< after the step's first gradient was ready
+    double launch = 0;  ///< after the step's first gradient was ready
     double duration = 0;
-    double exposed = 0;   ///< so much of it held the step up
+    double exposed = 0;  ///< so much of it held the step up
 };
 
 struct TimelineSummary {
     std::size_t steps = 0;
-    std::vector<SpanSummary> spans;     ///< the trainer's scopes, then activities; those that came at all
+    std::vector<SpanSummary> spans;  ///< the trainer's scopes, then activities; those that came at all
     std::vector<BucketSummary> buckets;
     double communication_seconds = 0;  ///< a step: at least one collective or gather was under way
     double exposed_seconds = 0;        ///< a step: it was held up, whatever by
@@ -164,12 +164,13 @@ inline std::string describe(const TimelineSummary& summary) {
     };
     std::string text = line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
     for (const SpanSummary& s : summary.spans)
-        text += line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3, s.least * 1e3, s.most * 1e3);
+        text += line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3, s.least * 1e3,
+                     s.most * 1e3);
     text += line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms", "each, ms", "exposed, ms");
     for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
         const BucketSummary& s = summary.buckets[b];
-        text += line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024, s.parameters, s.count, s.launch * 1e3,
-                     s.duration * 1e3, s.exposed * 1e3);
+        text += line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024, s.parameters, s.count,
+                     s.launch * 1e3, s.duration * 1e3, s.exposed * 1e3);
     }
     text += line("\n%zu steps; a step: communication %.3f ms, exposed %.3f ms\n", summary.steps, summary.communication_seconds * 1e3,
                  summary.exposed_seconds * 1e3);

@@ -64,7 +64,9 @@ public:
         bucket_bytes_.assign(bytes.begin(), bytes.end());
         parameter_names_.assign(names.begin(), names.end());
     }
-    void ready(std::size_t parameter, Time at) noexcept override { add({at, {}, nullptr, static_cast<std::uint32_t>(parameter), Kind::ready}); }
+    void ready(std::size_t parameter, Time at) noexcept override {
+        add({at, {}, nullptr, static_cast<std::uint32_t>(parameter), Kind::ready});
+    }
     void begin(Activity activity, std::size_t index, Time at) noexcept override {
         add({at, {}, nullptr, static_cast<std::uint32_t>(index), Kind::begin, activity});
     }
@@ -76,7 +78,7 @@ public:
     struct Span {
         static constexpr std::uint32_t no_index = 0xffffffff;  ///< Observer::no_index, cut to 32 bits like all
 
-        const char* name;      ///< of a scope; null for an activity
+        const char* name;  ///< of a scope; null for an activity
         Activity activity;
         std::uint32_t index;
         Time begin, end;
@@ -151,14 +153,14 @@ private:
         });
         if (unfinished)
             for (const Open& o : open)
-                spans.push_back({nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at), false, o.number >= planned_});
-        std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
+                spans.push_back(
+                    {nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at), false, o.number >= planned_});
+        std::stable_sort(spans.begin(), spans.end(),
+                         [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
         return spans;
     }
 
-    void add(const Record& record) noexcept {
-        records_[count_.fetch_add(1, std::memory_order_relaxed) & (records_.size() - 1)] = record;
-    }
+    void add(const Record& record) noexcept { records_[count_.fetch_add(1, std::memory_order_relaxed) & (records_.size() - 1)] = record; }
     template <class Use>
     void for_each_record(Use&& use) const {
         const std::size_t n = count_.load(std::memory_order_relaxed);

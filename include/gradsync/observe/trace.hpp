@@ -27,8 +27,8 @@ namespace gradsync::inline v0 {
 
 namespace detail {
 
-/// Writes events of the Trace Event Format (Google, "Trace Event Format", 2016), which Perfetto and chrome://tracing read. One rank is a process
-/// there; times are microseconds.
+/// Writes events of the Trace Event Format (Google, "Trace Event Format", 2016), which Perfetto and chrome://tracing read. One rank is a
+/// process there; times are microseconds.
 class TraceWriter {
 public:
     /// Times are counted from `zero`.
@@ -49,7 +49,8 @@ public:
         lane_names_[lane] = name;
         name_thread(lane, name);
     }
-    /// Spans that lie one within the other, or apart, share a lane. Others, of several threads, get lanes below. By beginnings, longer ones first.
+    /// Spans that lie one within the other, or apart, share a lane. Others, of several threads, get lanes below. By beginnings, longer ones
+    /// first.
     void span(std::string_view name, Lane lane, const Timeline::Span& s) {
         std::vector<std::vector<Observer::Time>>& below_lane = open_[lane];
         std::size_t below = 0;
@@ -70,7 +71,8 @@ public:
     }
     /// Spans that overlap as they like have a track each, by name and number.
     /// `bytes`: 0 where they are not known.
-    void overlapping_span(std::string_view name, std::string_view category, std::size_t number, const Timeline::Span& s, std::size_t bytes) {
+    void overlapping_span(std::string_view name, std::string_view category, std::size_t number, const Timeline::Span& s,
+                          std::size_t bytes) {
         for (const bool first : {true, false}) {
             if (!first && !s.finished) break;
             event(first ? "b" : "e", name, trainer);
@@ -78,7 +80,8 @@ public:
             quote(category);
             text_ += ",\"id2\":{\"local\":\"" + std::string(category) + std::to_string(number) + "\"}";
             time("ts", (first ? s.begin : s.end) - zero_);
-            text_ += ",\"args\":{\"bucket\":" + std::to_string(s.index) + (bytes != 0 ? ",\"bytes\":" + std::to_string(bytes) : "") + "}},\n";
+            text_ +=
+                ",\"args\":{\"bucket\":" + std::to_string(s.index) + (bytes != 0 ? ",\"bytes\":" + std::to_string(bytes) : "") + "}},\n";
         }
     }
     void mark(std::string_view name, Lane lane, Observer::Time at) {
@@ -177,12 +180,14 @@ inline std::string trace_events(const Timeline& timeline, int rank, Observer::Ti
             writer.span(s.name, TraceWriter::trainer, s);
             continue;
         }
-        const std::string bucket = (s.index == Timeline::Span::no_index ? "for memory" : "bucket " + std::to_string(s.index)) + (s.finished ? "" : " (unfinished)");
+        const std::string bucket = (s.index == Timeline::Span::no_index ? "for memory" : "bucket " + std::to_string(s.index)) +
+                                   (s.finished ? "" : " (unfinished)");
         switch (s.activity) {
             case Activity::collective:
             case Activity::gather:
-                writer.overlapping_span((s.activity == Activity::gather ? "gather of " : "") + bucket, s.activity == Activity::gather ? "gather" : "collective",
-                                        number++, s, s.of_this_plan && s.index < bytes.size() ? bytes[s.index] : 0);
+                writer.overlapping_span((s.activity == Activity::gather ? "gather of " : "") + bucket,
+                                        s.activity == Activity::gather ? "gather" : "collective", number++, s,
+                                        s.of_this_plan && s.index < bytes.size() ? bytes[s.index] : 0);
                 break;
             case Activity::launch: writer.span("launch " + bucket, TraceWriter::launch, s); break;
             case Activity::progress: writer.span("progress", TraceWriter::progress, s); break;
@@ -214,7 +219,8 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
     const bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
     const int error = errno;
     if ((file != nullptr && std::fclose(file) != 0) || !written)
-        throw Error(Errc::storage, "write_trace: cannot write '" + path + "': " + std::strerror(error) + "; name a file that you may write to",
+        throw Error(Errc::storage,
+                    "write_trace: cannot write '" + path + "': " + std::strerror(error) + "; name a file that you may write to",
                     {.operation = "write_trace", .rank = rank});
 }
 
@@ -244,8 +250,8 @@ Observer::Time::duration clock_lead(B& comm) {
 }  // namespace detail
 
 /// All ranks' timelines as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing: a process a rank; lanes for the step, marks,
-/// launches and progress, and a track for each collective. The root gets it, others nothing. Clocks of several machines are brought together
-/// to within the time of a barrier. Collective.
+/// launches and progress, and a track for each collective. The root gets it, others nothing. Clocks of several machines are brought
+/// together to within the time of a barrier. Collective.
 template <Backend B>
 std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     static_assert(B::memory_space == MemorySpace::host, "gradsync: a trace is collected by a backend of host memory: pass comm.host()");

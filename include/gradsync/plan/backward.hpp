@@ -12,7 +12,7 @@ namespace gradsync::inline v0::plan {
 
 /// A gradient as a backward pass delivers it.
 struct ReadyGradient {
-    double ready = 0;       ///< seconds after the backward began
+    double ready = 0;  ///< seconds after the backward began
     std::size_t bytes = 0;
 
     friend constexpr bool operator==(ReadyGradient, ReadyGradient) = default;

@@ -40,16 +40,16 @@ struct BatchChoice {
     std::uint64_t devices_with_one_less = 0;  ///< of `devices`, those that accumulate once less (uneven_steps)
     std::uint64_t samples = 0;                ///< that one optimizer step has then
     std::uint64_t tokens = 0;
-    double relative_error = 0;                ///< of the tokens, to the target
+    double relative_error = 0;  ///< of the tokens, to the target
 };
 
 struct BatchPlan {
-    double samples = 0;                          ///< of the target; not whole where the sequence does not divide the tokens
-    double accumulate_exact = 0;                 ///< GA = samples / (MBS x DP)
+    double samples = 0;           ///< of the target; not whole where the sequence does not divide the tokens
+    double accumulate_exact = 0;  ///< GA = samples / (MBS x DP)
     double devices_for_no_accumulation_exact = 0;
     std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest that reach the target with GA = 1
-    bool more_devices_than_work = false;         ///< GA < 1: not every device has a micro-batch of this size
-    std::vector<BatchChoice> choices;            ///< the nearest to the target first
+    bool more_devices_than_work = false;            ///< GA < 1: not every device has a micro-batch of this size
+    std::vector<BatchChoice> choices;               ///< the nearest to the target first
 };
 
 namespace detail {

@@ -17,13 +17,13 @@
 namespace gradsync::inline v0::plan {
 
 struct CalibrationOptions {
-    std::size_t least_bytes = 1024;             ///< sizes grow fourfold from here on,
+    std::size_t least_bytes = 1024;                  ///< sizes grow fourfold from here on,
     std::size_t most_bytes = std::size_t{64} << 20;  ///< up to here,
-    double longest_call = 0.25;                 ///< or until a call took so many seconds
+    double longest_call = 0.25;                      ///< or until a call took so many seconds
     std::size_t burst_bytes = std::size_t{2} << 20;  ///< calls are timed in bursts of so many bytes together,
-    int most_in_flight = 64;                    ///< but of no more calls
-    int warm_up = 1;                            ///< bursts of each size that are not counted
-    int bursts = 5;                             ///< of each size, whose median counts
+    int most_in_flight = 64;                         ///< but of no more calls
+    int warm_up = 1;                                 ///< bursts of each size that are not counted
+    int bursts = 5;                                  ///< of each size, whose median counts
 };
 
 /// What an all-reduce costs on this backend: f32 sums of several sizes, in memory of `allocate`. Small ones are started many
@@ -39,8 +39,10 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
         throw Error(Errc::invalid_argument, "calibrate: " + what, {.operation = "calibrate", .rank = backend.rank()});
     };
     if (backend.size() < 2) refuse("one rank alone communicates nothing; start at least 2");
-    if (options.least_bytes < sizeof(float) || options.most_bytes / 4 < options.least_bytes || options.warm_up < 0 || options.bursts < 1 || options.most_in_flight < 1)
-        refuse("least_bytes must be at least 4 and most_bytes four times as much, warm_up at least 0, bursts and most_in_flight at least 1");
+    if (options.least_bytes < sizeof(float) || options.most_bytes / 4 < options.least_bytes || options.warm_up < 0 || options.bursts < 1 ||
+        options.most_in_flight < 1)
+        refuse(
+            "least_bytes must be at least 4 and most_bytes four times as much, warm_up at least 0, bursts and most_in_flight at least 1");
 
     const auto calls_of = [&](std::size_t bytes) {
         const std::size_t calls = options.burst_bytes / bytes;

@@ -31,7 +31,8 @@ private:
 
     [[noreturn]] static void refuse(std::uint64_t a, char operation, std::uint64_t b) {
         throw Error(Errc::invalid_argument,
-                    std::to_string(a) + " " + operation + " " + std::to_string(b) + " is more than 64 bits hold; look for a typing error in the sizes",
+                    std::to_string(a) + " " + operation + " " + std::to_string(b) +
+                        " is more than 64 bits hold; look for a typing error in the sizes",
                     {.operation = "plan"});
     }
 

@@ -32,7 +32,8 @@ struct Contention {
 inline void check(Contention contention) {
     const auto refuse = [](const char* which, double share) {
         throw Error(Errc::invalid_argument,
-                    std::string("Contention: what ") + which + " keeps of its speed must be more than 0 and at most 1, not " + std::to_string(share),
+                    std::string("Contention: what ") + which + " keeps of its speed must be more than 0 and at most 1, not " +
+                        std::to_string(share),
                     {.operation = "Contention"});
     };
     if (!(contention.compute > 0 && contention.compute <= 1)) refuse("the compute", contention.compute);

@@ -51,9 +51,9 @@ constexpr std::string_view name_of(Algorithm algorithm) noexcept {
 struct Cluster {
     int ranks = 1;
     int ranks_per_node = 1;
-    Link between = {};         ///< of a node to the others; its ranks share it
-    Link within = {};          ///< between the ranks of a node
-    double call_overhead = 0;  ///< seconds that every call costs besides
+    Link between = {};                   ///< of a node to the others; its ranks share it
+    Link within = {};                    ///< between the ranks of a node
+    double call_overhead = 0;            ///< seconds that every call costs besides
     Algorithm across = Algorithm::ring;  ///< of `hierarchical`, between the nodes
 
     int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }
@@ -67,7 +67,8 @@ inline void check(const Cluster& c) {
     if (c.ranks > c.ranks_per_node && c.ranks % c.ranks_per_node != 0)
         refuse(std::to_string(c.ranks) + " ranks do not fill nodes of " + std::to_string(c.ranks_per_node) + "; choose a multiple of it");
     for (const double x : {c.between.alpha, c.between.beta, c.within.alpha, c.within.beta, c.call_overhead})
-        if (!(x >= 0) || !gradsync::detail::is_finite(x)) refuse("latencies, times a byte and overheads are finite numbers of 0 or more, not " + std::to_string(x));
+        if (!(x >= 0) || !gradsync::detail::is_finite(x))
+            refuse("latencies, times a byte and overheads are finite numbers of 0 or more, not " + std::to_string(x));
     if (c.across == Algorithm::hierarchical) refuse("nodes are not made of nodes; choose ring, tree or recursive_halving across them");
 }
 

@@ -22,7 +22,7 @@ struct Fit {
     std::vector<TimedCall> calls;
     std::vector<double> residuals;  ///< of each call: predicted / measured - 1
     double rms_residual = 0;
-    double worst_residual = 0;      ///< the largest, without its sign
+    double worst_residual = 0;  ///< the largest, without its sign
 };
 
 /// The `fixed` and `per_byte` of least squares: of the relative errors, sum of (predicted / measured - 1)^2, as calls of
@@ -33,7 +33,8 @@ inline Fit fit(std::span<const TimedCall> calls) {
     const auto refuse = [](const char* what) { throw Error(Errc::invalid_argument, what, {.operation = "fit"}); };
     bool differ = false;
     for (const TimedCall& c : calls) {
-        if (!(c.seconds > 0) || !gradsync::detail::is_finite(c.seconds) || !(c.bytes >= 0)) refuse("a timed call must have taken a positive, finite time");
+        if (!(c.seconds > 0) || !gradsync::detail::is_finite(c.seconds) || !(c.bytes >= 0))
+            refuse("a timed call must have taken a positive, finite time");
         differ = differ || c.bytes != calls.front().bytes;
     }
     if (!differ) refuse("a line needs timed calls of at least two sizes");

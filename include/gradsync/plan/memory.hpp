@@ -117,12 +117,12 @@ private:
 /// A decoder-only transformer.
 struct Transformer {
     std::uint64_t vocabulary = 0, d_model = 0, blocks = 0, heads = 1;
-    std::uint64_t d_ff = 0;             ///< 0: 4 d_model
+    std::uint64_t d_ff = 0;               ///< 0: 4 d_model
     std::uint64_t learned_positions = 0;  ///< rows of a table of positions; 0: none
-    bool gated = false;                 ///< three matrices in the feed-forward layer, not two
-    bool biases = true;                 ///< linear layers and norms have them
-    bool tied = false;                  ///< output layer and embedding are one matrix
-    std::uint64_t kept_rows = 6;        ///< of d_model elements that a block keeps of each token for its backward
+    bool gated = false;                   ///< three matrices in the feed-forward layer, not two
+    bool biases = true;                   ///< linear layers and norms have them
+    bool tied = false;                    ///< output layer and embedding are one matrix
+    std::uint64_t kept_rows = 6;          ///< of d_model elements that a block keeps of each token for its backward
 
     std::uint64_t parameters() const {
         check();

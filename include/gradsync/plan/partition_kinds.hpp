@@ -110,8 +110,8 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
     const std::vector<double> bytes = prefix_bytes(all.gradients);
     std::vector<double> finish(n + 1), rest(n + 1);
     std::vector<std::size_t> previous(n + 1);
-    std::vector<std::size_t> least;   // places whose rest increases: the first at or behind j is the least of all behind j
-    std::vector<std::size_t> recent;  // kinds, the one that came last in front
+    std::vector<std::size_t> least;                 // places whose rest increases: the first at or behind j is the least of all behind j
+    std::vector<std::size_t> recent;                // kinds, the one that came last in front
     std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each
     std::size_t idle = 0;
     for (std::size_t i = 1; i <= n; ++i) {
@@ -130,7 +130,8 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
 
         finish[i] = std::numeric_limits<double>::infinity();
         const auto consider = [&](std::size_t j, std::size_t calls) {
-            const double f = gradsync::detail::larger(finish[j], gradient.ready) + static_cast<double>(calls) * cost.fixed + cost.per_byte * (bytes[i] - bytes[j]);
+            const double f = gradsync::detail::larger(finish[j], gradient.ready) + static_cast<double>(calls) * cost.fixed +
+                             cost.per_byte * (bytes[i] - bytes[j]);
             if (f < finish[i]) {
                 finish[i] = f;
                 previous[i] = j;

@@ -63,11 +63,12 @@ struct CommunicationBound {
 /// `compute`: of one rank (weak), or of all work done by one rank (strong). The number of ranks of `cluster` is ignored: it is
 /// a node, or a rank where there is one on each, then 2, 3, ... nodes; powers of two with recursive halving. `calls`: how many
 /// the bytes are divided over.
-inline CommunicationBound communication_bound(StepTimes compute, double weight_bytes, double gradient_bytes, Algorithm algorithm, Cluster cluster,
-                                              Growth growth = Growth::weak, double calls = 1) {
+inline CommunicationBound communication_bound(StepTimes compute, double weight_bytes, double gradient_bytes, Algorithm algorithm,
+                                              Cluster cluster, Growth growth = Growth::weak, double calls = 1) {
     cluster.ranks = cluster.ranks_per_node;
     check(cluster);
-    const bool powers = algorithm == Algorithm::recursive_halving || (algorithm == Algorithm::hierarchical && cluster.across == Algorithm::recursive_halving);
+    const bool powers = algorithm == Algorithm::recursive_halving ||
+                        (algorithm == Algorithm::hierarchical && cluster.across == Algorithm::recursive_halving);
     const int most = (1 << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node));  // nodes
     const auto first = [&](auto&& communication, double time) -> std::optional<int> {
         const auto bound = [&](int nodes) {

@@ -78,7 +78,9 @@ public:
     bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
         std::size_t best = slots_.size();
         for (std::size_t s = 0; s < slots_.size(); ++s)
-            if (!slots_[s].taken && slots_[s].bytes >= buckets_[b].bytes() && (best == slots_.size() || slots_[s].bytes < slots_[best].bytes)) best = s;
+            if (!slots_[s].taken && slots_[s].bytes >= buckets_[b].bytes() &&
+                (best == slots_.size() || slots_[s].bytes < slots_[best].bytes))
+                best = s;
         if (best == slots_.size()) return false;
         slots_[best].taken = true;
         slot_of_[b] = best;

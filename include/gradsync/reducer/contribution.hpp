@@ -9,7 +9,8 @@ namespace gradsync::inline v0::detail {
 /// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch) noexcept {
     switch (options.averaging) {
-        case Averaging::mean: return has_batch ? Contribution{1, 1} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? 1.0 : 0.0};
+        case Averaging::mean:
+            return has_batch ? Contribution{1, 1} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? 1.0 : 0.0};
         // A sum is a mean whose weights add up to 1.
         case Averaging::sum: return {has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0};
         case Averaging::weighted_mean: return has_batch ? Contribution{weight, weight} : Contribution{0, 0};

@@ -49,7 +49,8 @@ public:
         if (works_[b].under_way) {
             const auto begin = watch_->now();
             set_subject(*backend_, subject);
-            works_[b].work = naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
+            works_[b].work =
+                naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
             watch_->depart(Activity::gather, b, begin);
         }
         works_[b].pending = true;

@@ -32,8 +32,8 @@ struct BucketContents {
 /// How a Reducer's buckets are exchanged over backend B.
 ///
 /// - `start(backend, b, bucket, op, contribution)` starts it for bucket b and returns a `WorkType<B>`. One thread at a time; those
-///   that were started are advanced, in their order, by one thread at a time, which may be another one. What follows later is started on a handle of its own, a copy or
-///   a duplicate: what `backend` starts is said to be for bucket b.
+///   that were started are advanced, in their order, by one thread at a time, which may be another one. What follows later is started on a
+///   handle of its own, a copy or a duplicate: what `backend` starts is said to be for bucket b.
 /// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
 /// - `alone(backend)`: is there nothing to exchange?
 /// - `describe()` is compared over the ranks.
@@ -42,15 +42,17 @@ struct BucketContents {
 /// - `adopt_plan(backend, contents)`, the contents by bucket: at construction and when the plan changes, before a bucket is started;
 ///   collective.
 /// - `traffic(backend, b, bucket)`, a `Traffic`, for the statistics: where it is not one collective of the bucket's bytes.
-/// - `progress_time()`: what it has computed itself, inside `WorkType::test`, and what communicators of its own have, so far; for the statistics, too.
+/// - `progress_time()`: what it has computed itself, inside `WorkType::test`, and what communicators of its own have, so far; for the
+/// statistics, too.
 template <class X, class B>
-concept ExchangePolicy = std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
-                         requires(X& exchange, const X& constant, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-                             { X::scatters } -> std::convertible_to<bool>;
-                             { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
-                             { constant.alone(backend) } -> std::same_as<bool>;
-                             { constant.describe() } -> std::convertible_to<std::string>;
-                         };
+concept ExchangePolicy =
+    std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
+    requires(X& exchange, const X& constant, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+        { X::scatters } -> std::convertible_to<bool>;
+        { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
+        { constant.alone(backend) } -> std::same_as<bool>;
+        { constant.describe() } -> std::convertible_to<std::string>;
+    };
 
 /// Every rank gets the whole result.
 struct AllReduce {

@@ -37,7 +37,8 @@ public:
     /// Advances, never blocks. `land(b)` is called for each bucket whose collective is found complete, and says when that was.
     template <class Land>
     void poll(Land&& land) {
-        for (std::size_t b = completed(); b < started() && naming_bucket(b, [&] { return poll_work(buckets_[b].work); }); ++b) complete(b, land);
+        for (std::size_t b = completed(); b < started() && naming_bucket(b, [&] { return poll_work(buckets_[b].work); }); ++b)
+            complete(b, land);
     }
 
     /// Of what is not complete, the first: with the time limit of who tests again and again.

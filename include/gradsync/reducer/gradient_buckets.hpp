@@ -114,9 +114,7 @@ public:
     bool adds_to_shards() const noexcept { return adds_to_shards_; }
 
     /// Does gradient i have to be copied into its bucket?
-    bool is_copied(std::size_t i) const noexcept {
-        return !live_here() && storage_.parameter(i).data != parameters_[i].gradient.data;
-    }
+    bool is_copied(std::size_t i) const noexcept { return !live_here() && storage_.parameter(i).data != parameters_[i].gradient.data; }
     /// Are there sums of gradient i's earlier micro-batches?
     bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
 
@@ -266,7 +264,8 @@ private:
         shards_.resize(plan_.size());
         shard_bytes_ = 0;
         const auto bytes_of = [&](std::size_t b) {
-            const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype)};
+            const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(),
+                                        accumulator_of(storage_.bucket(b).dtype)};
             return in_lines(largest.bytes());
         };
         for (std::size_t b = 0; b < plan_.size(); ++b) shard_bytes_ += bytes_of(b);
@@ -314,7 +313,7 @@ private:
     std::vector<BufferView> sums_;  ///< by parameter, where sums are apart
     std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;
-    std::vector<std::uint8_t> asked_for_;  ///< by parameter, in this backward; where gradients are pooled
+    std::vector<std::uint8_t> asked_for_;   ///< by parameter, in this backward; where gradients are pooled
     std::vector<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
     std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
     std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other

@@ -79,7 +79,8 @@ public:
     }
 
 private:
-    static constexpr std::size_t block = 1024;  ///< elements: few to put together where shards cut, and their sums are few against the gradients
+    /// Elements: few to put together where shards cut, and their sums are few against the gradients.
+    static constexpr std::size_t block = 1024;
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 
     struct Piece {
@@ -113,7 +114,7 @@ private:
     std::vector<Piece> pieces_;       ///< what this rank reads
     std::vector<std::size_t> split_;  ///< by block: which of the split ones it is, or `whole`
     std::size_t splits_ = 0;
-    std::vector<double> values_;      ///< the blocks' sums, then the elements of split blocks
+    std::vector<double> values_;  ///< the blocks' sums, then the elements of split blocks
 };
 
 }  // namespace gradsync::inline v0::detail

@@ -29,9 +29,9 @@ enum class Averaging : std::uint8_t {
 /// Who adds up the gradients of micro-batches under `no_sync()`.
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
-    in_buckets,    ///< the reducer: each micro-batch overwrites its gradients and marks them. They are added up in the bucket, low precision
-                   ///< in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside it, rounded once when the step's last one is in. For
-                   ///< borrowed gradients.
+    in_buckets,  ///< the reducer: each micro-batch overwrites its gradients and marks them. They are added up in the bucket, low precision
+                 ///< in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside it, rounded once when the step's last one is in. For
+                 ///< borrowed gradients.
 };
 
 /// What `finish()` makes of a parameter that got no gradient.

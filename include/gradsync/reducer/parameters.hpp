@@ -89,8 +89,8 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
 /// What the bucket policy is to know: each parameter with the dtype that its bucket will have. Throws Error, naming
 /// the parameter, where a gradient cannot be synchronised as the options want it.
 template <class = void>
-std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options,
-                                        MemorySpace space, int rank) {
+std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
+                                        int rank) {
     const auto refuse = [&](const std::string& what, const std::string& parameter = {}) {
         throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": " + what,
                     {.operation = "Reducer", .rank = rank, .parameter = parameter});
@@ -99,8 +99,9 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
     if (!borrowed && (adds_up || options.reduce_dtype))
-        refuse("Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
-               "added up there by the trainer");
+        refuse(
+            "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
+            "added up there by the trainer");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
         refuse("reduce_dtype must be a floating type, not " + text(*options.reduce_dtype));
 
@@ -113,36 +114,37 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
             if (!ok) refuse("parameter '" + p.name + "' " + what(), p.name);
         };
         const std::optional<std::size_t> volume = volume_of(p.shape);
-        check(volume.has_value(), [] { return "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set"; });
-        check(p.shape.empty() || *volume == g.count, [&] {
-            return "has a shape of " + std::to_string(*volume) + " elements, but a gradient of " + std::to_string(g.count);
-        });
-        check(!p.value.data || p.value.count == g.count, [&] {
-            return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count);
-        });
+        check(volume.has_value(),
+              [] { return "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set"; });
+        check(p.shape.empty() || *volume == g.count,
+              [&] { return "has a shape of " + std::to_string(*volume) + " elements, but a gradient of " + std::to_string(g.count); });
+        check(!p.value.data || p.value.count == g.count,
+              [&] { return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count); });
         check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
         check(p.uses <= most_uses, [&] {  // a negative number that was converted is shown as it was given
-            return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " + std::to_string(most_uses);
+            return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " +
+                   std::to_string(most_uses);
         });
         const auto check_alignment = [&](const BufferView& view, const char* part) {
             check(is_aligned(view), [&] {
-                return std::string("has a ") + part + " of " + text(view.dtype) + " at an address that is no multiple of " + std::to_string(size_of(view.dtype)) +
-                       "; let it begin at a place where an element of its type may lie";
+                return std::string("has a ") + part + " of " + text(view.dtype) + " at an address that is no multiple of " +
+                       std::to_string(size_of(view.dtype)) + "; let it begin at a place where an element of its type may lie";
             });
         };
         check_alignment(p.value, "value");
         info = {g.count, g.dtype, space};
         if (!p.requires_grad) continue;
 
-        check(!borrowed || g.data != nullptr || g.count == 0, [] {
-            return "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)";
-        });
+        check(!borrowed || g.data != nullptr || g.count == 0,
+              [] { return "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)"; });
         check_alignment(g, "gradient");
-        check(g.space == space, [&] { return "lies in " + text(g.space) + " memory, but the backend works on " + text(space) + " memory"; });
+        check(g.space == space,
+              [&] { return "lies in " + text(g.space) + " memory, but the backend works on " + text(space) + " memory"; });
         if (!is_floating(g.dtype)) {
             check(options.averaging == Averaging::sum,
                   [&] { return "has a gradient of " + text(g.dtype) + ", which can be summed only (Averaging::sum)"; });
-            check(!adds_up, [&] { return "has a gradient of " + text(g.dtype) + ", which buckets do not add up (Accumulation::in_gradients)"; });
+            check(!adds_up,
+                  [&] { return "has a gradient of " + text(g.dtype) + ", which buckets do not add up (Accumulation::in_gradients)"; });
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
         } else if (adds_up) {

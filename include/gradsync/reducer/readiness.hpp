@@ -23,9 +23,7 @@ public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
     template <class = void>  // see isa.hpp
     Readiness(std::vector<std::uint32_t> uses, const BucketPlan& plan)
-        : uses_(std::move(uses)),
-          remaining_(uses_.size()),
-          used_(uses_.size()) {
+        : uses_(std::move(uses)), remaining_(uses_.size()), used_(uses_.size()) {
         set_plan(plan);
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
@@ -65,8 +63,8 @@ public:
         return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
     }
 
-    /// Gradient i, which was found ready, is to be copied: false where another thread does so already, or has done it. Unless `exactly`, two that
-    /// ask within a few nanoseconds may both do so (which costs no second atomic operation); `fill` tells.
+    /// Gradient i, which was found ready, is to be copied: false where another thread does so already, or has done it. Unless `exactly`,
+    /// two that ask within a few nanoseconds may both do so (which costs no second atomic operation); `fill` tells.
     GRADSYNC_ALWAYS_INLINE bool claim(std::size_t i, bool exactly) noexcept {
         if (uses_[i] != 1) return true;
         if (exactly) return remaining_[i].exchange(0, std::memory_order_acq_rel) != 0;
@@ -140,9 +138,9 @@ private:
     std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; where there is one use, 0 once it was claimed
     std::vector<std::uint8_t> used_;
     std::vector<std::uint32_t> bucket_of_;
-    std::vector<std::size_t> place_;       ///< of the gradient's bit: in word place / 64
-    std::vector<std::size_t> first_word_;  ///< by bucket, and where the last one ends
-    std::vector<std::uint64_t> all_;       ///< by word: the bits of its gradients
+    std::vector<std::size_t> place_;                    ///< of the gradient's bit: in word place / 64
+    std::vector<std::size_t> first_word_;               ///< by bucket, and where the last one ends
+    std::vector<std::uint64_t> all_;                    ///< by word: the bits of its gradients
     std::vector<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of those that are not in their bucket yet
     std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: words that have bits
 };

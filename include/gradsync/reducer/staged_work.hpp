@@ -10,12 +10,12 @@ namespace gradsync::inline v0::detail {
 ///
 /// Stage, default-constructible and movable:
 /// - `next(work)` is called when `work` is complete: it does what is to be done then, and starts the next collective in `work`, or leaves
-///   it complete. True while there is more to follow. Where it throws, because the thread may not communicate, say, whoever tests or waits next calls it again: what
-///   it has done by then it has to know.
+///   it complete. True while there is more to follow. Where it throws, because the thread may not communicate, say, whoever tests or waits
+///   next calls it again: what it has done by then it has to know.
 /// - `drop()`: the rest will not happen; the other ranks are not to wait for it. Never throws.
 ///
-/// Buckets are tested and waited for in their order, one after the other: so all ranks start the collectives of one stage in one order. Those
-/// of different stages do not come in one order, and need a communicator each.
+/// Buckets are tested and waited for in their order, one after the other: so all ranks start the collectives of one stage in one order.
+/// Those of different stages do not come in one order, and need a communicator each.
 template <Work W, class Stage>
 class StagedWork {
 public:
@@ -36,8 +36,12 @@ public:
         if (more_) stage_.drop();
     }
 
-    bool test() { return move([](W& work) { return work.test(); }); }
-    bool poll() { return move([](W& work) { return poll_work(work); }); }
+    bool test() {
+        return move([](W& work) { return work.test(); });
+    }
+    bool poll() {
+        return move([](W& work) { return poll_work(work); });
+    }
     void wait() {
         for (work_.wait(); more_; work_.wait()) more_ = stage_.next(work_);
     }

@@ -33,7 +33,8 @@ public:
     using Time = Observer::Time;
 
     /// All but `backend` and `exchange` outlive this.
-    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness, Exchange exchange)
+    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness,
+         Exchange exchange)
         : backend_(backend),
           number_(next_owner(backend_)),
           options_(options),
@@ -194,7 +195,9 @@ private:
     struct Await {
         Step& step;
         template <class W>
-        void operator()(W& work) { await(step.backend_, work); }
+        void operator()(W& work) {
+            await(step.backend_, work);
+        }
     };
 
     Traffic traffic_of(std::size_t b) const {

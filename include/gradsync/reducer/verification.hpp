@@ -85,7 +85,9 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
         const auto b = static_cast<std::ptrdiff_t>(at);
         const std::span<const std::size_t> bucket = plan.bucket(at);
         if (bucket.empty())
-            throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " left bucket " + std::to_string(b) + " empty",
+            throw Error(Errc::invalid_argument,
+                        "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " left bucket " + std::to_string(b) +
+                            " empty",
                         {.operation = "Reducer", .rank = rank, .bucket = b});
         for (std::size_t i : bucket) {
             if (i >= parameters.size()) refuse(i, b, ", but there is no such parameter");
@@ -93,7 +95,8 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
             if (seen[i]) refuse(i, b, ", but it was in one before");
             const ParameterInfo &own = infos[i], &first = infos[bucket.front()];
             if (own.dtype != first.dtype || own.space != first.space)
-                refuse(i, b, " of " + std::string(name_of(first.dtype)) + ", but its gradient travels as " + std::string(name_of(own.dtype)));
+                refuse(i, b,
+                       " of " + std::string(name_of(first.dtype)) + ", but its gradient travels as " + std::string(name_of(own.dtype)));
             seen[i] = true;
         }
     }
@@ -183,8 +186,8 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     report("the number of parameters", "all ranks must register the same parameters in the same order", count,
            parameters.size() > common ? parameters[common].name : "");
     report("the Reducer's setting", "all ranks must construct it with the same policies and options", settings, {});
-    report("the bucket plan", "a bucket policy must plan alike on all ranks",
-           "the plan with the digest " + std::to_string(digest_of(plan)), {});
+    report("the bucket plan", "a bucket policy must plan alike on all ranks", "the plan with the digest " + std::to_string(digest_of(plan)),
+           {});
 }
 
 }  // namespace gradsync::inline v0::detail

@@ -83,7 +83,9 @@ public:
     };
     /// It holds the step up.
     Span hold(Activity activity, std::size_t index = Observer::no_index) { return hold_since(now(), activity, index); }
-    Span hold_since(Time begin, Activity activity, std::size_t index = Observer::no_index) { return Span(*this, activity, index, begin, true); }
+    Span hold_since(Time begin, Activity activity, std::size_t index = Observer::no_index) {
+        return Span(*this, activity, index, begin, true);
+    }
     /// It does not, or what does is counted elsewhere.
     Span tell(Activity activity, std::size_t index, Time begin) { return Span(*this, activity, index, begin, false); }
 

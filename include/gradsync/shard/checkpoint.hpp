@@ -136,7 +136,8 @@ struct ShardManifest {
 
     static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
     std::filesystem::path file(const std::filesystem::path& directory, std::size_t rank) const {
-        return directory / ("shard-" + std::to_string(generation) + "-" + std::to_string(rank) + "-of-" + std::to_string(digests.size()) + ".gradsync");
+        return directory /
+               ("shard-" + std::to_string(generation) + "-" + std::to_string(rank) + "-of-" + std::to_string(digests.size()) + ".gradsync");
     }
 
     static ShardManifest read(const std::filesystem::path& directory) {
@@ -195,13 +196,15 @@ void agree_on_success(B& backend, F&& f) {
 }  // namespace detail
 
 /// Writes the state of all ranks' shards to `directory`, which all of them reach; `note` is the trainer's own (scalars of the optimizer,
-/// the position in the data), from rank 0; 16 MiB at most. Between steps. Names tell parameters apart. Frozen parameters are not in it. Collective. Throws Error(storage), on every rank,
-/// where one could not write: the checkpoint that was there stands, and training can go on.
+/// the position in the data), from rank 0; 16 MiB at most. Between steps. Names tell parameters apart. Frozen parameters are not in it.
+/// Collective. Throws Error(storage), on every rank, where one could not write: the checkpoint that was there stands, and training can go
+/// on.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto comm = sharded.backend();
     if (sharded.replica() != 0)
-        throw Error(Errc::invalid_argument, "save_shards: this is group " + std::to_string(sharded.replica()) + "; with hybrid sharding group 0 alone saves",
+        throw Error(Errc::invalid_argument,
+                    "save_shards: this is group " + std::to_string(sharded.replica()) + "; with hybrid sharding group 0 alone saves",
                     {.operation = "save_shards", .rank = comm.rank()});
     std::uint64_t generation = 0;
     std::vector<std::filesystem::path> old;
@@ -211,7 +214,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         std::unordered_set<std::string> names;
         for (std::size_t i = 0; i < sharded.size(); ++i)
             if (!names.insert(sharded.parameter(i).name).second)
-                throw std::invalid_argument("two parameters are named '" + sharded.parameter(i).name + "'; a checkpoint tells them by their names");
+                throw std::invalid_argument("two parameters are named '" + sharded.parameter(i).name +
+                                            "'; a checkpoint tells them by their names");
         std::filesystem::create_directories(directory);
         if (!std::filesystem::exists(detail::ShardManifest::path(directory))) return;
         const auto before = detail::ShardManifest::read(directory);
@@ -220,7 +224,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
     });
     comm.broadcast(buffer(std::span(&generation, 1)), 0).wait();
 
-    detail::ShardManifest manifest{.generation = generation, .digests = std::vector<std::uint64_t>(static_cast<std::size_t>(comm.size())), .note = note};
+    detail::ShardManifest manifest{
+        .generation = generation, .digests = std::vector<std::uint64_t>(static_cast<std::size_t>(comm.size())), .note = note};
     std::uint64_t digest = 0;
     detail::agree_on_success(comm, [&] {
         detail::ShardWriter out(manifest.file(directory, static_cast<std::size_t>(comm.rank())));
@@ -231,8 +236,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
             if (a == 0) {
                 out.text(sharded.parameter(i).name);
-                for (const std::uint64_t x : {std::uint64_t{sharded.parameter(i).gradient.count}, static_cast<std::uint64_t>(view.dtype), std::uint64_t{first},
-                                              std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
+                for (const std::uint64_t x : {std::uint64_t{sharded.parameter(i).gradient.count}, static_cast<std::uint64_t>(view.dtype),
+                                              std::uint64_t{first}, std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
                     out.number(x);
             }
             out.bytes(view.data, view.bytes());
@@ -283,7 +288,8 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
             if (std::memcmp(magic, detail::shard_magic, sizeof magic) != 0) detail::refuse_file(path, "is not a shard of a checkpoint");
             for (std::uint64_t left = in.number(); left != 0; --left) {
                 const std::string name = in.text();
-                const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(), arrays = in.number();
+                const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(),
+                                    arrays = in.number();
                 if (dtype >= dtype_count || count > whole || first > whole - count || arrays == 0) in.torn();
                 const std::uint64_t width = size_of(static_cast<DType>(dtype));
                 std::uint64_t skip = count * width * arrays;
@@ -292,9 +298,9 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
                     const ParameterView& p = sharded.parameter(w.parameter);
                     if (p.gradient.count != whole || static_cast<std::uint64_t>(w.arrays[0].dtype) != dtype || w.arrays.size() != arrays)
                         detail::refuse_file(path, "has '" + name + "' with " + std::to_string(whole) + " elements of " +
-                                                      std::string(name_of(static_cast<DType>(dtype))) + " and " + std::to_string(arrays) + " arrays; this training has " +
-                                                      std::to_string(p.gradient.count) + " of " + std::string(name_of(w.arrays[0].dtype)) + " and " +
-                                                      std::to_string(w.arrays.size()));
+                                                      std::string(name_of(static_cast<DType>(dtype))) + " and " + std::to_string(arrays) +
+                                                      " arrays; this training has " + std::to_string(p.gradient.count) + " of " +
+                                                      std::string(name_of(w.arrays[0].dtype)) + " and " + std::to_string(w.arrays.size()));
                     const std::uint64_t from = detail::larger<std::uint64_t>(first, w.first);
                     const std::uint64_t to = detail::smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
                     if (from < to) {
@@ -313,7 +319,8 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
         }
         for (const auto& [name, w] : wanted)
             if (w.found != w.arrays[0].count)
-                detail::refuse_file(detail::ShardManifest::path(directory), "is of other parameters: it does not have all of '" + name + "'");
+                detail::refuse_file(detail::ShardManifest::path(directory),
+                                    "is of other parameters: it does not have all of '" + name + "'");
     });
     sharded.publish();
     return note;

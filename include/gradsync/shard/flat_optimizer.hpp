@@ -10,12 +10,12 @@ namespace gradsync::inline v0 {
 /// What an optimizer steps at a time: some contiguous elements of one parameter. All arrays are of `value.size()` elements.
 template <class T>
 struct OptimizerSlice {
-    std::size_t parameter = 0;            ///< its index: whose learning rate and weight decay apply
-    std::size_t first = 0;                ///< the slice's first element, in the parameter
-    std::span<T> value = {};              ///< the master weights, to be updated in place
-    std::span<const T> gradient = {};     ///< to be multiplied by `gradient_scale`
+    std::size_t parameter = 0;         ///< its index: whose learning rate and weight decay apply
+    std::size_t first = 0;             ///< the slice's first element, in the parameter
+    std::span<T> value = {};           ///< the master weights, to be updated in place
+    std::span<const T> gradient = {};  ///< to be multiplied by `gradient_scale`
     double gradient_scale = 1;
-    std::span<T* const> state = {};       ///< `state_count()` arrays; all zero before the first step
+    std::span<T* const> state = {};  ///< `state_count()` arrays; all zero before the first step
 };
 
 /// An optimizer that works element by element, and so on any slice of the parameters: SGD, Adam, Lion, ...; not one that looks at

@@ -53,7 +53,8 @@ public:
 
     WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
-            throw Error(Errc::invalid_argument, "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
+            throw Error(Errc::invalid_argument,
+                        "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
                         {.operation = "HybridReduceScatter", .rank = group.rank()});
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         return WorkType<B>(group.reduce_scatter(bucket, shard, op), Replicate{&replicas_, shard, op, {Subject::Kind::bucket, number_, b}});
@@ -86,7 +87,8 @@ template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)
         throw Error(Errc::invalid_argument,
-                    "hybrid_groups: groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) + " ranks",
+                    "hybrid_groups: groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) +
+                        " ranks",
                     {.operation = "hybrid_groups", .rank = world.rank()});
     const int rank = world.rank();
     B group = world.split(rank / ranks_per_group, rank);

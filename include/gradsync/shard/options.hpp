@@ -36,9 +36,9 @@ struct ShardingOptions {
 
 /// Bytes of one rank that belong to the library, gaps between parameters included.
 struct ShardMemory {
-    std::size_t parameters = 0;       ///< weights to compute with
-    std::size_t gradients = 0;        ///< buckets and shards of gradients
-    std::size_t master_weights = 0;   ///< that are not the weights themselves
+    std::size_t parameters = 0;      ///< weights to compute with
+    std::size_t gradients = 0;       ///< buckets and shards of gradients
+    std::size_t master_weights = 0;  ///< that are not the weights themselves
     std::size_t optimizer_state = 0;
 };
 

@@ -32,7 +32,8 @@ class ShardedBase {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
     static_assert(B::memory_space == MemorySpace::host,
                   "gradsync: sharding works on host memory; stage device tensors through the host (StagingBackend), or use a Reducer");
-    static_assert(std::copy_constructible<Overlap>, "gradsync: a sharded training keeps a copy of its overlap policy: make it copyable until it is attached");
+    static_assert(std::copy_constructible<Overlap>,
+                  "gradsync: a sharded training keeps a copy of its overlap policy: make it copyable until it is attached");
     static_assert(FlatOptimizer<O>,
                   "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
                   "docs/sharding.md");
@@ -153,8 +154,8 @@ public:
     }
 
 protected:
-    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets, Overlap overlap,
-                Exchange exchange)
+    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets,
+                Overlap overlap, Exchange exchange)
         : backend_(std::move(backend)),
           parameters_(std::move(parameters)),
           options_of_reducer_(options),
@@ -175,15 +176,19 @@ protected:
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
-                    refuse(Derived::name, "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)", p.name);
+                    refuse(Derived::name, "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)",
+                           p.name);
         Digest types;
-        for (const ParameterView& p : parameters_) types.add(std::uint64_t{p.requires_grad ? static_cast<std::uint64_t>(p.value.dtype) : dtype_count});
-        const std::string all = settings + " states=" + std::to_string(optimizer_.state_count()) + " value_types=" + std::to_string(types.value());
+        for (const ParameterView& p : parameters_)
+            types.add(std::uint64_t{p.requires_grad ? static_cast<std::uint64_t>(p.value.dtype) : dtype_count});
+        const std::string all =
+            settings + " states=" + std::to_string(optimizer_.state_count()) + " value_types=" + std::to_string(types.value());
         verify<B>(backend_, {}, {}, all);
         if (reducer_) take_times();
         reducer_.emplace(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
         if (weight_) reducer_->set_weight(*weight_);
-        exchange_.with_replicas([&](B& replicas) { verify<B>(replicas, parameters_, reducer_->plan(), all + " " + describe(options_of_reducer_)); });
+        exchange_.with_replicas(
+            [&](B& replicas) { verify<B>(replicas, parameters_, reducer_->plan(), all + " " + describe(options_of_reducer_)); });
     }
 
     /// Gives every rank the root's buffer, with hybrid sharding that of the first group's.
@@ -198,7 +203,8 @@ protected:
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
         const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
-        state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), optimizer_, [&](std::size_t i) { return reducer_->was_used(i); });
+        state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
+                    [&](std::size_t i) { return reducer_->was_used(i); });
     }
 
     /// Around a step: `gather` does what makes the new weights known.
@@ -246,7 +252,8 @@ protected:
     void check_usable(const char* operation) const {
         if (failure_.failed()) refuse(operation, "this object failed earlier and cannot go on: " + failure_.what(), {}, failure_.code());
     }
-    [[noreturn]] void refuse(const char* operation, const std::string& what, const std::string& parameter = {}, Errc code = Errc::invalid_argument) const {
+    [[noreturn]] void refuse(const char* operation, const std::string& what, const std::string& parameter = {},
+                             Errc code = Errc::invalid_argument) const {
         throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
                     {.operation = operation, .rank = backend_.rank(), .parameter = parameter});
     }
@@ -263,7 +270,7 @@ protected:
     O optimizer_;
     std::optional<Engine> reducer_;
     ShardState<B> state_;
-    std::optional<double> weight_;  ///< as set
+    std::optional<double> weight_;   ///< as set
     std::size_t micro_batches_ = 0;  ///< reduced since the last step
     StepStatistics step_;
     Statistics statistics_;

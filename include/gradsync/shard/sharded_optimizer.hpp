@@ -42,7 +42,8 @@ namespace gradsync::inline v0 {
 /// `flush()` before anything else looks at the weights.
 ///
 /// After `step()` gradients hold nothing of use. Collective calls, threads and failures: as for Reducer.
-template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
+template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
+          class Exchange = ReduceScatter>
 class ShardedOptimizer
     : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
@@ -54,12 +55,13 @@ public:
     static constexpr bool stage_pools = Stage::shards_gradients;
 
     /// `parameters`: as for Reducer, with values. Where they live in the buckets, a `value` without memory, but with a count and a
-    /// dtype, is a weight of zeros: write it there, then `adopt_values()`. Collective. Throws Error(parameter_mismatch) where the ranks differ.
+    /// dtype, is a weight of zeros: write it there, then `adopt_values()`. Collective. Throws Error(parameter_mismatch) where the ranks
+    /// differ.
     template <class Range>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
                      Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, std::move(buckets),
-               std::move(overlap), std::move(exchange)),
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer,
+               std::move(buckets), std::move(overlap), std::move(exchange)),
           storage_(options.parameters) {
         GradientStorage& gradients = this->options_of_reducer_.gradients;
         if (Stage::shards_gradients) gradients = GradientStorage::pooled;
@@ -149,7 +151,8 @@ public:
         for (std::size_t i : which) {
             this->check_index(i, "unfreeze");
             const ParameterView& p = this->parameters_[i];
-            if (p.value.data == nullptr && p.gradient.count != 0) this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
+            if (p.value.data == nullptr && p.gradient.count != 0)
+                this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
         }
         check_no_gradients("unfreeze");
         this->guard([&] {
@@ -173,15 +176,19 @@ private:
 
     void make_reducer() {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(this->parameters_); one != nullptr)
-            this->refuse(name, "the values of '" + one->name + "' and '" + other->name +
-                                   "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2", other->name);
-        Base::make_reducer(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") + (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
+            this->refuse(name,
+                         "the values of '" + one->name + "' and '" + other->name +
+                             "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2",
+                         other->name);
+        Base::make_reducer(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") +
+                           (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
         gathers_.set_watch(this->watch());
     }
 
     void check_no_gradients(const char* operation) const {
         if (this->micro_batches_ != 0) this->refuse(operation, "gradients of this step are averaged already; call step() first");
-        if (!this->reducer_->between_steps()) this->refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
+        if (!this->reducer_->between_steps())
+            this->refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
     BufferView values_of_shard(std::size_t b) const noexcept {
@@ -205,9 +212,11 @@ private:
 
     void check_before_finish() {
         if (gathers_.pending() != 0)
-            this->refuse("finish", "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+            this->refuse("finish",
+                         "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
         if (!Stage::shards_gradients && this->micro_batches_ != 0)
-            this->refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+            this->refuse("finish",
+                         "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
     }
 
     void before_state_moves() { flush(); }
@@ -243,7 +252,8 @@ private:
             for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
         const detail::StateTransfer<B> to(this->backend_, this->plan(), this->state_, this->parameters_);
         detail::StateTransfer<B>(this->backend_, before, old_state, this->parameters_)
-            .collect_everywhere([&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
+            .collect_everywhere(
+                [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
     }
 
     ParameterStorage storage_;

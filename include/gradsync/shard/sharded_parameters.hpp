@@ -68,8 +68,8 @@ public:
     template <class Range>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
                       Overlap overlap = {}, Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, units, std::move(overlap),
-               std::move(exchange)),
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, units,
+               std::move(overlap), std::move(exchange)),
           options_(options),
           unit_count_(units.count()),
           given_units_(units),
@@ -78,8 +78,10 @@ public:
         replicate_small_ones();
         unit_values_ = detail::UnitValues<B>(this->buckets_.count());
         for (ParameterView& p : this->parameters_)  // a value that was not given has the gradient's type
-            if (p.value.data == nullptr) p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
-        this->make_reducer("stage=3 prefetch=" + std::to_string(options_.prefetch) + (options_.reshard_after_forward ? " reshard" : " no_reshard") +
+            if (p.value.data == nullptr)
+                p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
+        this->make_reducer("stage=3 prefetch=" + std::to_string(options_.prefetch) +
+                           (options_.reshard_after_forward ? " reshard" : " no_reshard") +
                            " replicate_below=" + std::to_string(options_.replicate_below));
         progress_.attach(gathering_);
         make_state();
@@ -112,7 +114,8 @@ public:
             detail::StateTransfer<B>(this->backend_, this->plan(), this->state_, this->parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
                     const ParameterView& p = this->parameters_[i];
-                    if (p.value.data == nullptr) this->refuse("broadcast_parameters", "parameter '" + p.name + "' has no value on the root", p.name);
+                    if (p.value.data == nullptr)
+                        this->refuse("broadcast_parameters", "parameter '" + p.name + "' has no value on the root", p.name);
                     kernel::copy(p.value.subview(first, piece.count), piece);
                 });
             this->exchange_.with_replicas([&](B& replicas) {
@@ -166,15 +169,18 @@ public:
         const BufferView whole =
             unit_values_[this->buckets_.unit_of(i)].parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
         if (whole.data == nullptr && whole.count != 0)
-            this->refuse("parameter_value", "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(unit_of(i)) + ") first",
-                         this->parameters_[i].name);
+            this->refuse(
+                "parameter_value",
+                "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(unit_of(i)) + ") first",
+                this->parameters_[i].name);
         return whole;
     }
     template <Element T>
     std::span<T> value(std::size_t i) const {
         const BufferView view = parameter_value(i);
         if (view.dtype != dtype_of<T>)
-            this->refuse("value", "'" + this->parameters_[i].name + "' holds " + std::string(name_of(view.dtype)) + ", not " + std::string(name_of(dtype_of<T>)));
+            this->refuse("value", "'" + this->parameters_[i].name + "' holds " + std::string(name_of(view.dtype)) + ", not " +
+                                      std::string(name_of(dtype_of<T>)));
         return {static_cast<T*>(view.data), view.count};
     }
     /// Returns when nothing that was gathered ahead is under way.
@@ -216,7 +222,8 @@ private:
     /// Small parameters have a unit of their own, behind the others, which is always in use.
     void replicate_small_ones() {
         if (given_units_.size() != this->size())
-            this->refuse(name, "there are " + std::to_string(this->size()) + " parameters, but units for " + std::to_string(given_units_.size()));
+            this->refuse(name,
+                         "there are " + std::to_string(this->size()) + " parameters, but units for " + std::to_string(given_units_.size()));
         std::vector<std::size_t> unit_of(this->size());
         for (std::size_t i = 0; i < this->size(); ++i) {
             const ParameterView& p = this->parameters_[i];
@@ -232,7 +239,8 @@ private:
         std::vector<BufferView> own;
         places_.resize(this->size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, name, this->backend_.rank()), B::memory_space};
+            const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, name, this->backend_.rank()),
+                                    B::memory_space};
             const std::size_t u = this->buckets_.unit_of(plan.bucket(b).front());
             unit_values_.add(u, b, values, u == unit_count_);
             for (std::size_t i : plan.bucket(b)) places_[i] = {unit_values_[u].parts.size() - 1, layout.offsets[i]};
@@ -333,7 +341,8 @@ private:
 
     void check_before_finish() const {
         if (!options_.shard_gradients && this->micro_batches_ != 0)
-            this->refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+            this->refuse("finish",
+                         "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
     }
     void before_state_moves() {}
     void after_state_moves() { renew(); }

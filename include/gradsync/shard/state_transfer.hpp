@@ -24,7 +24,11 @@ public:
 
     /// Collective.
     StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
-        : backend_(backend), plan_(plan), state_(state), parameters_(parameters), slice_of_(parameters.size(), nullptr),
+        : backend_(backend),
+          plan_(plan),
+          state_(state),
+          parameters_(parameters),
+          slice_of_(parameters.size(), nullptr),
           memory_(backend.allocate(piece * sizeof(double))) {
         for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // a parameter meets a shard once
     }
@@ -61,9 +65,8 @@ public:
 
     /// Keeps what this rank owns of a piece.
     void store(std::size_t i, std::size_t a, std::size_t first, ConstBufferView whole) const {
-        with_own(i, a, first, whole.count, [&](std::size_t offset, BufferView own) {
-            std::memcpy(own.data, whole.subview(offset, own.count).data, own.bytes());
-        });
+        with_own(i, a, first, whole.count,
+                 [&](std::size_t offset, BufferView own) { std::memcpy(own.data, whole.subview(offset, own.count).data, own.bytes()); });
     }
 
 private:
@@ -73,7 +76,8 @@ private:
             for (std::size_t i : plan_.bucket(b))
                 for (std::size_t a = 0; a < arrays; ++a)
                     for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
-                        use(i, a, first, BufferView{memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space});
+                        use(i, a, first,
+                            BufferView{memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space});
     }
 
     /// Calls `use(offset in the piece, own elements)` if this rank owns any.
@@ -87,9 +91,8 @@ private:
 
     void put_own(std::size_t i, std::size_t a, std::size_t first, BufferView whole) const {
         std::memset(whole.data, 0, whole.bytes());
-        with_own(i, a, first, whole.count, [&](std::size_t offset, BufferView own) {
-            std::memcpy(whole.subview(offset, own.count).data, own.data, own.bytes());
-        });
+        with_own(i, a, first, whole.count,
+                 [&](std::size_t offset, BufferView own) { std::memcpy(whole.subview(offset, own.count).data, own.data, own.bytes()); });
     }
 
     /// Only one rank's element is not zero: the sum of the bits is exact, of negative zeros too.

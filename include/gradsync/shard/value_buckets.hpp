@@ -26,8 +26,8 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
         if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
             refuse("is not of a floating type; freeze it (requires_grad = false)");
         if (p.value.dtype != first.value.dtype)
-            refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" + first.name +
-                   "' of " + std::string(name_of(first.value.dtype)) + "; put them in different buckets");
+            refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" +
+                   first.name + "' of " + std::string(name_of(first.value.dtype)) + "; put them in different buckets");
     }
     return first.value.dtype;
 }

@@ -49,7 +49,7 @@ public:
     /// One rank's part of one collective.
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> arrived{0};  ///< number of the collective + 1, once `call` is valid
-        Call call;  ///< with addresses as the ranks' AddressSpace encodes them
+        Call call;                              ///< with addresses as the ranks' AddressSpace encodes them
     };
 
     /// One rank's share of one collective. Its owner works on it alone unless it is late: what only workers touch
@@ -72,9 +72,7 @@ public:
     Presence& presence(int rank) noexcept { return presences_[rank]; }
 
     /// Has this rank started collective n? (While the slot is still n's.)
-    bool arrived(std::uint64_t n, int rank) noexcept {
-        return cell(n, rank).arrived.load(std::memory_order_acquire) == n + 1;
-    }
+    bool arrived(std::uint64_t n, int rank) noexcept { return cell(n, rank).arrived.load(std::memory_order_acquire) == n + 1; }
     bool all_arrived(std::uint64_t n) noexcept {
         for (int r = 0; r < size(); ++r)
             if (!arrived(n, r)) return false;

@@ -30,8 +30,8 @@ public:
         count_ = whole_count(calls);
         share_ = (count_ + calls.size() - 1) / calls.size();
         const std::size_t line = 64 / size_of(call.dtype);
-        const bool any_cut = call.operation == Operation::all_reduce || call.operation == Operation::reduce ||
-                             call.operation == Operation::broadcast;
+        const bool any_cut =
+            call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
         // Where the operation leaves it to us, no two ranks write into one cache line.
         if (any_cut) share_ = (share_ + line - 1) / line * line;
         const std::size_t least = least_chunk_bytes / size_of(call.dtype);
@@ -44,9 +44,7 @@ public:
         const std::size_t first = smaller(share_ * static_cast<std::size_t>(rank), count_);
         return {first, smaller(first + share_, count_)};
     }
-    std::uint32_t chunks_in(int rank) const noexcept {
-        return static_cast<std::uint32_t>((share(rank).size() + chunk_ - 1) / chunk_);
-    }
+    std::uint32_t chunks_in(int rank) const noexcept { return static_cast<std::uint32_t>((share(rank).size() + chunk_ - 1) / chunk_); }
     ElementRange chunk(int rank, std::uint32_t c) const noexcept {
         const ElementRange range = share(rank);
         const std::size_t first = range.first + c * chunk_;
@@ -88,24 +86,16 @@ public:
             case Operation::all_reduce:
                 for (const Call& c : calls) add_output(c.out, whole);
                 return reduce(calls, range);
-            case Operation::reduce:
-                add_output(roots.out, whole);
-                return reduce(calls, range);
-            case Operation::reduce_scatter:
-                add_output(owners.out, shard);
-                return reduce(calls, range);
+            case Operation::reduce: add_output(roots.out, whole); return reduce(calls, range);
+            case Operation::reduce_scatter: add_output(owners.out, shard); return reduce(calls, range);
             case Operation::all_gather:
                 for (const Call& c : calls) add_output(c.out, whole);
                 return copy(owners.in, shard, range.size() * width);
             case Operation::broadcast:
                 for (const Call& c : calls) add_output(c.out, whole);
                 return copy(roots.in, whole, range.size() * width);
-            case Operation::gather:
-                add_output(roots.out, whole);
-                return copy(owners.in, shard, range.size() * width);
-            case Operation::scatter:
-                add_output(owners.out, shard);
-                return copy(roots.in, whole, range.size() * width);
+            case Operation::gather: add_output(roots.out, whole); return copy(owners.in, shard, range.size() * width);
+            case Operation::scatter: add_output(owners.out, shard); return copy(roots.in, whole, range.size() * width);
             case Operation::barrier: return;
         }
     }

@@ -46,7 +46,8 @@ public:
         return late;
     }
 
-    // All below: `unstarted` is the first collective, up to the one that is waited for, that not every rank is known to have started; or that one.
+    // All below: `unstarted` is the first collective, up to the one that is waited for, that not every rank is known to have started; or
+    // that one.
 
     void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds limit) const {
         Late who = late(unstarted);
@@ -67,7 +68,9 @@ public:
     void report_dead(std::uint64_t unstarted, std::uint64_t n, const Whole* whole) const {
         for (int r = 0; r < board_.size(); ++r) {
             // Busy: it died in the middle of some work, which may be another's share.
-            const auto is_needed = [&] { return !board_.done(unstarted) && (!board_.arrived(unstarted, r) || !share_is_done(n, r) || is_busy(r)); };
+            const auto is_needed = [&] {
+                return !board_.done(unstarted) && (!board_.arrived(unstarted, r) || !share_is_done(n, r) || is_busy(r));
+            };
             const int culprit = board_.world_rank(r);
             if (!is_needed() || board_.world().alive(culprit)) continue;
             if (!is_needed()) continue;  // it has done its part, and left, while this rank asked

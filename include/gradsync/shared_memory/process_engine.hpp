@@ -193,8 +193,9 @@ public:
         const Offer chosen = exchange(own)[static_cast<std::size_t>(group.members.front())];
         auto segment = std::make_shared<Segment>(open(chosen, problem));
         if (who_has_not(*segment) >= 0)
-            throw Error(Errc::invalid_argument, "split on rank " + std::to_string(world_rank(rank())) + ": no shared memory of " +
-                                                    std::to_string(room) + " bytes" + (problem.empty() ? "" : " (" + problem + ")"),
+            throw Error(Errc::invalid_argument,
+                        "split on rank " + std::to_string(world_rank(rank())) + ": no shared memory of " + std::to_string(room) + " bytes" +
+                            (problem.empty() ? "" : " (" + problem + ")"),
                         {.operation = "split", .rank = world_rank(rank())});
         std::vector<int> world_ranks;
         for (const int r : group.members) world_ranks.push_back(world_rank(r));
@@ -228,7 +229,8 @@ private:
     static Segment open(const Offer& offer, std::string& problem) {
         return offer.ticket.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.ticket); });
     }
-    /// The first rank of this communicator that has its segment not open, or -1. Until it is known those who created them keep theirs. Collective.
+    /// The first rank of this communicator that has its segment not open, or -1. Until it is known those who created them keep theirs.
+    /// Collective.
     int who_has_not(const Segment& segment) {
         const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
         const auto found = std::find(good.begin(), good.end(), 0);
@@ -390,12 +392,12 @@ private:
 
     mutable std::mutex mutex_;
     std::string remark_;
-    std::vector<Started> calls_;   ///< from first_ on: not known to be complete, or behind such a one
+    std::vector<Started> calls_;  ///< from first_ on: not known to be complete, or behind such a one
     std::size_t first_ = 0;
-    std::size_t classified_ = 0;   ///< of those below it is known whether they are staged
+    std::size_t classified_ = 0;          ///< of those below it is known whether they are staged
     std::optional<StagedPieces> pieces_;  ///< of the oldest, if it is staged: those that have not been launched
     StagedPieces::Piece in_flight_[pieces_in_flight];
-    std::uint64_t launched_ = 0;   ///< pieces; their numbers are those of the staged seat's collectives
+    std::uint64_t launched_ = 0;  ///< pieces; their numbers are those of the staged seat's collectives
     std::uint64_t landed_ = 0;
     bool buffers_may_go_ = false;  ///< the trainer has been told of a failure, or has told of one
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};

@@ -63,7 +63,8 @@ static_assert(sizeof(void*) == 8, "an address travels as a number and an offset 
 /// the ranks meet in it, but nothing is done. (A rank that is alone can reach everything.)
 class RegionSpace {
 public:
-    explicit RegionSpace(std::shared_ptr<const Regions> regions, bool alone = false) noexcept : regions_(std::move(regions)), alone_(alone) {}
+    explicit RegionSpace(std::shared_ptr<const Regions> regions, bool alone = false) noexcept
+        : regions_(std::move(regions)), alone_(alone) {}
 
     Call publish(const Call& call) const noexcept {
         if (alone_) return call;

@@ -48,7 +48,9 @@ public:
     Board& board() const noexcept { return *board_; }
     World& world() const noexcept { return board_->world(); }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept { timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept {
+        timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed);
+    }
 
     /// Says to the others that this rank will start nothing more.
     void leave() noexcept {
@@ -115,7 +117,8 @@ public:
     void wait(std::uint64_t n) {
         if (!await(n)) throw_failure(board_->cell(n, rank_).call.operation);
     }
-    /// The same; false where `wait` throws. `whole`: a collective that every rank has started elsewhere and that n is a piece of, if it is one.
+    /// The same; false where `wait` throws. `whole`: a collective that every rank has started elsewhere and that n is a piece of, if it is
+    /// one.
     bool await(std::uint64_t n, const Whole* whole = nullptr) {
         if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n, whole)) return false;
         // The others reuse a slot only once every rank has retired it: do not let them wait for that.
@@ -127,7 +130,9 @@ public:
     void look(std::uint64_t n, collective::Vigil& vigil, const Whole* whole = nullptr) noexcept {
         if (board_->done(n) || board_->world().failed()) return;
         const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
-        vigil.look(timeout(), [&](std::chrono::nanoseconds) { lookout_.report_timeout(unstarted, whole, timeout()); }, [&] { lookout_.report_dead(unstarted, n, whole); });
+        vigil.look(
+            timeout(), [&](std::chrono::nanoseconds) { lookout_.report_timeout(unstarted, whole, timeout()); },
+            [&] { lookout_.report_dead(unstarted, n, whole); });
         lookout_.report_leavers(unstarted, whole);
     }
 
@@ -140,9 +145,7 @@ public:
         if (!board_->done(n)) fail_abandoned(n);
     }
     /// The same for one that is not over although the ranks have met in it.
-    void fail_abandoned(std::uint64_t n) noexcept {
-        fail(collective::abandoned(lookout_.name(n), board_->world_rank(rank_)));
-    }
+    void fail_abandoned(std::uint64_t n) noexcept { fail(collective::abandoned(lookout_.name(n), board_->world_rank(rank_))); }
 
     /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
     void fail(Failure failure) noexcept {

@@ -44,7 +44,8 @@ public:
         if (descriptor < 0) refuse("cannot make shared memory");
         segment.descriptor_ = descriptor;
         const std::size_t whole = bytes + data_offset(bytes);
-        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0) refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
+        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0)
+            refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
         segment.map(descriptor, bytes);
         std::random_device random;
         segment.ticket_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
@@ -68,10 +69,12 @@ public:
         // In another process namespace the same number is another process.
         struct stat status {};
         if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != ticket.bytes + data_offset(ticket.bytes))
-            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory), path + " is not the shared memory that was meant");
+            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
+                                    path + " is not the shared memory that was meant");
         segment.map(descriptor, ticket.bytes);
         if (std::memcmp(segment.mapping_, &ticket.token, sizeof ticket.token) != 0)
-            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory), path + " is not the shared memory that was meant");
+            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
+                                    path + " is not the shared memory that was meant");
         segment.ticket_ = ticket;
         segment.close_descriptor();  // the mapping stays
 #else
@@ -133,7 +136,8 @@ private:
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
-            const std::uintptr_t aligned = (begin + huge_page - 1) / huge_page * huge_page, page_end = (aligned + whole + page - 1) / page * page;
+            const std::uintptr_t aligned = (begin + huge_page - 1) / huge_page * huge_page,
+                                 page_end = (aligned + whole + page - 1) / page * page;
             if (aligned != begin) ::munmap(reserved, aligned - begin);
             if (const std::uintptr_t end = begin + (whole + huge_page + page - 1) / page * page; end > page_end)
                 ::munmap(reinterpret_cast<void*>(page_end), end - page_end);

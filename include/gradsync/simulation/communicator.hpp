@@ -26,8 +26,13 @@ using collective::Call;
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, std::vector<int> world_ranks)
-        : simulation_(std::move(simulation)), world_ranks_(std::move(world_ranks)), route_(simulation_->network.route(world_ranks_)),
-          number_(simulation_->communicators++), next_(world_ranks_.size()), gone_(world_ranks_.size()), worker_(world_ranks_.size()) {}
+        : simulation_(std::move(simulation)),
+          world_ranks_(std::move(world_ranks)),
+          route_(simulation_->network.route(world_ranks_)),
+          number_(simulation_->communicators++),
+          next_(world_ranks_.size()),
+          gone_(world_ranks_.size()),
+          worker_(world_ranks_.size()) {}
 
     Simulation& simulation() const noexcept { return *simulation_; }
     const std::shared_ptr<Simulation>& shared_simulation() const noexcept { return simulation_; }
@@ -55,7 +60,8 @@ public:
             complete(n, slot);
         } else {
             for (std::size_t other = 0; other < gone_.size(); ++other)
-                if (gone_[other] && next_[other] <= n) simulation_->fail(collective::left_early(name_of(slot.name, n), world_ranks_[other]));
+                if (gone_[other] && next_[other] <= n)
+                    simulation_->fail(collective::left_early(name_of(slot.name, n), world_ranks_[other]));
         }
         return n;
     }
@@ -85,7 +91,9 @@ public:
 
     /// Blocks until anything has happened; `n` is what the rank would like to be through.
     void nap(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
-        simulation_->nap(lock, world_rank(rank), [this, waiter = Waiter{rank, simulation_->scheduler.now(world_rank(rank)), limit}, n] { return too_late(n, waiter); });
+        simulation_->nap(lock, world_rank(rank), [this, waiter = Waiter{rank, simulation_->scheduler.now(world_rank(rank)), limit}, n] {
+            return too_late(n, waiter);
+        });
     }
 
     /// This rank asks no more about collective n.
@@ -128,12 +136,12 @@ private:
         std::chrono::nanoseconds limit;
     };
     struct Slot {
-        std::vector<Call> calls;       ///< until all are there
+        std::vector<Call> calls;  ///< until all are there
         std::vector<double> arrivals;
-        Call name;                   ///< of whoever came first
+        Call name;  ///< of whoever came first
         std::size_t arrived = 0, retired = 0;
         double first = 0, ready = 0, end = 0;
-        bool placed = false;         ///< its place on the links is known
+        bool placed = false;  ///< its place on the links is known
         std::vector<Waiter> waiters;
     };
     struct Meeting {
@@ -164,7 +172,8 @@ private:
         simulation_->records.push_back({number_, n, slot.name.operation, bytes, slot.first, slot.ready, times.start, times.end});
         slot.end = times.end;
         slot.placed = true;
-        for (const Waiter& w : slot.waiters) simulation_->scheduler.wake(world_rank(w.rank), gradsync::detail::smaller(slot.end, w.deadline));
+        for (const Waiter& w : slot.waiters)
+            simulation_->scheduler.wake(world_rank(w.rank), gradsync::detail::smaller(slot.end, w.deadline));
         slot.waiters.clear();
         simulation_->wake_nappers(slot.ready);
     }
@@ -194,7 +203,7 @@ private:
     std::vector<int> world_ranks_;
     Network::Route route_;
     int number_;
-    std::deque<Slot> slots_;      ///< that not all ranks have retired, from collective `first_` on
+    std::deque<Slot> slots_;  ///< that not all ranks have retired, from collective `first_` on
     std::uint64_t first_ = 0;
     std::vector<std::uint64_t> next_;  ///< by rank
     std::vector<bool> gone_;

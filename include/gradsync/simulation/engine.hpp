@@ -110,10 +110,11 @@ public:
             simulation->add_region(data, bytes);
         }
         // The last one that lets go of it says so.
-        return collective::Memory(std::shared_ptr<void>(data, [kept = std::shared_ptr<LazyMemory>(std::move(memory)), simulation](void* region) {
-            const auto lock = simulation->scheduler.lock();
-            simulation->remove_region(region);
-        }));
+        return collective::Memory(
+            std::shared_ptr<void>(data, [kept = std::shared_ptr<LazyMemory>(std::move(memory)), simulation](void* region) {
+                const auto lock = simulation->scheduler.lock();
+                simulation->remove_region(region);
+            }));
     }
 
     // ---------------------------------------------------------------------------------------------------- virtual time
@@ -135,9 +136,10 @@ private:
     Scheduler::Lock locked_by_own_thread() const {
         auto lock = scheduler().lock();
         if (!scheduler().is_thread_of(own()))
-            throw Error(Errc::invalid_argument,
-                        "a rank of a simulation has one thread, which run_simulated has started; let that one communicate (OverlapBackward, not OverlapBackwardThread)",
-                        {.operation = "SimulatedBackend", .rank = own()});
+            throw Error(
+                Errc::invalid_argument,
+                "a rank of a simulation has one thread, which run_simulated has started; let that one communicate (OverlapBackward, not OverlapBackwardThread)",
+                {.operation = "SimulatedBackend", .rank = own()});
         return lock;
     }
 

@@ -121,7 +121,9 @@ private:
         std::uint64_t sequence;
         What what;
 
-        friend bool operator>(const Entry& a, const Entry& b) noexcept { return std::tie(a.time, a.sequence) > std::tie(b.time, b.sequence); }
+        friend bool operator>(const Entry& a, const Entry& b) noexcept {
+            return std::tie(a.time, a.sequence) > std::tie(b.time, b.sequence);
+        }
     };
     template <class What>
     using Earliest = std::priority_queue<Entry<What>, std::vector<Entry<What>>, std::greater<>>;

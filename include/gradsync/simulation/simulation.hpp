@@ -24,18 +24,22 @@ struct CollectiveRecord {
     int communicator = 0;      ///< 0: of all ranks; others by the order in which they were made
     std::uint64_t number = 0;  ///< within the communicator, from 0 on
     collective::Operation operation = collective::Operation::barrier;
-    std::size_t bytes = 0;     ///< of the whole buffer
-    double first = 0;          ///< when the first rank started it,
-    double ready = 0;          ///< and the last
-    double start = 0, end = 0; ///< on the links
+    std::size_t bytes = 0;      ///< of the whole buffer
+    double first = 0;           ///< when the first rank started it,
+    double ready = 0;           ///< and the last
+    double start = 0, end = 0;  ///< on the links
 };
 
 /// What all ranks and communicators of a simulation share.
 class Simulation : collective::OwnState, public collective::World {
 public:
     Simulation(const plan::Cluster& cluster, plan::Algorithm algorithm, bool moves_buckets)
-        : World(cluster.ranks, state), scheduler(cluster.ranks), network(cluster, algorithm), moves_buckets_(moves_buckets),
-          waits_(static_cast<std::size_t>(cluster.ranks)), limits_(waits_.size()) {
+        : World(cluster.ranks, state),
+          scheduler(cluster.ranks),
+          network(cluster, algorithm),
+          moves_buckets_(moves_buckets),
+          waits_(static_cast<std::size_t>(cluster.ranks)),
+          limits_(waits_.size()) {
         scheduler.on_deadlock([this] { end_the_earliest_wait(); });
     }
 
@@ -87,7 +91,8 @@ public:
             if (turn != scheduler.turn()) {
                 turn = scheduler.turn();
                 since = Clock::now();
-            } else if (const int rank = scheduler.running(); rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
+            } else if (const int rank = scheduler.running();
+                       rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
                 fail({Errc::timeout, rank,
                       "rank " + std::to_string(rank) + " has not let others have their turn for " +
                           gradsync::detail::in_seconds(limits_[static_cast<std::size_t>(rank)]) +
@@ -119,7 +124,8 @@ private:
     void end_the_earliest_wait() {
         std::size_t first = waits_.size();
         for (std::size_t r = 0; r < waits_.size(); ++r)
-            if (scheduler.is_blocked(static_cast<int>(r)) && (first == waits_.size() || waits_[r].deadline < waits_[first].deadline)) first = r;
+            if (scheduler.is_blocked(static_cast<int>(r)) && (first == waits_.size() || waits_[r].deadline < waits_[first].deadline))
+                first = r;
         if (waits_[first].deadline < Scheduler::endless) scheduler.advance_to(static_cast<int>(first), waits_[first].deadline);
         fail(waits_[first].complain());
     }

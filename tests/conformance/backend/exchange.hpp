@@ -41,7 +41,8 @@ struct Collective {
     bool is_representable() const noexcept { return any_order && reduces() && is_float8(dtype) && !selects(); }
 
     std::string describe() const {
-        constexpr const char* names[] = {"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "barrier"};
+        constexpr const char* names[] = {"all_reduce", "reduce", "reduce_scatter", "all_gather",
+                                         "broadcast",  "gather", "scatter",        "barrier"};
         return std::string(names[static_cast<int>(operation)]) + "(" + std::string(name_of(dtype)) + ", " +
                (reduces() ? std::string(name_of(op)) + ", shares " + std::to_string(static_cast<int>(shares)) + ", " : std::string()) +
                std::to_string(count) + " elements, root " + std::to_string(root) + (in_place ? ", in place" : "") + ")";
@@ -135,8 +136,7 @@ public:
                 if (what_.in_place) return backend.all_gather(out(first_, shard_first_, shard_), out(first_, 0, whole));
                 return backend.all_gather(in(shard_), out(second_, 0, whole));
             case Operation::broadcast: return backend.broadcast(out(first_, 0, whole), what_.root);
-            case Operation::gather:
-                return backend.gather(in(shard_), root ? out(second_, 0, whole) : gradsync::BufferView{}, what_.root);
+            case Operation::gather: return backend.gather(in(shard_), root ? out(second_, 0, whole) : gradsync::BufferView{}, what_.root);
             case Operation::scatter:
                 return backend.scatter(root ? in(whole) : gradsync::ConstBufferView{}, out(second_, 0, shard_), what_.root);
             case Operation::barrier: break;

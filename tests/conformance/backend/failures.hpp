@@ -75,8 +75,9 @@ void check_invalid_arguments() {
             const auto shard = gradsync::shard_range(8, size, backend.rank()).size();
             return backend.all_gather(view(shard, DType::i32), view(8, DType::f32));
         });
-        refused("elements without memory",
-                [&] { return backend.all_reduce(gradsync::BufferView{nullptr, 4, DType::f32, space}, ReduceOp::sum); });
+        refused("elements without memory", [&] {
+            return backend.all_reduce(gradsync::BufferView{nullptr, 4, DType::f32, space}, ReduceOp::sum);
+        });
         refused("the wrong memory space", [&] {
             constexpr auto other = space == gradsync::MemorySpace::host ? gradsync::MemorySpace::device : gradsync::MemorySpace::host;
             return backend.all_reduce(gradsync::BufferView{data, 4, DType::f32, other}, ReduceOp::sum);
@@ -181,8 +182,8 @@ void check_failures() {
                         reduce_something(backend);
                         if (backend.rank() == culprit) throw Boom("the disk is full");
                         const std::string where = at(backend.rank(), size);
-                        expect_error(findings, where, Errc::peer_failed, culprit,
-                                     {"rank " + std::to_string(culprit), "the disk is full"}, [&] { reduce_something(backend); });
+                        expect_error(findings, where, Errc::peer_failed, culprit, {"rank " + std::to_string(culprit), "the disk is full"},
+                                     [&] { reduce_something(backend); });
                         check_dead<L>(backend, findings, where);
                     });
                 } catch (const Boom& boom) {
@@ -250,7 +251,8 @@ void check_failures() {
         });
     }
     // The ranks that do not stay away wait for those that do until their limit, and say `words`.
-    const auto stay_away_or_wait = [&](Backend& backend, bool stays_away, Findings& findings, const std::string& where, int peer, const std::string& words, bool polls = false) {
+    const auto stay_away_or_wait = [&](Backend& backend, bool stays_away, Findings& findings, const std::string& where, int peer,
+                                       const std::string& words, bool polls = false) {
         reduce_something(backend);  // NCCL connects ranks when the first collective of a kind starts, which waits for all of them
         Backend twin = backend.duplicate(), alike = backend.split(stays_away, backend.rank());
         if (stays_away) {
@@ -271,7 +273,8 @@ void check_failures() {
         each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
             const int missing = backend.size() - 2;
             const std::string where = at(backend.rank(), backend.size());
-            stay_away_or_wait(backend, backend.rank() == missing, findings, where, missing, ": rank " + std::to_string(missing) + " did not start it");
+            stay_away_or_wait(backend, backend.rank() == missing, findings, where, missing,
+                              ": rank " + std::to_string(missing) + " did not start it");
             check_dead<L>(backend, findings, where);
         });
     }
@@ -331,7 +334,9 @@ void check_failures() {
             const std::string where = at(other.rank(), other.size());
             const auto refuses = [&](const char* what, auto&& call) {
                 const auto error = error_of(call);
-                findings.check(error && error->errc() == Errc::invalid_argument && std::string(error->what()).find("moved from") != std::string::npos, where + what + " is not refused");
+                findings.check(
+                    error && error->errc() == Errc::invalid_argument && std::string(error->what()).find("moved from") != std::string::npos,
+                    where + what + " is not refused");
             };
             refuses("barrier", [&] { backend.barrier(); });
             refuses("all_reduce", [&] { backend.all_reduce({}, gradsync::ReduceOp::sum); });

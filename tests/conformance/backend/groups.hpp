@@ -66,7 +66,8 @@ void check_groups() {
             const int rank = backend.rank();
             Backend inner = backend.split(rank < size / 2 ? 0 : 1, rank).duplicate().split(0, rank).duplicate();
             for (std::uint64_t i = 0; i < 5; ++i) {
-                const std::string wrong = check_group_sum<Memory>(inner, i, L::rank_order) + check_group_sum<Memory>(backend, i + 9, L::rank_order);
+                const std::string wrong =
+                    check_group_sum<Memory>(inner, i, L::rank_order) + check_group_sum<Memory>(backend, i + 9, L::rank_order);
                 findings.check(wrong.empty(), at(rank, size) + wrong);
             }
         });

@@ -134,8 +134,8 @@ inline bool mentions(const gradsync::Error& error, const std::string& words) {
 
 /// Checks that `f` throws an Error with this code, blaming this peer (-1: any), with all these words.
 template <class F>
-void expect_error(Findings& findings, const std::string& where, gradsync::Errc code, int peer,
-                  const std::vector<std::string>& words, F&& f) {
+void expect_error(Findings& findings, const std::string& where, gradsync::Errc code, int peer, const std::vector<std::string>& words,
+                  F&& f) {
     const auto error = error_of(f);
     if (!error) return findings.check(false, where + "nothing was thrown");
     findings.check(error->errc() == code, where + "another code: " + error->what());

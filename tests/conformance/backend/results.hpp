@@ -65,19 +65,31 @@ void check_results() {
             }
         });
     };
-    SUBCASE("no elements") { run_all([](int size) { return all_collectives(0, size); }); }
-    SUBCASE("one element") { run_all([](int size) { return all_collectives(1, size); }); }
-    SUBCASE("about as many elements as ranks") {
-        for (const int more : {-1, 0, 1}) run_all([more](int size) { return all_collectives(static_cast<std::size_t>(size + more), size); });
+    SUBCASE("no elements") {
+        run_all([](int size) { return all_collectives(0, size); });
     }
-    SUBCASE("127 elements") { run_all([](int size) { return all_collectives(127, size); }); }
-    SUBCASE("1000 elements") { run_all([](int size) { return all_collectives(1000, size); }); }
-    SUBCASE("65537 elements") { run_all([](int size) { return all_collectives(65537, size, slow_build ? 13 : 3); }); }
+    SUBCASE("one element") {
+        run_all([](int size) { return all_collectives(1, size); });
+    }
+    SUBCASE("about as many elements as ranks") {
+        for (const int more : {-1, 0, 1})
+            run_all([more](int size) { return all_collectives(static_cast<std::size_t>(size + more), size); });
+    }
+    SUBCASE("127 elements") {
+        run_all([](int size) { return all_collectives(127, size); });
+    }
+    SUBCASE("1000 elements") {
+        run_all([](int size) { return all_collectives(1000, size); });
+    }
+    SUBCASE("65537 elements") {
+        run_all([](int size) { return all_collectives(65537, size, slow_build ? 13 : 3); });
+    }
     SUBCASE("a million elements") {
         run_all([](int size) {
             const std::size_t count = (std::size_t{1} << (slow_build ? 17 : 20)) + 5;
             std::vector<Collective> large;
-            for (const Operation operation : {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather, Operation::broadcast})
+            for (const Operation operation :
+                 {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather, Operation::broadcast})
                 large.push_back({.operation = operation, .count = count, .root = size - 1, .seed = 7});
             large.push_back(large[0]);
             large.back().dtype = gradsync::DType::bf16;

@@ -48,15 +48,17 @@ bool fits(const Description& d, const Layout& a, const Layout& b, const Layout& 
     const auto rows = [](const Layout& l, cublasOperation_t op) { return op == CUBLAS_OP_N ? l.rows : l.columns; };
     const auto columns = [](const Layout& l, cublasOperation_t op) { return op == CUBLAS_OP_N ? l.columns : l.rows; };
     const auto lies = [](const Layout& l) { return l.leading >= static_cast<std::int64_t>(l.rows) && l.rows > 0 && l.columns > 0; };
-    return a.type == b.type && (c.type == CUDA_R_32F || c.type == a.type) && a.batch == b.batch && b.batch == c.batch && rows(a, d.a) == c.rows &&
-           columns(b, d.b) == c.columns && columns(a, d.a) == rows(b, d.b) && lies(a) && lies(b) && lies(c);
+    return a.type == b.type && (c.type == CUDA_R_32F || c.type == a.type) && a.batch == b.batch && b.batch == c.batch &&
+           rows(a, d.a) == c.rows && columns(b, d.b) == c.columns && columns(a, d.a) == rows(b, d.b) && lies(a) && lies(b) && lies(c);
 }
 
 }  // namespace
 
 extern "C" {
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = reinterpret_cast<cublasLtHandle_t>(new int), CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    return *handle = reinterpret_cast<cublasLtHandle_t>(new int), CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return delete reinterpret_cast<int*>(handle), CUBLAS_STATUS_SUCCESS; }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* handle, cublasComputeType_t compute, cudaDataType_t scale) {
@@ -65,7 +67,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* handle, cublasComp
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t handle) { return delete &own(handle), CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t size) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              size_t size) {
     Description& d = own(handle);
     const auto take = [&](auto& to) {
         if (size != sizeof to) return CUBLAS_STATUS_INVALID_VALUE;
@@ -83,14 +86,18 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cubla
     }
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* handle, cudaDataType type, uint64_t rows, uint64_t columns, int64_t leading) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* handle, cudaDataType type, uint64_t rows, uint64_t columns,
+                                          int64_t leading) {
     *handle = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, leading});
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) { return delete &own(handle), CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle, cublasLtMatrixLayoutAttribute_t attribute, const void* value, size_t size) {
-    if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && size == sizeof(std::int32_t)) own(handle).batch = *static_cast<const std::int32_t*>(value);
-    else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && size == sizeof(std::int64_t)) own(handle).stride = *static_cast<const std::int64_t*>(value);
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle, cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t size) {
+    if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && size == sizeof(std::int32_t))
+        own(handle).batch = *static_cast<const std::int32_t*>(value);
+    else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && size == sizeof(std::int64_t))
+        own(handle).stride = *static_cast<const std::int64_t*>(value);
     else return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -98,21 +105,25 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle, c
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* handle) {
     return *handle = reinterpret_cast<cublasLtMatmulPreference_t>(new int), CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) { return delete reinterpret_cast<int*>(handle), CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t attribute, const void*, size_t size) {
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
+    return delete reinterpret_cast<int*>(handle), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t attribute, const void*,
+                                                    size_t size) {
     return size == (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
-                                              cublasLtMatmulHeuristicResult_t*, int* found) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t,
+                                              cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t*, int* found) {
     *found = fits(own(description), own(a), own(b), own(c)) ? 1 : 0;
     return *found != 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void* alpha, const void* a_data, cublasLtMatrixLayout_t a_layout,
-                              const void* b_data, cublasLtMatrixLayout_t b_layout, const void* beta, const void* addend, cublasLtMatrixLayout_t addend_layout,
-                              void* data, cublasLtMatrixLayout_t layout, const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void* alpha, const void* a_data,
+                              cublasLtMatrixLayout_t a_layout, const void* b_data, cublasLtMatrixLayout_t b_layout, const void* beta,
+                              const void* addend, cublasLtMatrixLayout_t addend_layout, void* data, cublasLtMatrixLayout_t layout,
+                              const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
     const Description d = own(description);
     const Layout a = own(a_layout), b = own(b_layout), c = own(layout);
     const bool biased = d.epilogue == CUBLASLT_EPILOGUE_BIAS;

@@ -150,9 +150,7 @@ namespace gradsync_fake {
 
 void enqueue(cudaStream_t stream, std::function<void()> work) { worker_of(stream).put(std::move(work)); }
 
-void fail_next(const std::string& call, cudaError_t code) {
-    failures.plan(call, code);
-}
+void fail_next(const std::string& call, cudaError_t code) { failures.plan(call, code); }
 
 void release(void* data) {
     if (data != nullptr) --census().memories;
@@ -167,8 +165,8 @@ Census& census() {
 int living() { return census().streams + census().events + census().memories + census().communicators; }
 
 std::string describe_living() {
-    return std::to_string(census().streams) + " streams, " + std::to_string(census().events) + " events, " + std::to_string(census().memories) + " blocks of memory, " +
-           std::to_string(census().communicators) + " communicators";
+    return std::to_string(census().streams) + " streams, " + std::to_string(census().events) + " events, " +
+           std::to_string(census().memories) + " blocks of memory, " + std::to_string(census().communicators) + " communicators";
 }
 
 namespace {
@@ -188,7 +186,9 @@ Busy::~Busy() { release_(); }
 
 extern "C" {
 
-const char* cudaGetErrorString(cudaError_t code) { return code == cudaSuccess ? "no error" : code == cudaErrorMemoryAllocation ? "out of memory" : "a fake error"; }
+const char* cudaGetErrorString(cudaError_t code) {
+    return code == cudaSuccess ? "no error" : code == cudaErrorMemoryAllocation ? "out of memory" : "a fake error";
+}
 
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }

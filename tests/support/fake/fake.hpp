@@ -7,8 +7,8 @@
 #include <string>
 
 /// A CUDA runtime and an NCCL of our own, linked in place of the real ones, so that what drives them can be tested where there is no
-/// device: "device" memory is the host's, a stream is a thread that does one thing after another, ranks are threads, each with a device of its own. What they do
-/// is right and slow. What a real NCCL cannot be asked for they do too: hang, fail, be slow.
+/// device: "device" memory is the host's, a stream is a thread that does one thing after another, ranks are threads, each with a device of
+/// its own. What they do is right and slow. What a real NCCL cannot be asked for they do too: hang, fail, be slow.
 
 namespace gradsync_fake {
 

@@ -48,7 +48,8 @@ public:
                 (fiber->waits ? still : spare_).push_back(fiber);
             }
             if (news_ == before) {
-                std::fprintf(stderr, "a kernel hangs: %zu threads of a block of %u wait for others that do not come\n", still.size(), threads_);
+                std::fprintf(stderr, "a kernel hangs: %zu threads of a block of %u wait for others that do not come\n", still.size(),
+                             threads_);
                 std::abort();
             }
             waiting = std::move(still);
@@ -115,7 +116,8 @@ private:
         getcontext(&context);
         context.uc_stack.ss_sp = fiber.stack.get();
         context.uc_stack.ss_size = stack_bytes;
-        makecontext(&context, [] { current_block().main(); }, 0);
+        makecontext(
+            &context, [] { current_block().main(); }, 0);
         setcontext(&context);
     }
     void leave(bool waits) {

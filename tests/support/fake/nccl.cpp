@@ -31,8 +31,8 @@ struct Part {
     void* out;
     std::size_t count;
     ncclDataType_t type;
-    ncclRedOp_t op;       ///< the kind of operation: one of NCCL's own, or ncclNumOps for all scaled sums
-    const void* scalar;   ///< of a scaled sum
+    ncclRedOp_t op;      ///< the kind of operation: one of NCCL's own, or ncclNumOps for all scaled sums
+    const void* scalar;  ///< of a scaled sum
     int root;
     std::vector<std::byte> sent = {};  ///< the elements as they travel: no rank reads another's memory
     double factor = 1;                 ///< the scalar
@@ -189,7 +189,11 @@ std::vector<std::byte> combined(const std::vector<std::unique_ptr<Part>>& parts,
     reduction.count = count;
     reduction.dtype = dtype(own.type);
     using gradsync::ReduceOp;
-    reduction.op = own.op == ncclMin ? ReduceOp::min : own.op == ncclMax ? ReduceOp::max : own.op == ncclProd ? ReduceOp::product : own.op == ncclNumOps ? ReduceOp::mean : ReduceOp::sum;
+    reduction.op = own.op == ncclMin      ? ReduceOp::min
+                   : own.op == ncclMax    ? ReduceOp::max
+                   : own.op == ncclProd   ? ReduceOp::product
+                   : own.op == ncclNumOps ? ReduceOp::mean
+                                          : ReduceOp::sum;
     reduction.factor = 1;
     gradsync::kernel::reduce(reduction);
     return result;
@@ -203,7 +207,9 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
         const auto* const from = static_cast<const std::byte*>(part.in);
         part.sent.assign(from, from + bytes * (part.kind == Kind::reduce_scatter ? static_cast<std::size_t>(world.size) : 1));
     }
-    if (part.scalar != nullptr) part.factor = part.type == ncclFloat64 ? *static_cast<const double*>(part.scalar) : static_cast<double>(*static_cast<const float*>(part.scalar));
+    if (part.scalar != nullptr)
+        part.factor = part.type == ncclFloat64 ? *static_cast<const double*>(part.scalar)
+                                               : static_cast<double>(*static_cast<const float*>(part.scalar));
     std::unique_lock lock(world.mutex);
     auto& place = world.meetings[number];
     if (!place) {
@@ -215,7 +221,9 @@ void meet(ncclComm* comm, std::uint64_t number, Part part) {
     ++meeting->arrived;
     world.changed.notify_all();
     const auto all = static_cast<std::size_t>(world.size);
-    const auto fits = [&] { return std::all_of(meeting->parts.begin(), meeting->parts.end(), [&](const auto& other) { return other->fits(part); }); };
+    const auto fits = [&] {
+        return std::all_of(meeting->parts.begin(), meeting->parts.end(), [&](const auto& other) { return other->fits(part); });
+    };
     world.changed.wait(lock, [&] { return comm->aborted || (meeting->arrived == all && fits()); });
     if (comm->aborted) return;
     lock.unlock();
@@ -291,9 +299,7 @@ void pretend(int version_, bool windows) {
     has_windows = windows;
 }
 int launches() { return launch_count; }
-void refuse_next(const std::string& function, ncclResult_t code) {
-    refusals.plan(function, code);
-}
+void refuse_next(const std::string& function, ncclResult_t code) { refusals.plan(function, code); }
 void be_slow(int looks) { slowness = looks; }
 
 void fail_asynchronously(int size, int rank, ncclResult_t code) {
@@ -311,7 +317,11 @@ void fail_asynchronously(int size, int rank, ncclResult_t code) {
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* found) { return *found = version, ncclSuccess; }
-const char* ncclGetErrorString(ncclResult_t code) { return code == ncclSuccess ? "no error" : code == ncclRemoteError ? "remote process exited or there was a network error" : "a fake error"; }
+const char* ncclGetErrorString(ncclResult_t code) {
+    return code == ncclSuccess       ? "no error"
+           : code == ncclRemoteError ? "remote process exited or there was a network error"
+                                     : "a fake error";
+}
 const char* ncclGetLastError(ncclComm_t) { return ""; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
@@ -371,7 +381,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* code) {
         }
     }
     if (comm->looks_left > 0) --comm->looks_left;
-    *code = comm->error != ncclSuccess ? static_cast<ncclResult_t>(comm->error.load()) : !joined || comm->looks_left > 0 ? ncclInProgress : ncclSuccess;
+    *code = comm->error != ncclSuccess        ? static_cast<ncclResult_t>(comm->error.load())
+            : !joined || comm->looks_left > 0 ? ncclInProgress
+                                              : ncclSuccess;
     return ncclSuccess;
 }
 
@@ -407,16 +419,20 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
     return collective("ncclAllReduce", comm, stream, {Kind::all_reduce, in, out, count, type, op, nullptr, 0});
 }
-ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+                        cudaStream_t stream) {
     return collective("ncclReduce", comm, stream, {Kind::reduce, in, out, count, type, op, nullptr, root});
 }
-ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
     return collective("ncclBroadcast", comm, stream, {Kind::broadcast, in, out, count, type, ncclSum, nullptr, root});
 }
-ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
     return collective("ncclReduceScatter", comm, stream, {Kind::reduce_scatter, in, out, count, type, op, nullptr, 0});
 }
 ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
@@ -427,25 +443,26 @@ ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, in
     if (comm == nullptr) return ncclInvalidArgument;
     if (refuses(type, false)) return refuse();
     return issue({comm, stream, false, [=](std::size_t, std::size_t) {
-        const std::lock_guard lock(comm->world->mutex);
-        const auto* const from = static_cast<const std::byte*>(in);
-        comm->world->mail[{comm->rank, to}].emplace_back(from, from + count * width(type));
-        comm->world->changed.notify_all();
-    }});
+                      const std::lock_guard lock(comm->world->mutex);
+                      const auto* const from = static_cast<const std::byte*>(in);
+                      comm->world->mail[{comm->rank, to}].emplace_back(from, from + count * width(type));
+                      comm->world->changed.notify_all();
+                  }});
 }
 ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int from, ncclComm_t handle, cudaStream_t stream) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (refuses(type, false)) return refuse();
     return issue({comm, stream, false, [=](std::size_t, std::size_t) {
-        std::unique_lock lock(comm->world->mutex);
-        auto& mail = comm->world->mail[{from, comm->rank}];
-        // One of another length hangs.
-        comm->world->changed.wait(lock, [&] { return comm->aborted || (!mail.empty() && mail.front().size() == count * width(type)); });
-        if (comm->aborted) return;
-        if (!mail.front().empty()) std::memcpy(out, mail.front().data(), mail.front().size());
-        mail.pop_front();
-    }});
+                      std::unique_lock lock(comm->world->mutex);
+                      auto& mail = comm->world->mail[{from, comm->rank}];
+                      // One of another length hangs.
+                      comm->world->changed.wait(
+                          lock, [&] { return comm->aborted || (!mail.empty() && mail.front().size() == count * width(type)); });
+                      if (comm->aborted) return;
+                      if (!mail.front().empty()) std::memcpy(out, mail.front().data(), mail.front().size());
+                      mail.pop_front();
+                  }});
 }
 
 ncclResult_t ncclGroupStart() { return ++group_depth, ncclSuccess; }
@@ -480,7 +497,9 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
 }
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
 
-ncclResult_t ncclMemAlloc(void** data, std::size_t bytes) { return cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclMemAlloc(void** data, std::size_t bytes) {
+    return cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 ncclResult_t ncclMemFree(void* data) { return gradsync_fake::release(data), ncclSuccess; }  // unlike cudaFree it waits for nothing
 ncclResult_t ncclCommRegister(ncclComm_t comm, void* data, std::size_t, void** handle) {
     if (used(comm) == nullptr) return ncclInvalidArgument;
@@ -490,8 +509,8 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void*) {
     if (used(comm) == nullptr) return ncclInvalidArgument;
     return --census().communicators, ncclSuccess;
 }
-/// Collective: in progress until all ranks have called; only then is the window there, if there is to be one. It returns ncclSuccess all the
-/// same, as the real one does.
+/// Collective: in progress until all ranks have called; only then is the window there, if there is to be one. It returns ncclSuccess all
+/// the same, as the real one does.
 ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void*, std::size_t bytes, ncclWindow_t* window, int flags) {
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;

@@ -1,6 +1,6 @@
 // ctest: PROCESSORS 2
-// What goes wrong on a backend of faults is what would go wrong without it: each failure has its name on every rank, and ranks that are merely late
-// change nothing.
+// What goes wrong on a backend of faults is what would go wrong without it: each failure has its name on every rank, and ranks that are
+// merely late change nothing.
 #include <gradsync/backend/faulty.hpp>
 
 #include <doctest/doctest.h>
@@ -45,17 +45,17 @@ template <class Buckets, class Overlap>
 std::vector<Bytes> results(int ranks, const Fault& fault, Buckets buckets = {}) {
     std::vector<Bytes> found;
     CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({300, 5, 1024, 70});
-        Reducer<FaultyThreads, Buckets, Overlap> sync(FaultyThreads(comm, fault), model, {}, buckets);
-        for (int step = 0; step < 5; ++step) {
-            backward(sync, model, comm.rank(), step);
-            sync.finish();
-            sync.flush();
-            finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
-        }
-        if (comm.rank() == 0)
-            for (std::size_t i = 0; i < model.size(); ++i) found.push_back(bytes_of(sync.gradient_view(i)));
-    }) == "");
+              auto model = tensors({300, 5, 1024, 70});
+              Reducer<FaultyThreads, Buckets, Overlap> sync(FaultyThreads(comm, fault), model, {}, buckets);
+              for (int step = 0; step < 5; ++step) {
+                  backward(sync, model, comm.rank(), step);
+                  sync.finish();
+                  sync.flush();
+                  finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+              }
+              if (comm.rank() == 0)
+                  for (std::size_t i = 0; i < model.size(); ++i) found.push_back(bytes_of(sync.gradient_view(i)));
+          }) == "");
     return found;
 }
 
@@ -120,7 +120,8 @@ TEST_CASE("FaultyBackend: what a thread for progress throws is not lost") {
         });
         std::vector<Tensor> model;
         model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-        Reducer<FaultyThreads, PerParameter, OverlapBackwardThread, PowerSgd<FaultyThreads>> sync(faulty, model, {}, {}, {}, PowerSgd<FaultyThreads>({.rank = 1, .start_step = 0}));
+        Reducer<FaultyThreads, PerParameter, OverlapBackwardThread, PowerSgd<FaultyThreads>> sync(
+            faulty, model, {}, {}, {}, PowerSgd<FaultyThreads>({.rank = 1, .start_step = 0}));
         for (int step = 0; step < 5; ++step) {
             backward(sync, model, comm.rank(), step);
             std::this_thread::sleep_for(5ms);  // the thread finds the first one complete
@@ -148,20 +149,22 @@ TEST_CASE("FaultyBackend: a rank that is later than the time limit is named by a
 
 TEST_CASE("FaultyBackend: it says which collective a rank is about to start; copies count together, communicators apart") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        std::vector<std::string> seen;
-        FaultyBackend faulty(comm, [&](const FaultPoint& at) {
-            seen.push_back(std::to_string(at.rank) + ":" + std::to_string(at.number) + ":" + std::string(at.operation) + ":" + std::to_string(at.bytes));
-        });
-        FaultyThreads copy = faulty;
-        std::vector<float> values(8), half(4);
-        faulty.all_reduce(buffer(values), ReduceOp::sum).wait();
-        copy.reduce_scatter(const_buffer(values), buffer(half), ReduceOp::sum).wait();
-        FaultyThreads other = faulty.split(0, -faulty.rank());
-        other.all_gather(const_buffer(half), buffer(values)).wait();
-        faulty.duplicate().barrier().wait();
-        copy.broadcast(buffer(half), 1).wait();
-        const std::string own = std::to_string(comm.rank()) + ":", turned = std::to_string(1 - comm.rank()) + ":";
-        finding.check(seen == std::vector<std::string>{own + "0:all_reduce:32", own + "1:reduce_scatter:32", turned + "0:all_gather:32", own + "0:barrier:0", own + "2:broadcast:16"},
-                      "it saw something else");
-    }) == "");
+              std::vector<std::string> seen;
+              FaultyBackend faulty(comm, [&](const FaultPoint& at) {
+                  seen.push_back(std::to_string(at.rank) + ":" + std::to_string(at.number) + ":" + std::string(at.operation) + ":" +
+                                 std::to_string(at.bytes));
+              });
+              FaultyThreads copy = faulty;
+              std::vector<float> values(8), half(4);
+              faulty.all_reduce(buffer(values), ReduceOp::sum).wait();
+              copy.reduce_scatter(const_buffer(values), buffer(half), ReduceOp::sum).wait();
+              FaultyThreads other = faulty.split(0, -faulty.rank());
+              other.all_gather(const_buffer(half), buffer(values)).wait();
+              faulty.duplicate().barrier().wait();
+              copy.broadcast(buffer(half), 1).wait();
+              const std::string own = std::to_string(comm.rank()) + ":", turned = std::to_string(1 - comm.rank()) + ":";
+              finding.check(seen == std::vector<std::string>{own + "0:all_reduce:32", own + "1:reduce_scatter:32",
+                                                             turned + "0:all_gather:32", own + "0:barrier:0", own + "2:broadcast:16"},
+                            "it saw something else");
+          }) == "");
 }

@@ -40,11 +40,14 @@ std::vector<gradsync_test::Report> on_two_machines(F&& f) {
         gs::TcpRendezvous rendezvous({.rank = rank, .size = ranks, .port = port});
         auto processes = gs::bootstrap::exchange(rendezvous, gs::collective::ProcessIdentity::own());
         auto transport = std::make_unique<mp::TcpTransport>(gs::bootstrap::connect_mesh(rendezvous, 10s), rank);
-        auto here = sm::ProcessWorld::join(sm::Segment::open(segments[static_cast<std::size_t>(machine)].ticket()), rank, ranks, ranks_here);
-        auto everywhere = mp::MessageWorld::make(std::move(transport), std::move(processes), ranks_here, here->shared_state(), here->chores());
-        auto flat = std::make_shared<mp::MessageEngine>(everywhere, std::vector<int>{0, 1, 2, 3}, rank, 0, std::make_shared<mp::KnownMemory>(), 30s);
-        auto local = std::make_shared<sm::ProcessEngine>(here, std::make_shared<sm::Regions>(), std::vector<int>{machine * 2, machine * 2 + 1}, rank % 2,
-                                                         here->memory(), 0, 30s);
+        auto here =
+            sm::ProcessWorld::join(sm::Segment::open(segments[static_cast<std::size_t>(machine)].ticket()), rank, ranks, ranks_here);
+        auto everywhere =
+            mp::MessageWorld::make(std::move(transport), std::move(processes), ranks_here, here->shared_state(), here->chores());
+        auto flat = std::make_shared<mp::MessageEngine>(everywhere, std::vector<int>{0, 1, 2, 3}, rank, 0,
+                                                        std::make_shared<mp::KnownMemory>(), 30s);
+        auto local = std::make_shared<sm::ProcessEngine>(here, std::make_shared<sm::Regions>(),
+                                                         std::vector<int>{machine * 2, machine * 2 + 1}, rank % 2, here->memory(), 0, 30s);
         const auto engine = gs::detail::HierarchicalEngine::combine(std::move(flat), std::move(local), {0, 0, 2, 2});
         return f(*engine);
     });
@@ -72,7 +75,8 @@ std::string outcome(gs::collective::Engine& engine, std::vector<float>& data) {
 
 }  // namespace
 
-TEST_CASE("HierarchicalEngine: a process that is killed is named by all others, on its machine and on the other one, long before the limit") {
+TEST_CASE(
+    "HierarchicalEngine: a process that is killed is named by all others, on its machine and on the other one, long before the limit") {
     for (const int victim : {0, 3}) {
         const auto begun = std::chrono::steady_clock::now();
         const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
@@ -93,7 +97,8 @@ TEST_CASE("HierarchicalEngine: a process that is killed is named by all others, 
     }
 }
 
-TEST_CASE("HierarchicalEngine: a rank that stops between the machines' stage and its own machine's last is named by its neighbour, who alone needs it") {
+TEST_CASE(
+    "HierarchicalEngine: a rank that stops between the machines' stage and its own machine's last is named by its neighbour, who alone needs it") {
     constexpr int victim = 1, counterpart = 3;
     const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
         std::vector<float> data(1'000, 1.0f);
@@ -127,14 +132,17 @@ TEST_CASE("HierarchicalEngine: a rank that stops between the machines' stage and
     }
 }
 
-TEST_CASE("HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
+TEST_CASE(
+    "HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
     for (const int victim : {1, 2}) {
-        for (const std::size_t count : {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in a stage that takes long, or before the first
+        for (const std::size_t count :
+             {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in a stage that takes long, or before the first
             CAPTURE(victim);
             CAPTURE(count);
             const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
                 std::vector<float> data(count, 1.0f), ready(1, 1.0f);
-                if (const std::string said = outcome(engine, ready); !said.empty()) return said;  // all begin to wait at about the same time
+                if (const std::string said = outcome(engine, ready); !said.empty())
+                    return said;  // all begin to wait at about the same time
                 engine.set_timeout(3s);
                 if (engine.rank() != victim) return outcome(engine, data);
                 const std::uint64_t n = engine.start(all_reduce(data));
@@ -147,7 +155,8 @@ TEST_CASE("HierarchicalEngine: at the time limit a rank that started a collectiv
                 CAPTURE(report.text);
                 if (r == victim) continue;
                 CHECK(report.says("time limit reached, rank " + std::to_string(victim) + ": "));
-                CHECK(report.says(std::to_string(count) + " elements), collective #1: rank " + std::to_string(victim) + " started it, as all did, but did not go on"));
+                CHECK(report.says(std::to_string(count) + " elements), collective #1: rank " + std::to_string(victim) +
+                                  " started it, as all did, but did not go on"));
             }
         }
     }

@@ -86,7 +86,8 @@ TEST_CASE("MpiTransport: what is a little longer than a quick message is a few o
         const Bytes message = numbered(size, 1);
         Bytes place(size);
         std::vector<Ticket> tickets{own->send_known(peer, 3, message.data(), size)};
-        for (std::size_t part = 0; part < parts; ++part) tickets.push_back(own->receive(peer, 3, place.data() + part * quick, size / parts));
+        for (std::size_t part = 0; part < parts; ++part)
+            tickets.push_back(own->receive(peer, 3, place.data() + part * quick, size / parts));
         finish(*own, std::move(tickets));
         CHECK(place == message);
     }
@@ -99,7 +100,8 @@ TEST_CASE("MpiTransport: a rank that sends more than is due, or less, breaks not
     const Bytes message = numbered(room, 0);
     if (own->rank() == 0) {
         // Whole messages come into places that others were to fill in part.
-        finish(*own, {own->send_known(1, 3, message.data(), room), own->send_known(1, 3, message.data(), room), own->send_known(1, 4, message.data(), quick / 2)});
+        finish(*own, {own->send_known(1, 3, message.data(), room), own->send_known(1, 3, message.data(), room),
+                      own->send_known(1, 4, message.data(), quick / 2)});
     } else {
         std::vector<Bytes> places(3, Bytes(room));
         finish(*own, {own->receive_known(0, 3, places[0].data(), due, room), own->receive_known(0, 3, places[1].data(), due, room)});

@@ -24,8 +24,10 @@ namespace gradsync_test {
 
 /// Runs `f` on ranks that are threads. One function for all of them: what a file of tests takes to compile is threads and promises, once
 /// for every lambda.
-inline void on_nccl_ranks(int size, const std::function<void(gradsync::NcclBackend)>& f, gradsync::NcclOptions options = {.timeout = std::chrono::seconds(60)}) {
-    run_rank_threads(size, [&](auto& rendezvous) { return gradsync::NcclBackend(rendezvous, options); }, f);
+inline void on_nccl_ranks(int size, const std::function<void(gradsync::NcclBackend)>& f,
+                          gradsync::NcclOptions options = {.timeout = std::chrono::seconds(60)}) {
+    run_rank_threads(
+        size, [&](auto& rendezvous) { return gradsync::NcclBackend(rendezvous, options); }, f);
     CHECK(gradsync_fake::misuses() == 0);
 }
 

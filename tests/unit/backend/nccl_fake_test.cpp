@@ -1,6 +1,7 @@
 // ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 60
 // What NcclBackend does beside what every backend does: streams, events, time limits of the device's time, NCCL's own failures,
-// adopted communicators, memory of NCCL's own, and that nothing is left behind. Over the fakes of support/fake; groups have a file of their own.
+// adopted communicators, memory of NCCL's own, and that nothing is left behind. Over the fakes of support/fake; groups have a file of their
+// own.
 #include <gradsync/backend/nccl.hpp>
 
 #include <chrono>
@@ -111,7 +112,8 @@ TEST_CASE("NcclBackend: an asynchronous failure of NCCL's ends it on all ranks, 
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
             if (comm.rank() == 0) throw std::logic_error("nothing was thrown");
         });
-        findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1, error ? error->what() : "nothing was thrown");
+        findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1,
+                       error ? error->what() : "nothing was thrown");
         findings.check(error && mentions(*error, "network error"), error ? error->what() : "");
     });
 }
@@ -132,7 +134,8 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
             }
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
         });
-        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1, error ? error->what() : "nothing was thrown");
+        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1,
+                       error ? error->what() : "nothing was thrown");
         findings.check(error && mentions(*error, "the disk is full"), error ? error->what() : "");
     });
 }
@@ -140,21 +143,21 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
 TEST_CASE("NcclBackend: so it is where NCCL fails while it registers memory") {
     const Nothing left;
     Findings findings;
-    on_nccl_ranks(
-        3,
-        [&](NcclBackend comm) {
-            std::thread other;
-            if (comm.rank() == 1)
-                other = std::thread([comm]() mutable {
-                    std::this_thread::sleep_for(100ms);
-                    comm.fail("the disk is full");
-                });
-            else gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
-            const auto error = error_of([&] { comm.allocate(1000); });
-            if (other.joinable()) other.join();
-            findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1, error ? error->what() : "nothing was thrown");
-        },
-        {.timeout = 60s, .memory = gradsync::NcclMemory::windows});
+    on_nccl_ranks(3,
+                  [&](NcclBackend comm) {
+                      std::thread other;
+                      if (comm.rank() == 1)
+                          other = std::thread([comm]() mutable {
+                              std::this_thread::sleep_for(100ms);
+                              comm.fail("the disk is full");
+                          });
+                      else gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
+                      const auto error = error_of([&] { comm.allocate(1000); });
+                      if (other.joinable()) other.join();
+                      findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1,
+                                     error ? error->what() : "nothing was thrown");
+                  },
+                  {.timeout = 60s, .memory = gradsync::NcclMemory::windows});
 }
 
 TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
@@ -167,7 +170,8 @@ TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
             comm.host().barrier().wait();
             gradsync_fake::fail_next("cudaMalloc", cudaErrorMemoryAllocation);
             const auto error = error_of([&] { comm.allocate(100); });
-            findings.check(error && error->errc() == Errc::device_failed && mentions(*error, "cudaMalloc: out of memory"), error ? error->what() : "nothing");
+            findings.check(error && error->errc() == Errc::device_failed && mentions(*error, "cudaMalloc: out of memory"),
+                           error ? error->what() : "nothing");
             comm.fail(error->what());
             return;
         }
@@ -175,7 +179,8 @@ TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
             comm.host().barrier().wait();  // all memory that this rank needs is there
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
         });
-        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1 && mentions(*error, "out of memory"), error ? error->what() : "nothing");
+        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1 && mentions(*error, "out of memory"),
+                       error ? error->what() : "nothing");
     });
 }
 
@@ -201,7 +206,11 @@ TEST_CASE("NcclBackend: communicators that are there already") {
     SUBCASE("attached: they stay the caller's") {
         std::vector<ncclComm_t> comms(2);
         run_rank_threads(
-            2, [&](auto& rendezvous) { return NcclBackend::attach(rendezvous, comms[static_cast<std::size_t>(rendezvous.rank())] = made(rendezvous.rank(), 2), {.timeout = 60s}); },
+            2,
+            [&](auto& rendezvous) {
+                return NcclBackend::attach(rendezvous, comms[static_cast<std::size_t>(rendezvous.rank())] = made(rendezvous.rank(), 2),
+                                           {.timeout = 60s});
+            },
             [&](NcclBackend comm) { findings.check(sum(comm) == 2, "a wrong sum"); });
         for (ncclComm_t comm : comms) CHECK(ncclCommDestroy(comm) == ncclSuccess);
     }
@@ -229,7 +238,8 @@ TEST_CASE("NcclBackend: communicators that are there already") {
             [&](auto& rendezvous) {
                 ncclComm_t wrong = made(1 - rendezvous.rank(), 2);
                 const auto error = error_of([&] { NcclBackend::attach(rendezvous, wrong); });
-                findings.check(error && error->errc() == Errc::invalid_argument && mentions(*error, "same order"), error ? error->what() : "not refused");
+                findings.check(error && error->errc() == Errc::invalid_argument && mentions(*error, "same order"),
+                               error ? error->what() : "not refused");
                 ncclCommDestroy(wrong);
                 return NcclBackend(rendezvous);
             },
@@ -299,8 +309,11 @@ TEST_CASE("NcclBackend: sums and means of 8-bit floats, or on all ranks the sent
                     gradsync::kernel::convert(memory.read().data(), dtype, numbers.data(), DType::f32, 100);
                     return numbers[99];
                 };
-                DeviceMemory sum = memory_of(comm.rank() == 0 ? 2 : 5), mean = memory_of(comm.rank() == 0 ? 2 : 6), root = memory_of(static_cast<float>(comm.rank()));
-                const auto view = [&](DeviceMemory& memory) { return gradsync::BufferView{memory.data(), 100, dtype, MemorySpace::device}; };
+                DeviceMemory sum = memory_of(comm.rank() == 0 ? 2 : 5), mean = memory_of(comm.rank() == 0 ? 2 : 6),
+                             root = memory_of(static_cast<float>(comm.rank()));
+                const auto view = [&](DeviceMemory& memory) {
+                    return gradsync::BufferView{memory.data(), 100, dtype, MemorySpace::device};
+                };
                 const auto error = error_of([&] {
                     comm.all_reduce(view(sum), ReduceOp::sum).wait();
                     comm.all_reduce(view(mean), ReduceOp::mean).wait();
@@ -309,7 +322,10 @@ TEST_CASE("NcclBackend: sums and means of 8-bit floats, or on all ranks the sent
                     findings.check(!error, error ? error->what() : "");
                     findings.check(value_of(sum) == 7.0f && value_of(mean) == 4.0f, "a wrong result");
                 } else {
-                    findings.check(error && error->errc() == Errc::invalid_argument && mentions(*error, "from 2.24.3 on, on devices of compute capability 9.0 and later, but " + expected.refusal), error ? error->what() : "nothing was thrown");
+                    findings.check(
+                        error && error->errc() == Errc::invalid_argument &&
+                            mentions(*error, "from 2.24.3 on, on devices of compute capability 9.0 and later, but " + expected.refusal),
+                        error ? error->what() : "nothing was thrown");
                 }
                 comm.broadcast(view(root), 1).wait();  // what is only moved always works
                 findings.check(value_of(root) == 1, "a wrong broadcast");
@@ -366,8 +382,10 @@ TEST_CASE("NcclBackend: memory from allocate is what was wished for, or the best
         {NcclMemory::windows, NCCL_VERSION(2, 28, 9), true, 2, "2 devices over NCCL 2.28.9, buckets in symmetric windows"},
         {NcclMemory::windows, NCCL_VERSION(2, 28, 9), false, 0,
          "2 devices over NCCL 2.28.9, buckets in registered memory, as NCCL has no window for them here; NCCL_DEBUG=INFO tells why"},
-        {NcclMemory::windows, NCCL_VERSION(2, 26, 2), true, 0, "2 devices over NCCL 2.26.2, buckets in registered memory, as rank 0 has, or was compiled for, NCCL 2.26.2"},
-        {NcclMemory::registered, NCCL_VERSION(2, 18, 3), true, 0, "2 devices over NCCL 2.18.3, buckets in plain memory, as rank 0 has, or was compiled for, NCCL 2.18.3"},
+        {NcclMemory::windows, NCCL_VERSION(2, 26, 2), true, 0,
+         "2 devices over NCCL 2.26.2, buckets in registered memory, as rank 0 has, or was compiled for, NCCL 2.26.2"},
+        {NcclMemory::registered, NCCL_VERSION(2, 18, 3), true, 0,
+         "2 devices over NCCL 2.18.3, buckets in plain memory, as rank 0 has, or was compiled for, NCCL 2.18.3"},
     };
     const Nothing left;
     Findings findings;
@@ -376,31 +394,31 @@ TEST_CASE("NcclBackend: memory from allocate is what was wished for, or the best
             if (expected.version > NCCL_VERSION_CODE) continue;  // compiled with an older header
             gradsync_fake::be_slow(looks);
             gradsync_fake::pretend(expected.version, expected.has_windows);
-            on_nccl_ranks(
-                2,
-                [&](NcclBackend comm) {
-                    {
-                        const auto first = comm.allocate(4000), second = comm.allocate(100);
-                        std::vector<float> values(1000, 7);
-                        cudaMemcpy(values.data(), first.data(), 4000, cudaMemcpyDeviceToHost);
-                        findings.check(values == std::vector<float>(1000), "the memory is not zero");
-                        comm.host().barrier().wait();
-                        findings.check(gradsync_fake::windows() == 2 * expected.windows, std::to_string(gradsync_fake::windows()) + " windows");
-                        findings.check(comm.describe() == expected.described, comm.describe());
-                        NcclBackend other = comm.duplicate();
-                        comm.host().barrier().wait();
-                        values.assign(1000, 1);
-                        cudaMemcpy(first.data(), values.data(), 4000, cudaMemcpyHostToDevice);
-                        other.all_reduce({first.data(), 1000, DType::f32, MemorySpace::device}, ReduceOp::sum).wait();
-                        cudaMemcpy(values.data(), first.data(), 4000, cudaMemcpyDeviceToHost);
-                        findings.check(values[999] == 2, "a wrong sum");
-                        comm.host().barrier().wait();
-                    }
-                    comm.host().barrier().wait();
-                    findings.check(gradsync_fake::windows() == 0, "a window stays open");
-                    comm.barrier().wait();
-                },
-                {.timeout = 60s, .memory = expected.wish});
+            on_nccl_ranks(2,
+                          [&](NcclBackend comm) {
+                              {
+                                  const auto first = comm.allocate(4000), second = comm.allocate(100);
+                                  std::vector<float> values(1000, 7);
+                                  cudaMemcpy(values.data(), first.data(), 4000, cudaMemcpyDeviceToHost);
+                                  findings.check(values == std::vector<float>(1000), "the memory is not zero");
+                                  comm.host().barrier().wait();
+                                  findings.check(gradsync_fake::windows() == 2 * expected.windows,
+                                                 std::to_string(gradsync_fake::windows()) + " windows");
+                                  findings.check(comm.describe() == expected.described, comm.describe());
+                                  NcclBackend other = comm.duplicate();
+                                  comm.host().barrier().wait();
+                                  values.assign(1000, 1);
+                                  cudaMemcpy(first.data(), values.data(), 4000, cudaMemcpyHostToDevice);
+                                  other.all_reduce({first.data(), 1000, DType::f32, MemorySpace::device}, ReduceOp::sum).wait();
+                                  cudaMemcpy(values.data(), first.data(), 4000, cudaMemcpyDeviceToHost);
+                                  findings.check(values[999] == 2, "a wrong sum");
+                                  comm.host().barrier().wait();
+                              }
+                              comm.host().barrier().wait();
+                              findings.check(gradsync_fake::windows() == 0, "a window stays open");
+                              comm.barrier().wait();
+                          },
+                          {.timeout = 60s, .memory = expected.wish});
         }
     gradsync_fake::be_slow(0);
     gradsync_fake::pretend(NCCL_VERSION_CODE, true);
@@ -411,44 +429,47 @@ TEST_CASE("NcclBackend: who does not allocate is waited for no longer than the l
     using gradsync::NcclMemory;
     const Nothing left;
     Findings findings;
-    on_nccl_ranks(
-        2,
-        [&](NcclBackend comm) {
-            if (comm.rank() == 1) comm.set_timeout(200ms);
-            const auto error = error_of([&] {
-                if (comm.rank() == 0) return comm.host().barrier().wait();  // a misunderstanding
-                comm.allocate(1000);
-            });
-            findings.check(error && error->errc() == Errc::timeout && error->context().peer == 0 && mentions(*error, "rank 0 did not start it"), error ? error->what() : "nothing was thrown");
-            findings.check(comm.rank() == 0 || mentions(*error, "in allocate(1000 bytes)"), error->what());
-        },
-        {.timeout = 60s, .memory = NcclMemory::windows});
+    on_nccl_ranks(2,
+                  [&](NcclBackend comm) {
+                      if (comm.rank() == 1) comm.set_timeout(200ms);
+                      const auto error = error_of([&] {
+                          if (comm.rank() == 0) return comm.host().barrier().wait();  // a misunderstanding
+                          comm.allocate(1000);
+                      });
+                      findings.check(error && error->errc() == Errc::timeout && error->context().peer == 0 &&
+                                         mentions(*error, "rank 0 did not start it"),
+                                     error ? error->what() : "nothing was thrown");
+                      findings.check(comm.rank() == 0 || mentions(*error, "in allocate(1000 bytes)"), error->what());
+                  },
+                  {.timeout = 60s, .memory = NcclMemory::windows});
     // Where one rank has no memory for it, the others do not wait.
-    on_nccl_ranks(
-        2,
-        [&](NcclBackend comm) {
-            comm.host().barrier().wait();
-            const int before = gradsync_fake::living();
-            comm.host().barrier().wait();
-            const auto error = error_of([&] {
-                if (comm.rank() == 1) {
-                    findings.check(soon([&] { return gradsync_fake::living() > before; }), "rank 0 did not allocate");
-                    gradsync_fake::fail_next("cudaMalloc", cudaErrorMemoryAllocation);
-                }
-                comm.allocate(1000);
-            });
-            findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1 && mentions(*error, "allocate(1000 bytes)") && mentions(*error, "ncclMemAlloc"), error ? error->what() : "nothing was thrown");
-        },
-        {.timeout = 60s, .memory = NcclMemory::windows});
-    on_nccl_ranks(
-        2,
-        [&](NcclBackend comm) {
-            if (comm.rank() == 0) gradsync_fake::refuse_next("ncclCommWindowRegister", ncclInternalError);
-            comm.host().barrier().wait();
-            const auto error = error_of([&] { comm.allocate(1000); });
-            findings.check(error && mentions(*error, "allocate(1000 bytes)") && mentions(*error, "ncclCommWindowRegister: a fake error"), error ? error->what() : "nothing was thrown");
-        },
-        {.timeout = 60s, .memory = NcclMemory::windows});
+    on_nccl_ranks(2,
+                  [&](NcclBackend comm) {
+                      comm.host().barrier().wait();
+                      const int before = gradsync_fake::living();
+                      comm.host().barrier().wait();
+                      const auto error = error_of([&] {
+                          if (comm.rank() == 1) {
+                              findings.check(soon([&] { return gradsync_fake::living() > before; }), "rank 0 did not allocate");
+                              gradsync_fake::fail_next("cudaMalloc", cudaErrorMemoryAllocation);
+                          }
+                          comm.allocate(1000);
+                      });
+                      findings.check(error && error->errc() == Errc::device_failed && error->context().peer == 1 &&
+                                         mentions(*error, "allocate(1000 bytes)") && mentions(*error, "ncclMemAlloc"),
+                                     error ? error->what() : "nothing was thrown");
+                  },
+                  {.timeout = 60s, .memory = NcclMemory::windows});
+    on_nccl_ranks(2,
+                  [&](NcclBackend comm) {
+                      if (comm.rank() == 0) gradsync_fake::refuse_next("ncclCommWindowRegister", ncclInternalError);
+                      comm.host().barrier().wait();
+                      const auto error = error_of([&] { comm.allocate(1000); });
+                      findings.check(
+                          error && mentions(*error, "allocate(1000 bytes)") && mentions(*error, "ncclCommWindowRegister: a fake error"),
+                          error ? error->what() : "nothing was thrown");
+                  },
+                  {.timeout = 60s, .memory = NcclMemory::windows});
 }
 #endif
 
@@ -456,45 +477,43 @@ TEST_CASE("NcclBackend: memory of other sizes is refused on all ranks, which go 
     const Nothing left;
     Findings findings;
     for (const auto memory : {gradsync::NcclMemory::registered, gradsync::NcclMemory::windows})
-        on_nccl_ranks(
-            3,
-            [&](NcclBackend comm) {
-                const auto error = error_of([&] { comm.allocate(comm.rank() == 1 ? 2000 : 1000); });
-                findings.check(error && error->errc() == Errc::parameter_mismatch && error->context().peer == 1 &&
-                                   mentions(*error, "rank 0 asks for 1000 bytes, rank 1 for 2000"),
-                               error ? error->what() : "nothing was thrown");
-                const auto same = comm.allocate(1000);
-                comm.all_reduce({same.data(), 250, DType::f32, MemorySpace::device}, ReduceOp::sum).wait();
-                comm.host().barrier().wait();
-            },
-            {.timeout = 60s, .memory = memory});
+        on_nccl_ranks(3,
+                      [&](NcclBackend comm) {
+                          const auto error = error_of([&] { comm.allocate(comm.rank() == 1 ? 2000 : 1000); });
+                          findings.check(error && error->errc() == Errc::parameter_mismatch && error->context().peer == 1 &&
+                                             mentions(*error, "rank 0 asks for 1000 bytes, rank 1 for 2000"),
+                                         error ? error->what() : "nothing was thrown");
+                          const auto same = comm.allocate(1000);
+                          comm.all_reduce({same.data(), 250, DType::f32, MemorySpace::device}, ReduceOp::sum).wait();
+                          comm.host().barrier().wait();
+                      },
+                      {.timeout = 60s, .memory = memory});
 }
 
 TEST_CASE("NcclBackend: memory is not given back before the device is done with it") {
     const Nothing left;
     Findings findings;
     for (const auto memory : {gradsync::NcclMemory::plain, gradsync::NcclMemory::registered, gradsync::NcclMemory::windows})
-        on_nccl_ranks(
-            2,
-            [&](NcclBackend comm) {
-                const gradsync::cuda::Stream compute = gradsync::cuda::make_stream();
-                comm.set_stream(compute.get());
-                auto bucket = comm.allocate(4000);
-                DeviceMemory result(floats(1000, 1));
-                std::optional<gradsync_fake::Busy> backward(std::in_place, compute.get());
-                comm.all_reduce({bucket.data(), 1000, DType::f32, MemorySpace::device}, ReduceOp::sum).wait_on(compute.get());
-                cudaMemcpyAsync(result.data(), bucket.data(), 4000, cudaMemcpyDeviceToDevice, compute.get());
-                std::thread device([&] {
-                    std::this_thread::sleep_for(20ms);
-                    backward.reset();
-                });
-                bucket = {};
-                findings.check(cudaStreamQuery(compute.get()) == cudaSuccess, "it is gone, and the device has not read it yet");
-                device.join();
-                findings.check(first_of(result) == 0, "a wrong copy");
-                comm.barrier().wait();
-            },
-            {.timeout = 60s, .memory = memory});
+        on_nccl_ranks(2,
+                      [&](NcclBackend comm) {
+                          const gradsync::cuda::Stream compute = gradsync::cuda::make_stream();
+                          comm.set_stream(compute.get());
+                          auto bucket = comm.allocate(4000);
+                          DeviceMemory result(floats(1000, 1));
+                          std::optional<gradsync_fake::Busy> backward(std::in_place, compute.get());
+                          comm.all_reduce({bucket.data(), 1000, DType::f32, MemorySpace::device}, ReduceOp::sum).wait_on(compute.get());
+                          cudaMemcpyAsync(result.data(), bucket.data(), 4000, cudaMemcpyDeviceToDevice, compute.get());
+                          std::thread device([&] {
+                              std::this_thread::sleep_for(20ms);
+                              backward.reset();
+                          });
+                          bucket = {};
+                          findings.check(cudaStreamQuery(compute.get()) == cudaSuccess, "it is gone, and the device has not read it yet");
+                          device.join();
+                          findings.check(first_of(result) == 0, "a wrong copy");
+                          comm.barrier().wait();
+                      },
+                      {.timeout = 60s, .memory = memory});
 }
 
 TEST_CASE("NcclBackend: options that have to be the same on all ranks") {
@@ -510,5 +529,8 @@ TEST_CASE("NcclBackend: options that have to be the same on all ranks") {
             return NcclBackend(rendezvous);
         },
         [&](NcclBackend) {});
-    for (const std::string& text : texts) CHECK(text == "the NcclOptions differ: rank 0 has plain memory and group_bytes 8, rank 2 has plain memory and group_bytes 7; they must be the same on all ranks");
+    for (const std::string& text : texts)
+        CHECK(
+            text ==
+            "the NcclOptions differ: rank 0 has plain memory and group_bytes 8, rank 2 has plain memory and group_bytes 7; they must be the same on all ranks");
 }

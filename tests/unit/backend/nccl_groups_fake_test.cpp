@@ -42,15 +42,23 @@ std::vector<Step> made_up_steps(unsigned seed, int rank, int size) {
     std::uint32_t state = seed * 2654435761u + 1;
     const auto number = [&](std::uint32_t below) { return (state = state * 1664525u + 1013904223u) / 65536 % below; };
     for (std::uint32_t i = 0, n = 1 + number(7); i < n; ++i) {
-        constexpr Operation operations[] = {Operation::all_reduce, Operation::reduce, Operation::reduce_scatter, Operation::all_gather, Operation::broadcast, Operation::gather, Operation::scatter};
+        constexpr Operation operations[] = {Operation::all_reduce, Operation::reduce, Operation::reduce_scatter, Operation::all_gather,
+                                            Operation::broadcast,  Operation::gather, Operation::scatter};
         constexpr DType dtypes[] = {DType::f32, DType::bf16, DType::f64};
-        Step step{operations[number(7)], dtypes[number(3)], number(4) * 37 + number(3) * static_cast<std::uint32_t>(size), static_cast<int>(number(static_cast<std::uint32_t>(size))), {}, {}};
+        Step step{operations[number(7)],
+                  dtypes[number(3)],
+                  number(4) * 37 + number(3) * static_cast<std::uint32_t>(size),
+                  static_cast<int>(number(static_cast<std::uint32_t>(size))),
+                  {},
+                  {}};
         if (static_cast<int>(number(4)) == rank) step.contribution = {0, 0};
         for (std::size_t k = 0; k < step.count; ++k) {
             const auto value = static_cast<float>((k * 7 + i + static_cast<std::size_t>(rank) * 3) % 13) - 6;
             const double as_f64 = value;
             const gradsync::BFloat16 as_bf16(value);
-            const auto* const bytes = reinterpret_cast<const std::byte*>(step.dtype == DType::f32 ? static_cast<const void*>(&value) : step.dtype == DType::f64 ? static_cast<const void*>(&as_f64) : &as_bf16);
+            const auto* const bytes = reinterpret_cast<const std::byte*>(step.dtype == DType::f32   ? static_cast<const void*>(&value)
+                                                                         : step.dtype == DType::f64 ? static_cast<const void*>(&as_f64)
+                                                                                                    : &as_bf16);
             step.in.insert(step.in.end(), bytes, bytes + size_of(step.dtype));
         }
         steps.push_back(std::move(step));
@@ -70,12 +78,15 @@ std::vector<std::vector<std::byte>> results_of(NcclBackend& comm, const std::vec
             memory.emplace_back(step.in);
             const gradsync::BufferView whole{memory.back().data(), step.count, step.dtype, MemorySpace::device};
             const auto [first, last] = gradsync::shard_range(step.count, comm.size(), comm.rank());
-            shards.emplace_back(std::vector<std::byte>(step.in.begin() + static_cast<std::ptrdiff_t>(first * size_of(step.dtype)), step.in.begin() + static_cast<std::ptrdiff_t>(last * size_of(step.dtype))));
+            shards.emplace_back(std::vector<std::byte>(step.in.begin() + static_cast<std::ptrdiff_t>(first * size_of(step.dtype)),
+                                                       step.in.begin() + static_cast<std::ptrdiff_t>(last * size_of(step.dtype))));
             const gradsync::BufferView shard{shards.back().data(), last - first, step.dtype, MemorySpace::device};
             switch (step.operation) {
                 case Operation::all_reduce: works.push_back(comm.all_reduce(whole, ReduceOp::mean, step.contribution)); break;
                 case Operation::reduce: works.push_back(comm.reduce(whole, ReduceOp::mean, step.root, step.contribution)); break;
-                case Operation::reduce_scatter: works.push_back(comm.reduce_scatter(whole, shard, ReduceOp::mean, step.contribution)); break;
+                case Operation::reduce_scatter:
+                    works.push_back(comm.reduce_scatter(whole, shard, ReduceOp::mean, step.contribution));
+                    break;
                 case Operation::all_gather: works.push_back(comm.all_gather(shard, whole)); break;
                 case Operation::broadcast: works.push_back(comm.broadcast(whole, step.root)); break;
                 case Operation::gather: works.push_back(comm.gather(shard, whole, step.root)); break;
@@ -102,7 +113,8 @@ TEST_CASE("NcclBackend: a group gives what its collectives give one by one") {
         on_nccl_ranks(size, [&](NcclBackend comm) {
             for (unsigned seed = 0; seed < 25; ++seed) {
                 const auto steps = made_up_steps(seed, comm.rank(), size);
-                findings.check(results_of(comm, steps, true) == results_of(comm, steps, false), std::to_string(size) + " ranks, seed " + std::to_string(seed));
+                findings.check(results_of(comm, steps, true) == results_of(comm, steps, false),
+                               std::to_string(size) + " ranks, seed " + std::to_string(seed));
             }
         });
     }
@@ -123,7 +135,8 @@ TEST_CASE("NcclBackend: a group is one launch, and one more for the weights of i
                 findings.check(!works[0].test() && gradsync_fake::launches() == before, "it left before the group was over");
             }
             for (auto& work : works) work.wait();
-            findings.check(gradsync_fake::launches() == before + launches, std::to_string(gradsync_fake::launches() - before) + " launches");
+            findings.check(gradsync_fake::launches() == before + launches,
+                           std::to_string(gradsync_fake::launches() - before) + " launches");
             for (const DeviceMemory& d : data) findings.check(first_of(d) == 3, "a wrong result");
         });
 }
@@ -173,7 +186,8 @@ TEST_CASE("NcclBackend: what NCCL refuses in a group is named, and ends it on al
     const Nothing left;
     Findings findings;
     // One collective where it is known which, else the first of the group.
-    for (const auto& [function, named] : {std::pair("ncclReduce", "reduce(sum, f32, 20 elements, root 0)"), std::pair("ncclGroupEnd", "all_reduce(sum, f32, 10 elements) in a group with the next 2")})
+    for (const auto& [function, named] : {std::pair("ncclReduce", "reduce(sum, f32, 20 elements, root 0)"),
+                                          std::pair("ncclGroupEnd", "all_reduce(sum, f32, 10 elements) in a group with the next 2")})
         on_nccl_ranks(2, [&, function = function, named = named](NcclBackend comm) {
             DeviceMemory a(floats(10, 1)), b(floats(20, 1)), c(floats(30, 1));
             comm.barrier().wait();
@@ -190,7 +204,8 @@ TEST_CASE("NcclBackend: what NCCL refuses in a group is named, and ends it on al
                 }
                 works[2].wait();
             });
-            findings.check(error && error->errc() == Errc::device_failed && mentions(*error, named), error ? error->what() : "nothing was thrown");
+            findings.check(error && error->errc() == Errc::device_failed && mentions(*error, named),
+                           error ? error->what() : "nothing was thrown");
         });
 }
 
@@ -225,7 +240,8 @@ TEST_CASE("NcclBackend: a failure names what failed") {
             comm.host().barrier().wait();  // may hear of it already
             comm.reduce_scatter(view_of(in, 3), view_of(out, comm.rank() == 0 ? 2 : 1), ReduceOp::sum).wait();
         });
-        findings.check(error && mentions(*error, "reduce_scatter(sum, f32, 3 elements)") && mentions(*error, ": ncclReduce: "), error ? error->what() : "nothing was thrown");
+        findings.check(error && mentions(*error, "reduce_scatter(sum, f32, 3 elements)") && mentions(*error, ": ncclReduce: "),
+                       error ? error->what() : "nothing was thrown");
     });
 }
 
@@ -251,7 +267,8 @@ TEST_CASE("NcclBackend: a group that an exception leaves is not launched, and en
             if (comm.rank() == 1) comm.host().barrier().wait();  // may hear of it already
             comm.host().barrier().wait();
         });
-        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 0, error ? error->what() : "nothing was thrown");
+        findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 0,
+                       error ? error->what() : "nothing was thrown");
     });
 }
 
@@ -328,7 +345,8 @@ TEST_CASE("NcclBackend: a failure in a group leaves no group of NCCL's open") {
                 }
                 works[1].wait();
             });
-            findings.check(error && mentions(*error, "gather(f32, 10 of 10 elements, root 0)") && mentions(*error, "cudaMemcpyAsync"), error ? error->what() : "nothing was thrown");
+            findings.check(error && mentions(*error, "gather(f32, 10 of 10 elements, root 0)") && mentions(*error, "cudaMemcpyAsync"),
+                           error ? error->what() : "nothing was thrown");
         }
         gradsync::TcpRendezvous rendezvous({.rank = 0, .size = 1, .port = free_port()}, {.timeout = 60s});
         NcclBackend other(rendezvous, {.timeout = 60s});
@@ -353,8 +371,14 @@ TEST_CASE("NcclBackend: ranks that form other groups are named") {
             }
             for (auto& work : works) work.wait();
         });
-        findings.check(error && error->errc() == Errc::collective_mismatch && error->context().peer == 1, error ? error->what() : "nothing was thrown");
-        findings.check(error && mentions(*error, "rank 0 started all_reduce(sum, f32, 10 elements) in a group with the next 1, rank 1 started all_reduce(sum, f32, 10 elements)"), error ? error->what() : "");
+        findings.check(error && error->errc() == Errc::collective_mismatch && error->context().peer == 1,
+                       error ? error->what() : "nothing was thrown");
+        findings.check(
+            error &&
+                mentions(
+                    *error,
+                    "rank 0 started all_reduce(sum, f32, 10 elements) in a group with the next 1, rank 1 started all_reduce(sum, f32, 10 elements)"),
+            error ? error->what() : "");
     });
 }
 
@@ -375,7 +399,8 @@ TEST_CASE("NcclBackend: who stays away from a group, or drops a part of it, is n
             }
             works[1].wait();
         });
-        findings.check(error && error->errc() == Errc::timeout && error->context().peer == 1 && mentions(*error, "rank 1 did not start it"), error ? error->what() : "nothing was thrown");
+        findings.check(error && error->errc() == Errc::timeout && error->context().peer == 1 && mentions(*error, "rank 1 did not start it"),
+                       error ? error->what() : "nothing was thrown");
     });
     on_nccl_ranks(2, [&](NcclBackend comm) {
         DeviceMemory a(floats(10, 1)), b(floats(10, 1));
@@ -392,6 +417,7 @@ TEST_CASE("NcclBackend: who stays away from a group, or drops a part of it, is n
             group.reset();
             kept.wait();
         });
-        findings.check(error && error->errc() == Errc::abandoned && error->context().peer == 1, error ? error->what() : "nothing was thrown");
+        findings.check(error && error->errc() == Errc::abandoned && error->context().peer == 1,
+                       error ? error->what() : "nothing was thrown");
     });
 }

@@ -25,7 +25,8 @@ TEST_CASE("NcclBackend: a rank that is killed is named on the others") {
         const auto begin = std::chrono::steady_clock::now();
         try {
             for (int step = 0;; ++step) {
-                comm.all_reduce({memory.data(), 1'000'000, gradsync::DType::f32, gradsync::MemorySpace::device}, gradsync::ReduceOp::mean).wait();
+                comm.all_reduce({memory.data(), 1'000'000, gradsync::DType::f32, gradsync::MemorySpace::device}, gradsync::ReduceOp::mean)
+                    .wait();
                 if (rank == 1 && step == 20) ::kill(::getpid(), SIGKILL);
                 if (step == 10'000) return "nothing was thrown";
             }

@@ -18,8 +18,9 @@ TEST_CASE("NcclBackend without kernels: sums work, means are refused where they 
             gradsync_test::DeviceMemory data(std::vector<std::byte>(40, std::byte{0}));
             const gradsync::BufferView view{data.data(), 10, gradsync::DType::f32, gradsync::MemorySpace::device};
             const auto error = gradsync_test::error_of([&] { comm.all_reduce(view, gradsync::ReduceOp::mean).wait(); });
-            findings.check(error && error->errc() == gradsync::Errc::invalid_argument && gradsync_test::mentions(*error, "link gradsync::cuda"),
-                           error ? error->what() : "nothing was thrown");
+            findings.check(
+                error && error->errc() == gradsync::Errc::invalid_argument && gradsync_test::mentions(*error, "link gradsync::cuda"),
+                error ? error->what() : "nothing was thrown");
             comm.all_reduce(view, gradsync::ReduceOp::sum).wait();
             comm.barrier().wait();
         });

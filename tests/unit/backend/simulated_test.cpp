@@ -165,7 +165,8 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
             // Buckets are a little larger than their gradients, which begin at multiples of 64 bytes.
             const double overlapped = backward.step<OverlapBackward>(cluster, policy);
             CHECK(overlapped == Approx(plan::forecast_step(compute, buckets, cost, true).step).epsilon(2e-3));
-            CHECK(backward.step<NoOverlap>(cluster, policy) == Approx(plan::forecast_step(compute, buckets, cost, false).step).epsilon(2e-3));
+            CHECK(backward.step<NoOverlap>(cluster, policy) ==
+                  Approx(plan::forecast_step(compute, buckets, cost, false).step).epsilon(2e-3));
             best = std::min(best, overlapped);
             optimal = overlapped;
         };
@@ -180,7 +181,11 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
 TEST_CASE("each run is like any other, with stragglers and jitter too; another seed is another run") {
     const Backward backward(7, 40);
     const auto run = [&](std::uint64_t seed) {
-        SimulatedCluster cluster{.cluster = {.ranks = 16, .ranks_per_node = 4, .between = slow, .within = fast}, .stragglers = {{3, 1.5}}, .jitter = 0.2, .seed = seed, .moves_buckets = false};
+        SimulatedCluster cluster{.cluster = {.ranks = 16, .ranks_per_node = 4, .between = slow, .within = fast},
+                                 .stragglers = {{3, 1.5}},
+                                 .jitter = 0.2,
+                                 .seed = seed,
+                                 .moves_buckets = false};
         return run_simulated(cluster, [&](SimulatedBackend comm) {
             Reducer sync(comm, backward.parameters, {.gradients = GradientStorage::in_buckets}, SizeCappedBuckets(1 << 20));
             for (int step = 0; step < 3; ++step) backward.run(comm, sync);
@@ -210,12 +215,14 @@ TEST_CASE("values are those of threads, where buckets are moved") {
         Reducer<decltype(comm)> sync(comm, backward.parameters, {.gradients = GradientStorage::in_buckets});
         for (std::size_t i = backward.parameters.size(); i-- > 0;) {
             const auto gradient = sync.template gradient<float>(i);
-            for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = 0.1f * static_cast<float>(comm.rank()) + 1.0f / static_cast<float>(1 + k + i);
+            for (std::size_t k = 0; k < gradient.size(); ++k)
+                gradient[k] = 0.1f * static_cast<float>(comm.rank()) + 1.0f / static_cast<float>(1 + k + i);
             sync.mark_ready(i);
         }
         sync.finish();
         if (comm.rank() != 0) return;
-        for (std::size_t i = 0; i < sync.size(); ++i) results.emplace_back(sync.template gradient<float>(i).begin(), sync.template gradient<float>(i).end());
+        for (std::size_t i = 0; i < sync.size(); ++i)
+            results.emplace_back(sync.template gradient<float>(i).begin(), sync.template gradient<float>(i).end());
     };
     std::vector<std::vector<float>> threads, simulated;
     run_threads(3, [&](ThreadBackend comm) { train(comm, threads); });
@@ -238,7 +245,9 @@ TEST_CASE("calibrate finds the cost model again") {
 
 TEST_CASE("a thousand ranks, the real Reducer on each") {
     const Backward backward(10, 30);
-    const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow, .within = fast}, .algorithm = plan::Algorithm::hierarchical, .moves_buckets = false};
+    const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow, .within = fast},
+                                   .algorithm = plan::Algorithm::hierarchical,
+                                   .moves_buckets = false};
     CHECK(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 20)) > backward.gradients().front().ready);
 }
 
@@ -273,7 +282,8 @@ TEST_CASE("waits are limited in virtual time") {
 TEST_CASE("a thread of the overlap policy's own finds no ear, and the step is done without it") {
     const Backward backward(11, 20);
     const SimulatedCluster cluster{.cluster = four, .moves_buckets = false};
-    CHECK(backward.step<OverlapBackwardThread>(cluster, SizeCappedBuckets(1 << 18)) == Approx(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 18))));
+    CHECK(backward.step<OverlapBackwardThread>(cluster, SizeCappedBuckets(1 << 18)) ==
+          Approx(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 18))));
 }
 
 TEST_CASE("clusters that cannot be are refused") {

@@ -15,9 +15,8 @@ namespace gs = gradsync;
 // What ThreadBackend promises beyond the concept; the rest is in tests/conformance/backend_thread_test.cpp.
 
 TEST_CASE("run_threads returns the ranks' results, by rank") {
-    const std::vector<std::string> names = gs::run_threads(3, [](gs::ThreadBackend comm) {
-        return std::to_string(comm.rank()) + " of " + std::to_string(comm.size());
-    });
+    const std::vector<std::string> names =
+        gs::run_threads(3, [](gs::ThreadBackend comm) { return std::to_string(comm.rank()) + " of " + std::to_string(comm.size()); });
     CHECK(names == std::vector<std::string>{"0 of 3", "1 of 3", "2 of 3"});
 }
 

@@ -37,8 +37,14 @@ TEST_CASE("job: no launcher is one rank") {
 }
 
 TEST_CASE("job: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK") {
-    const Job job = job_of({{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "fe80::1"}, {"MASTER_PORT", "1234"}, {"LOCAL_RANK", "1"},
-                            {"GRADSYNC_JOB_TOKEN", "secret"}, {"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "9"}});
+    const Job job = job_of({{"RANK", "5"},
+                            {"WORLD_SIZE", "8"},
+                            {"MASTER_ADDR", "fe80::1"},
+                            {"MASTER_PORT", "1234"},
+                            {"LOCAL_RANK", "1"},
+                            {"GRADSYNC_JOB_TOKEN", "secret"},
+                            {"SLURM_PROCID", "7"},
+                            {"SLURM_NTASKS", "9"}});
     CHECK(job.rank == 5);
     CHECK(job.size == 8);
     CHECK(job.local_rank == 1);
@@ -49,8 +55,14 @@ TEST_CASE("job: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK") {
 }
 
 TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
-    std::map<std::string, std::string> torchrun = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}, {"LOCAL_RANK", "1"},
-                                                   {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RUN_ID", "run7"}, {"TORCHELASTIC_RESTART_COUNT", "0"}};
+    std::map<std::string, std::string> torchrun = {{"RANK", "1"},
+                                                   {"WORLD_SIZE", "2"},
+                                                   {"MASTER_ADDR", "host"},
+                                                   {"MASTER_PORT", "29500"},
+                                                   {"LOCAL_RANK", "1"},
+                                                   {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                   {"TORCHELASTIC_RUN_ID", "run7"},
+                                                   {"TORCHELASTIC_RESTART_COUNT", "0"}};
     CHECK(job_of(torchrun).port == 29501);
     CHECK(job_of(torchrun).token == "torchrun run7 0");
     torchrun["TORCHELASTIC_RESTART_COUNT"] = "1";  // who is left of the run before is turned away
@@ -67,7 +79,8 @@ TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
 }
 
 TEST_CASE("job: Slurm's variables; ours override them") {
-    const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_NODELIST", "gpu-[03-07,09],login1"},
+    const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "3"},      {"SLURM_NTASKS", "4"},
+                                                      {"SLURM_LOCALID", "1"},     {"SLURM_JOB_NODELIST", "gpu-[03-07,09],login1"},
                                                       {"SLURM_JOB_ID", "123456"}, {"SLURM_STEP_ID", "2"}};
     const Job job = job_of(slurm);
     CHECK(job.rank == 3);

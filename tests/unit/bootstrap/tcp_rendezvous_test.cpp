@@ -137,7 +137,8 @@ TEST_CASE("TcpRendezvous: ranks that were told different world sizes all hear of
     std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port}); });
     second = attempt({.rank = 1, .size = 3, .port = port});
     rank_0.join();
-    for (const Attempt& a : {first, second}) CHECK(says(a, "rank 1 was told that there are 3 ranks, rank 0 that there are 2; give all the same WORLD_SIZE"));
+    for (const Attempt& a : {first, second})
+        CHECK(says(a, "rank 1 was told that there are 3 ranks, rank 0 that there are 2; give all the same WORLD_SIZE"));
     CHECK(is(first, Errc::parameter_mismatch));
     CHECK(first.peer == 1);
 }
@@ -146,11 +147,14 @@ TEST_CASE("TcpRendezvous: who did not arrive is said to all who did") {
     const std::uint16_t port = gradsync_test::free_port();
     std::vector<Attempt> results(4);
     std::vector<std::thread> ranks;
-    for (const int rank : {0, 1, 3}) ranks.emplace_back([&, rank] { results[static_cast<std::size_t>(rank)] = attempt({.rank = rank, .size = 4, .port = port}, 1500ms); });
+    for (const int rank : {0, 1, 3})
+        ranks.emplace_back(
+            [&, rank] { results[static_cast<std::size_t>(rank)] = attempt({.rank = rank, .size = 4, .port = port}, 1500ms); });
     for (std::thread& rank : ranks) rank.join();
     CHECK(is(results[0], Errc::timeout));
     CHECK(results[0].peer == 2);
-    for (const std::size_t r : {0u, 1u, 3u}) CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) + " within 1.5 s"));
+    for (const std::size_t r : {0u, 1u, 3u})
+        CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) + " within 1.5 s"));
 }
 
 TEST_CASE("TcpRendezvous: rank 0 is not there") {

@@ -174,5 +174,7 @@ TEST_CASE("numbers that cannot be meant are refused") {
     CHECK(outcome_of([] { OptimalBuckets({-1, 0}); }).says("the cost of a call"));
     CHECK(outcome_of([&] { OptimalBuckets({0, nan}); }).says("the cost of a byte"));
     CHECK(outcome_of([] { OptimalBuckets({0, 0}, {1, -1}); }).says("a time of readiness"));
-    CHECK(outcome_of([] { OptimalBuckets({0, 0}, {1, 2}).plan(gradsync_test::floats({1}), gradsync_test::in_order(1)); }).says("for 2 parameters, not for 1"));
+    CHECK(outcome_of([] {
+              OptimalBuckets({0, 0}, {1, 2}).plan(gradsync_test::floats({1}), gradsync_test::in_order(1));
+          }).says("for 2 parameters, not for 1"));
 }

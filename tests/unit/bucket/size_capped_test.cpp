@@ -44,8 +44,7 @@ TEST_CASE("PyTorch parity: bucket assignment, several limits, single dtype") {
 
 TEST_CASE("PyTorch parity: bucket assignment, several limits, counted per dtype") {
     const ParameterInfo f32{.count = 50, .dtype = DType::f32}, f64{.count = 25, .dtype = DType::f64};
-    CHECK(plan_in_order(SizeCappedBuckets::with_caps({200, 400}), {f32, f64, f32, f64, f32, f64}) ==
-          Buckets{{0}, {1}, {2, 4}, {3, 5}});
+    CHECK(plan_in_order(SizeCappedBuckets::with_caps({200, 400}), {f32, f64, f32, f64, f32, f64}) == Buckets{{0}, {1}, {2, 4}, {3, 5}});
 }
 
 TEST_CASE("PyTorch parity: a bucket holds one dtype, whatever the caps") {

@@ -20,23 +20,28 @@ TEST_CASE("mismatch: a rank is never blamed against itself, also where it is ran
     REQUIRE(first_misfit(calls) == 0);
     const Failure failure = mismatch(7, calls, 0, [](int rank) { return rank + 10; });
     CHECK(failure.culprit == 10);
-    CHECK(failure.message == "collective #7 differs: rank 11 started gather(f32, 2 of 6 elements, root 1), rank 10 started "
-                             "gather(f32, 5 elements, root 1); all ranks must start the same collectives in the same order");
+    CHECK(failure.message ==
+          "collective #7 differs: rank 11 started gather(f32, 2 of 6 elements, root 1), rank 10 started "
+          "gather(f32, 5 elements, root 1); all ranks must start the same collectives in the same order");
     calls[0].in_count = 2;
     calls[2].operation = Operation::barrier;
     REQUIRE(first_misfit(calls) == 2);
-    CHECK(mismatch(7, calls, 2, [](int rank) { return rank; }).message.find("rank 0 started gather(f32, 2 elements, root 1), rank 2 started barrier()") !=
-          std::string::npos);
+    CHECK(mismatch(7, calls, 2, [](int rank) {
+              return rank;
+          }).message.find("rank 0 started gather(f32, 2 elements, root 1), rank 2 started barrier()") != std::string::npos);
 }
 
 TEST_CASE("timed_out: names the ranks that did not start it") {
-    const Late none, one{{4}, Late::Did::not_start}, several{{1, 3}, Late::Did::not_start}, stopped{{1, 3}, Late::Did::not_go_on}, silent{{0}, Late::Did::not_answer};
-    CHECK(timed_out("x", none, 0, std::chrono::milliseconds(1500)).message.find("its work did not end, though every rank started it while rank 0 waited 1.5 s") !=
-          std::string::npos);
+    const Late none, one{{4}, Late::Did::not_start}, several{{1, 3}, Late::Did::not_start}, stopped{{1, 3}, Late::Did::not_go_on},
+        silent{{0}, Late::Did::not_answer};
+    CHECK(timed_out("x", none, 0, std::chrono::milliseconds(1500))
+              .message.find("its work did not end, though every rank started it while rank 0 waited 1.5 s") != std::string::npos);
     CHECK(timed_out("x", one, 0, std::chrono::seconds(2)).message.find("x: rank 4 did not start it while rank 0 waited 2 s") == 0);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).message.find("x: ranks 1, 3 did not start it") == 0);
-    CHECK(timed_out("x", stopped, 0, std::chrono::seconds(2)).message.find("x: ranks 1, 3 started it, as all did, but did not go on while rank 0") == 0);
-    CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).message.find("x: rank 0 did not answer, or waits itself for one that did not start it, while rank 1 waited 2 s") == 0);
+    CHECK(timed_out("x", stopped, 0, std::chrono::seconds(2))
+              .message.find("x: ranks 1, 3 started it, as all did, but did not go on while rank 0") == 0);
+    CHECK(timed_out("x", silent, 1, std::chrono::seconds(2))
+              .message.find("x: rank 0 did not answer, or waits itself for one that did not start it, while rank 1 waited 2 s") == 0);
     CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).culprit == -1);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).culprit == 1);
     CHECK(timed_out("x", none, 0, std::chrono::seconds(2)).culprit == -1);

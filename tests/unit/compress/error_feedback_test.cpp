@@ -70,7 +70,8 @@ double loss_after(int steps, const Exchange& exchange, bool keeps_residuals = tr
 
 }  // namespace
 
-TEST_CASE("PyTorch parity: gradient descent with compressed gradients, by PowerSGD too, comes where it comes without, as long as nothing is lost") {
+TEST_CASE(
+    "PyTorch parity: gradient descent with compressed gradients, by PowerSGD too, comes where it comes without, as long as nothing is lost") {
     constexpr int steps = 400;
     const TopK<ThreadBackend> top_k({.density = 0.05});
     const PowerSgd<ThreadBackend> power_sgd({.start_step = 0});
@@ -89,7 +90,8 @@ TEST_CASE("PyTorch parity: gradient descent with compressed gradients, by PowerS
     CHECK(lossy > 5 * sparse);
 }
 
-TEST_CASE("ErrorFeedback: gradients are added with their scale, what there is counts as much as its weight; a scale of 0 leaves gradients out") {
+TEST_CASE(
+    "ErrorFeedback: gradients are added with their scale, what there is counts as much as its weight; a scale of 0 leaves gradients out") {
     std::vector<BucketContents> contents(2);
     contents[0] = {40, DType::bf16, {{2, 0, 7, {}}, {0, 32, 8, {}}}};
     contents[1] = {3000, DType::f32, {{3, 0, 3000, {}}}};

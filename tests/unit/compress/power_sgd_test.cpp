@@ -98,35 +98,35 @@ TEST_CASE("PowerSgd: a mean that is of its rank travels exactly, but for roundin
                 CAPTURE(name_of(dtype));
                 std::vector<std::vector<double>> kept(static_cast<std::size_t>(ranks));
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                    std::vector<Tensor> model;
-                    model.emplace_back("matrix", dtype, std::vector<std::size_t>{40, 31});
-                    model.emplace_back("other", dtype, std::vector<std::size_t>{25, 3, 2, 5});  // 25 rows
-                    const int rank = comm.rank();
-                    PowerSgdReducer sync(comm, model, {.gradients = GradientStorage::in_buckets}, {}, {},
-                                         PowerSgdOfRanks({.rank = terms, .start_step = 0, .min_compression_rate = 1}));
-                    const std::size_t shapes[2][2] = {{40, 31}, {25, 30}};
-                    for (std::size_t i = 0; i < 2; ++i) {
-                        std::vector<double> mean(model[i].count());
-                        for (int r = 0; r < ranks; ++r) {
-                            const Bytes gradient = as(dtype, product(shapes[i][0], shapes[i][1], terms, r));
-                            const auto rounded = numbers({gradient.data(), mean.size(), dtype});
-                            for (std::size_t e = 0; e < mean.size(); ++e) mean[e] += rounded[e] / ranks;
-                            if (r == rank) write(sync.gradient_view(i), gradient);
-                        }
-                        model[i].value = as(DType::f64, mean);
-                    }
-                    sync.mark_ready(1);
-                    sync.mark_ready(0);
-                    sync.finish();
-                    for (std::size_t i = 0; i < 2; ++i) {
-                        const auto expected = numbers({model[i].value.data(), model[i].count(), DType::f64});
-                        const double difference = largest_difference(numbers(sync.gradient_view(i)), expected);
-                        finding.check(difference < (dtype == DType::f32 ? 1e-5 : 0.2),
-                                      model[i].name + " is wrong by " + std::to_string(difference));
-                    }
-                    finding.check(sync.statistics().last.collectives == 2, "collectives");
-                    kept[static_cast<std::size_t>(rank)] = numbers(sync.exchange().residual(0));
-                }) == "");
+                          std::vector<Tensor> model;
+                          model.emplace_back("matrix", dtype, std::vector<std::size_t>{40, 31});
+                          model.emplace_back("other", dtype, std::vector<std::size_t>{25, 3, 2, 5});  // 25 rows
+                          const int rank = comm.rank();
+                          PowerSgdReducer sync(comm, model, {.gradients = GradientStorage::in_buckets}, {}, {},
+                                               PowerSgdOfRanks({.rank = terms, .start_step = 0, .min_compression_rate = 1}));
+                          const std::size_t shapes[2][2] = {{40, 31}, {25, 30}};
+                          for (std::size_t i = 0; i < 2; ++i) {
+                              std::vector<double> mean(model[i].count());
+                              for (int r = 0; r < ranks; ++r) {
+                                  const Bytes gradient = as(dtype, product(shapes[i][0], shapes[i][1], terms, r));
+                                  const auto rounded = numbers({gradient.data(), mean.size(), dtype});
+                                  for (std::size_t e = 0; e < mean.size(); ++e) mean[e] += rounded[e] / ranks;
+                                  if (r == rank) write(sync.gradient_view(i), gradient);
+                              }
+                              model[i].value = as(DType::f64, mean);
+                          }
+                          sync.mark_ready(1);
+                          sync.mark_ready(0);
+                          sync.finish();
+                          for (std::size_t i = 0; i < 2; ++i) {
+                              const auto expected = numbers({model[i].value.data(), model[i].count(), DType::f64});
+                              const double difference = largest_difference(numbers(sync.gradient_view(i)), expected);
+                              finding.check(difference < (dtype == DType::f32 ? 1e-5 : 0.2),
+                                            model[i].name + " is wrong by " + std::to_string(difference));
+                          }
+                          finding.check(sync.statistics().last.collectives == 2, "collectives");
+                          kept[static_cast<std::size_t>(rank)] = numbers(sync.exchange().residual(0));
+                      }) == "");
                 std::vector<double> sum(40 * 31);
                 for (const auto& own : kept)
                     for (std::size_t e = 0; e < sum.size(); ++e) sum[e] += own[e];
@@ -140,29 +140,29 @@ TEST_CASE("PowerSgd: vectors, small matrices and what has no shape travel exactl
             CAPTURE(ranks);
             CAPTURE(name_of(dtype));
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                std::vector<Tensor> model;
-                for (const auto& shape :
-                     std::vector<std::vector<std::size_t>>{{100, 80}, {33}, {3, 4}, {1, 500}, {500, 1}, {30, 30}, {0, 5}})
-                    model.emplace_back("p" + std::to_string(model.size()), dtype, shape);
-                std::vector<ParameterView> views;
-                for (Tensor& t : model) views.push_back(parameter_view(t));
-                views[5].shape.clear();
-                const int rank = comm.rank();
-                PowerSgdReducer sync(comm, views, {}, {}, {}, PowerSgdOfRanks({.start_step = 0}));
-                for (int step = 0; step < 3; ++step) {
-                    backward(sync, model, rank, step);
-                    sync.finish();
-                    for (std::size_t i = 0; i < model.size(); ++i) {
-                        const bool exact = holds(sync.gradient_view(i), expected_mean(model[i], ranks, step, i));
-                        finding.check(exact == (i != 0), model[i].name + (exact ? " is exact" : " is not exact"));
-                        if (i == 0) continue;
-                        for (const double x : numbers(sync.exchange().residual(i)))
-                            finding.check(x == 0, "something is kept of " + model[i].name);
-                        finding.check(sync.exchange().shared(i).count == 0, "something is shared of " + model[i].name);
-                    }
-                    finding.check(sync.exchange().shared(0).count == 80, "the factor is not of a row's length");
-                }
-            }) == "");
+                      std::vector<Tensor> model;
+                      for (const auto& shape :
+                           std::vector<std::vector<std::size_t>>{{100, 80}, {33}, {3, 4}, {1, 500}, {500, 1}, {30, 30}, {0, 5}})
+                          model.emplace_back("p" + std::to_string(model.size()), dtype, shape);
+                      std::vector<ParameterView> views;
+                      for (Tensor& t : model) views.push_back(parameter_view(t));
+                      views[5].shape.clear();
+                      const int rank = comm.rank();
+                      PowerSgdReducer sync(comm, views, {}, {}, {}, PowerSgdOfRanks({.start_step = 0}));
+                      for (int step = 0; step < 3; ++step) {
+                          backward(sync, model, rank, step);
+                          sync.finish();
+                          for (std::size_t i = 0; i < model.size(); ++i) {
+                              const bool exact = holds(sync.gradient_view(i), expected_mean(model[i], ranks, step, i));
+                              finding.check(exact == (i != 0), model[i].name + (exact ? " is exact" : " is not exact"));
+                              if (i == 0) continue;
+                              for (const double x : numbers(sync.exchange().residual(i)))
+                                  finding.check(x == 0, "something is kept of " + model[i].name);
+                              finding.check(sync.exchange().shared(i).count == 0, "something is shared of " + model[i].name);
+                          }
+                          finding.check(sync.exchange().shared(0).count == 80, "the factor is not of a row's length");
+                      }
+                  }) == "");
         }
 }
 
@@ -200,21 +200,24 @@ TEST_CASE("PowerSgd: a thread that may not communicate finds P complete, and the
         constexpr bool polls_from_a_thread = std::is_same_v<decltype(overlap), OverlapBackwardThread>;
         std::vector<Bytes> found(4);
         CHECK(findings(2, [&](ThreadBackend threads, Finding& finding) {
-            const auto rank = static_cast<std::size_t>(threads.rank());
-            const OneThreadsBackend comm(threads);
-            std::vector<Tensor> model;
-            model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-            Reducer<OneThreadsBackend, PerParameter, decltype(overlap), PowerSgd<OneThreadsBackend>> sync(comm, model, {}, {}, {}, PowerSgd<OneThreadsBackend>({.start_step = 0}));
-            for (int step = 0; step < 3; ++step) {
-                const int before = *comm.refused;
-                backward(sync, model, comm.rank(), step);
-                for (int ms = 0; polls_from_a_thread && *comm.refused == before && ms < 5000; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                finding.check((*comm.refused > before) == polls_from_a_thread, "refused " + std::to_string(*comm.refused - before) + " times");
-                sync.finish();
-            }
-            found[rank] = bytes_of(sync.gradient_view(0));
-            found[2 + rank] = bytes_of(sync.exchange().residual(0));
-        }) == "");
+                  const auto rank = static_cast<std::size_t>(threads.rank());
+                  const OneThreadsBackend comm(threads);
+                  std::vector<Tensor> model;
+                  model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
+                  Reducer<OneThreadsBackend, PerParameter, decltype(overlap), PowerSgd<OneThreadsBackend>> sync(
+                      comm, model, {}, {}, {}, PowerSgd<OneThreadsBackend>({.start_step = 0}));
+                  for (int step = 0; step < 3; ++step) {
+                      const int before = *comm.refused;
+                      backward(sync, model, comm.rank(), step);
+                      for (int ms = 0; polls_from_a_thread && *comm.refused == before && ms < 5000; ++ms)
+                          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                      finding.check((*comm.refused > before) == polls_from_a_thread,
+                                    "refused " + std::to_string(*comm.refused - before) + " times");
+                      sync.finish();
+                  }
+                  found[rank] = bytes_of(sync.gradient_view(0));
+                  found[2 + rank] = bytes_of(sync.exchange().residual(0));
+              }) == "");
         return found;
     };
     CHECK(results(OverlapBackwardThread()) == results(NoOverlap()));
@@ -245,45 +248,45 @@ TEST_CASE("PowerSgd: a vector beside a matrix of 16 bits does not make more byte
 TEST_CASE("PowerSgd: what a gradient of a higher rank leaves comes in the next steps") {
     std::vector<double> errors;
     CHECK(findings(2, [&](ThreadBackend comm, Finding&) {
-        std::vector<Tensor> model;
-        model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-        const int rank = comm.rank();
-        PowerSgdReducer sync(comm, model, {}, {}, {}, PowerSgdOfRanks({.rank = 2, .start_step = 0}));
-        std::vector<double> sum(40 * 31), target(40 * 31);
-        for (int r = 0; r < 2; ++r)
-            for (std::size_t e = 0; e < target.size(); ++e) target[e] += product(40, 31, 8, r)[e] / 2;
-        for (int step = 0; step < 30; ++step) {  // the same gradient each time: the mean of the results approaches it
-            write(sync.gradient_view(0), as(DType::f32, product(40, 31, 8, rank)));
-            sync.mark_ready(0);
-            sync.finish();
-            const auto result = numbers(sync.gradient_view(0));
-            for (std::size_t e = 0; e < sum.size(); ++e) sum[e] += result[e];
-            if (rank != 0) continue;
-            double error = 0;
-            for (std::size_t e = 0; e < sum.size(); ++e) error += std::pow(sum[e] / (step + 1) - target[e], 2);
-            errors.push_back(std::sqrt(error));
-        }
-    }) == "");
+              std::vector<Tensor> model;
+              model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
+              const int rank = comm.rank();
+              PowerSgdReducer sync(comm, model, {}, {}, {}, PowerSgdOfRanks({.rank = 2, .start_step = 0}));
+              std::vector<double> sum(40 * 31), target(40 * 31);
+              for (int r = 0; r < 2; ++r)
+                  for (std::size_t e = 0; e < target.size(); ++e) target[e] += product(40, 31, 8, r)[e] / 2;
+              for (int step = 0; step < 30; ++step) {  // the same gradient each time: the mean of the results approaches it
+                  write(sync.gradient_view(0), as(DType::f32, product(40, 31, 8, rank)));
+                  sync.mark_ready(0);
+                  sync.finish();
+                  const auto result = numbers(sync.gradient_view(0));
+                  for (std::size_t e = 0; e < sum.size(); ++e) sum[e] += result[e];
+                  if (rank != 0) continue;
+                  double error = 0;
+                  for (std::size_t e = 0; e < sum.size(); ++e) error += std::pow(sum[e] / (step + 1) - target[e], 2);
+                  errors.push_back(std::sqrt(error));
+              }
+          }) == "");
     CHECK(errors.back() < 0.2 * errors.front());
 }
 
 TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        std::vector<Tensor> model;
-        model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-        const int rank = comm.rank();
-        PowerSgdReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, PowerSgdOfRanks({.rank = 2, .start_step = 0}));
-        for (int step = 0; step < 4; ++step) {
-            const bool zero = step < 3;
-            write(sync.gradient_view(0), as(DType::f32, zero ? std::vector<double>(40 * 31) : product(40, 31, 2, rank)));
-            sync.mark_ready(0);
-            sync.finish();
-            std::vector<double> expected(40 * 31);
-            for (int r = 0; r < 2 && !zero; ++r)
-                for (std::size_t e = 0; e < expected.size(); ++e) expected[e] += product(40, 31, 2, r)[e];
-            finding.check(largest_difference(numbers(sync.gradient_view(0)), expected) < 1e-4, "step " + std::to_string(step));
-        }
-    }) == "");
+              std::vector<Tensor> model;
+              model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
+              const int rank = comm.rank();
+              PowerSgdReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, PowerSgdOfRanks({.rank = 2, .start_step = 0}));
+              for (int step = 0; step < 4; ++step) {
+                  const bool zero = step < 3;
+                  write(sync.gradient_view(0), as(DType::f32, zero ? std::vector<double>(40 * 31) : product(40, 31, 2, rank)));
+                  sync.mark_ready(0);
+                  sync.finish();
+                  std::vector<double> expected(40 * 31);
+                  for (int r = 0; r < 2 && !zero; ++r)
+                      for (std::size_t e = 0; e < expected.size(); ++e) expected[e] += product(40, 31, 2, r)[e];
+                  finding.check(largest_difference(numbers(sync.gradient_view(0)), expected) < 1e-4, "step " + std::to_string(step));
+              }
+          }) == "");
 }
 
 TEST_CASE("PyTorch parity: the state of PowerSGD is validated: options that are none") {

@@ -40,34 +40,34 @@ std::vector<double> largest_of(std::vector<double>& u, std::size_t k) {
 TEST_CASE("TopK: the k largest of what is there travel, and the rest is kept exactly") {
     for (const int ranks : {2, 3}) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-            auto model = tensors({300});
-            const int rank = comm.rank();
-            TopKReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, TopKOfRanks({.density = 0.05}));
-            std::vector<std::vector<double>> kept(static_cast<std::size_t>(ranks), std::vector<double>(300));  // of all ranks
-            for (int step = 0; step < 10; ++step) {
-                std::vector<double> expected(300);
-                for (int r = 0; r < ranks; ++r) {
-                    // Multiples of 1/8, whose sums are exact, of different magnitudes, so that it is clear which are largest.
-                    const auto gradient_of = [&](std::size_t e) {
-                        return static_cast<double>((e * 37 + static_cast<std::size_t>(step + r)) % 1024) / 8 - 50;
-                    };
-                    std::vector<double>& u = kept[static_cast<std::size_t>(r)];
-                    std::vector<float> gradient(300);
-                    for (std::size_t e = 0; e < 300; ++e) {
-                        u[e] += gradient_of(e);
-                        gradient[e] = static_cast<float>(gradient_of(e));
-                    }
-                    if (r == rank) write(sync.gradient_view(0), bytes_of(const_buffer(gradient)));
-                    const std::vector<double> taken = largest_of(u, 15);
-                    for (std::size_t e = 0; e < 300; ++e) expected[e] += taken[e];
-                }
-                sync.mark_ready(0);
-                sync.finish();
-                finding.check(numbers(sync.gradient_view(0)) == expected, "the sum is wrong in step " + std::to_string(step));
-                finding.check(numbers(sync.exchange().residual(0)) == kept[static_cast<std::size_t>(rank)],
-                              "what is kept is wrong in step " + std::to_string(step));
-            }
-        }) == "");
+                  auto model = tensors({300});
+                  const int rank = comm.rank();
+                  TopKReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, TopKOfRanks({.density = 0.05}));
+                  std::vector<std::vector<double>> kept(static_cast<std::size_t>(ranks), std::vector<double>(300));  // of all ranks
+                  for (int step = 0; step < 10; ++step) {
+                      std::vector<double> expected(300);
+                      for (int r = 0; r < ranks; ++r) {
+                          // Multiples of 1/8, whose sums are exact, of different magnitudes, so that it is clear which are largest.
+                          const auto gradient_of = [&](std::size_t e) {
+                              return static_cast<double>((e * 37 + static_cast<std::size_t>(step + r)) % 1024) / 8 - 50;
+                          };
+                          std::vector<double>& u = kept[static_cast<std::size_t>(r)];
+                          std::vector<float> gradient(300);
+                          for (std::size_t e = 0; e < 300; ++e) {
+                              u[e] += gradient_of(e);
+                              gradient[e] = static_cast<float>(gradient_of(e));
+                          }
+                          if (r == rank) write(sync.gradient_view(0), bytes_of(const_buffer(gradient)));
+                          const std::vector<double> taken = largest_of(u, 15);
+                          for (std::size_t e = 0; e < 300; ++e) expected[e] += taken[e];
+                      }
+                      sync.mark_ready(0);
+                      sync.finish();
+                      finding.check(numbers(sync.gradient_view(0)) == expected, "the sum is wrong in step " + std::to_string(step));
+                      finding.check(numbers(sync.exchange().residual(0)) == kept[static_cast<std::size_t>(rank)],
+                                    "what is kept is wrong in step " + std::to_string(step));
+                  }
+              }) == "");
     }
 }
 
@@ -77,56 +77,56 @@ TEST_CASE("TopK: where what is gathered would be more than an all-reduce, the bi
             CAPTURE(ranks);
             CAPTURE(name_of(dtype));
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({300, 20, 1000}, dtype);
-                const int rank = comm.rank();
-                TopKReducer sync(comm, model, {}, {}, {}, TopKOfRanks({.density = 1}));
-                for (int step = 0; step < 3; ++step) {
-                    backward(sync, model, rank, step);
-                    sync.finish();
-                    finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
-                }
-                finding.check(sync.statistics().last.collectives == sync.plan().size(), "collectives");
-                for (std::size_t i = 0; i < model.size(); ++i)
-                    for (const double x : numbers(sync.exchange().residual(i))) finding.check(x == 0, "something is kept");
-            }) == "");
+                      auto model = tensors({300, 20, 1000}, dtype);
+                      const int rank = comm.rank();
+                      TopKReducer sync(comm, model, {}, {}, {}, TopKOfRanks({.density = 1}));
+                      for (int step = 0; step < 3; ++step) {
+                          backward(sync, model, rank, step);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      }
+                      finding.check(sync.statistics().last.collectives == sync.plan().size(), "collectives");
+                      for (std::size_t i = 0; i < model.size(); ++i)
+                          for (const double x : numbers(sync.exchange().residual(i))) finding.check(x == 0, "something is kept");
+                  }) == "");
         }
 }
 
 TEST_CASE("TopK: a weight scales what travels whole without overflow, as in AllReduce") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({300}, DType::f16);
-        TopKReducer sync(comm, model, {.averaging = Averaging::weighted_mean}, {}, {}, TopKOfRanks({.density = 1}));
-        sync.set_weight(4096);  // tokens
-        write(sync.gradient_view(0), constant_bytes(DType::f16, 300, 32));
-        sync.mark_ready(0);
-        sync.finish();
-        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(300, 32),
-                      "the mean of 32 and 32 is " + std::to_string(numbers(sync.gradient_view(0))[0]));
-    }) == "");
+              auto model = tensors({300}, DType::f16);
+              TopKReducer sync(comm, model, {.averaging = Averaging::weighted_mean}, {}, {}, TopKOfRanks({.density = 1}));
+              sync.set_weight(4096);  // tokens
+              write(sync.gradient_view(0), constant_bytes(DType::f16, 300, 32));
+              sync.mark_ready(0);
+              sync.finish();
+              finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(300, 32),
+                            "the mean of 32 and 32 is " + std::to_string(numbers(sync.gradient_view(0))[0]));
+          }) == "");
 }
 
 TEST_CASE("TopK: what was kept under a lower density does not stay behind under a higher one") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({100});
-        TopKReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, TopKOfRanks({.density = 1}));
-        write(sync.exchange().residual(0), constant_bytes(DType::f32, 100, 0.5));  // of a checkpoint
-        write(sync.gradient_view(0), constant_bytes(DType::f32, 100, 0.25));
-        sync.mark_ready(0);
-        sync.finish();
-        finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(100, 1.5), "not all has travelled");
-        finding.check(numbers(sync.exchange().residual(0)) == std::vector<double>(100), "something is kept");
-    }) == "");
+              auto model = tensors({100});
+              TopKReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, TopKOfRanks({.density = 1}));
+              write(sync.exchange().residual(0), constant_bytes(DType::f32, 100, 0.5));  // of a checkpoint
+              write(sync.gradient_view(0), constant_bytes(DType::f32, 100, 0.25));
+              sync.mark_ready(0);
+              sync.finish();
+              finding.check(numbers(sync.gradient_view(0)) == std::vector<double>(100, 1.5), "not all has travelled");
+              finding.check(numbers(sync.exchange().residual(0)) == std::vector<double>(100), "something is kept");
+          }) == "");
 }
 
 TEST_CASE("TopK: a parameter of one element travels") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({1, 0});
-        const int rank = comm.rank();
-        TopKReducer sync(comm, model, {}, {}, {}, TopKOfRanks());
-        backward(sync, model, rank, 0);
-        sync.finish();
-        finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
-    }) == "");
+              auto model = tensors({1, 0});
+              const int rank = comm.rank();
+              TopKReducer sync(comm, model, {}, {}, {}, TopKOfRanks());
+              backward(sync, model, rank, 0);
+              sync.finish();
+              finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
+          }) == "");
 }
 
 TEST_CASE("TopK: a density that is none") {

@@ -24,10 +24,9 @@ static_assert(!gs::Element<float*> && !gs::Element<std::string>);
 
 template <class T>
 constexpr bool size_agrees = gs::size_of(gs::dtype_of<T>) == sizeof(T);
-static_assert(size_agrees<std::int8_t> && size_agrees<std::uint8_t> && size_agrees<std::int32_t> &&
-              size_agrees<std::uint32_t> && size_agrees<std::int64_t> && size_agrees<std::uint64_t> &&
-              size_agrees<gs::Float16> && size_agrees<gs::BFloat16> && size_agrees<float> && size_agrees<double> &&
-              size_agrees<gs::Float8E4M3> && size_agrees<gs::Float8E5M2>);
+static_assert(size_agrees<std::int8_t> && size_agrees<std::uint8_t> && size_agrees<std::int32_t> && size_agrees<std::uint32_t> &&
+              size_agrees<std::int64_t> && size_agrees<std::uint64_t> && size_agrees<gs::Float16> && size_agrees<gs::BFloat16> &&
+              size_agrees<float> && size_agrees<double> && size_agrees<gs::Float8E4M3> && size_agrees<gs::Float8E5M2>);
 
 TEST_CASE("DType: names are distinct, and say kind and bits") {
     std::set<std::string> names;

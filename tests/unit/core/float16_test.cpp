@@ -2,9 +2,7 @@
 
 #include "half_test.hpp"
 
-TEST_CASE("Float16 is IEEE 754 binary16") {
-    gradsync_test::check_half<gradsync::Float16>(gradsync_test::HalfOracle::float16());
-}
+TEST_CASE("Float16 is IEEE 754 binary16") { gradsync_test::check_half<gradsync::Float16>(gradsync_test::HalfOracle::float16()); }
 
 TEST_CASE("Float16: landmarks") {
     using gradsync::Float16;

@@ -41,7 +41,8 @@ TEST_CASE_TEMPLATE("Float8: every code widens to its value", F, Float8E4M3, Floa
     }
 }
 
-TEST_CASE_TEMPLATE("Float8: every code survives the way to float and back; infinities become the largest number, NaNs quiet", F, Float8E4M3, Float8E5M2) {
+TEST_CASE_TEMPLATE("Float8: every code survives the way to float and back; infinities become the largest number, NaNs quiet", F, Float8E4M3,
+                   Float8E5M2) {
     const auto& oracle = Float8Oracle::of<F>();
     for (unsigned code = 0; code < 256; ++code) {
         CAPTURE(code);

@@ -21,8 +21,7 @@ void check_half(const HalfOracle& oracle) {
             std::uint32_t expected = 0;
             if (magnitude >= oracle.infinity())  // infinity and NaN: the payload moves up
                 expected = 0x7f80'0000u | std::uint32_t(magnitude - oracle.infinity()) << (23 - oracle.mantissa_bits());
-            else
-                expected = bits_as<float>(oracle.value(magnitude));
+            else expected = bits_as<float>(oracle.value(magnitude));
             if (actual != (sign | expected) && wrong++ == 0) CHECK_MESSAGE(actual == (sign | expected), "bits ", bits);
         }
         CHECK(wrong == 0);

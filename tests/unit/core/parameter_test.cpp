@@ -73,7 +73,8 @@ struct gradsync::parameter_traits<Handle> {
 
 static_assert(Parameter<Full> && Parameter<Full*> && Parameter<Least> && Parameter<ParameterView>);
 static_assert(Parameter<std::vector<float>> && Parameter<std::span<double>> && Parameter<std::vector<float>*>);
-static_assert(!Parameter<Unsupported> && !Parameter<Unsupported*> && !Parameter<int> && !Parameter<std::deque<float>> && !Parameter<std::list<float>>);
+static_assert(!Parameter<Unsupported> && !Parameter<Unsupported*> && !Parameter<int> && !Parameter<std::deque<float>> &&
+              !Parameter<std::list<float>>);
 static_assert(!Parameter<Full**>);
 static_assert(Parameter<const Handle> && Parameter<const Handle*> && Parameter<const ParameterView>);
 static_assert(!Parameter<const Full>, "its traits ask for a tensor that is not constant");

@@ -39,9 +39,8 @@ template <class A, int elements>
 void run(Bytes& to, DType to_type, const Bytes& from, DType from_type, bool adds) {
     namespace kernels = gradsync::cuda::kernels;
     const std::size_t pieces = from.size() / size_of(from_type) / elements;
-    gradsync_fake::launch(nullptr, dim3(2), kernels::threads, [&, pieces] {
-        kernels::transform_any<A, elements>(to.data(), to_type, from.data(), from_type, pieces, adds);
-    });
+    gradsync_fake::launch(nullptr, dim3(2), kernels::threads,
+                          [&, pieces] { kernels::transform_any<A, elements>(to.data(), to_type, from.data(), from_type, pieces, adds); });
     cudaStreamSynchronize(nullptr);
 }
 

@@ -21,10 +21,10 @@
 using gradsync::DType;
 using gradsync::MemorySpace;
 using gradsync_test::Bytes;
+using gradsync_test::DeviceMemory;
 using gradsync_test::elements_of;
 using gradsync_test::floating;
 using gradsync_test::same;
-using gradsync_test::DeviceMemory;
 
 int prepare_tests() { return gradsync_test::skip_without_device(); }
 
@@ -104,7 +104,9 @@ TEST_CASE("device passes: convert and add, between all floating types") {
             const Bytes source = from.memory.read();
             const void* const elements = source.data() + from.offset * size_of(from.dtype);
             Buffer to(dtype, from.count, from.offset, 5);
-            const Bytes sum = to.expected([&](gradsync::BufferView view) { gradsync::kernel::add(view, {elements, from.count, from.dtype, MemorySpace::host}); });
+            const Bytes sum = to.expected([&](gradsync::BufferView view) {
+                gradsync::kernel::add(view, {elements, from.count, from.dtype, MemorySpace::host});
+            });
             gradsync::cuda::add(to.view(), from.view(), nullptr);
             CHECK(same(dtype, to.now(), sum));
             const Bytes converted = to.expected([&](gradsync::BufferView view) {
@@ -128,13 +130,15 @@ TEST_CASE("device passes: sums of squares, the same bits each time") {
                 contents.push_back(gradsync_test::random_elements(dtype, count + offset, count));
                 memories.emplace_back(contents.back());
                 blocks.push_back({memories.back().data() + offset * size_of(dtype), count, dtype});
-                expected.push_back(gradsync::kernel::sum_of_squares({contents.back().data() + offset * size_of(dtype), count, dtype, MemorySpace::host}));
+                expected.push_back(
+                    gradsync::kernel::sum_of_squares({contents.back().data() + offset * size_of(dtype), count, dtype, MemorySpace::host}));
             }
     const auto bytes = std::as_bytes(std::span(blocks));
     DeviceMemory table({bytes.begin(), bytes.end()}), sums(Bytes(blocks.size() * sizeof(double)));
     Bytes first;
     for (int repeat = 0; repeat < 3; ++repeat) {
-        gradsync::cuda::sums_of_squares(reinterpret_cast<const gradsync::cuda::NormBlock*>(table.data()), blocks.size(), reinterpret_cast<double*>(sums.data()), nullptr);
+        gradsync::cuda::sums_of_squares(reinterpret_cast<const gradsync::cuda::NormBlock*>(table.data()), blocks.size(),
+                                        reinterpret_cast<double*>(sums.data()), nullptr);
         gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
         const Bytes now = sums.read();
         if (repeat == 0) first = now;

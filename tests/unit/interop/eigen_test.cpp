@@ -75,7 +75,8 @@ TEST_CASE_TEMPLATE("a block is taken if it is contiguous, refused in words if no
                         CHECK(view.count == addresses.size());
                     });
                     CHECK(outcome.error.has_value() == !contiguous);
-                    if (!contiguous) CHECK(outcome.says("Eigen block of " + std::to_string(rows) + " x " + std::to_string(cols) + " is not contiguous"));
+                    if (!contiguous)
+                        CHECK(outcome.says("Eigen block of " + std::to_string(rows) + " x " + std::to_string(cols) + " is not contiguous"));
                     ++(contiguous ? taken : refused);
                 }
     CHECK(taken > 0);

@@ -27,7 +27,7 @@ struct Tool {
     std::mutex mutex;
     std::string domain;
     std::vector<std::string> marks, started;
-    std::map<nvtxRangeId_t, int> open;                ///< by range: started, but not ended
+    std::map<nvtxRangeId_t, int> open;                           ///< by range: started, but not ended
     std::map<std::thread::id, std::vector<std::string>> pushed;  ///< by thread
     std::size_t popped = 0;
     std::string complaint;
@@ -104,14 +104,14 @@ TEST_CASE("a tool hears of marks, and of ranges that end") {
     { const NvtxObserver first; }  // NVTX sets itself up in its first call, and not in a way that the thread sanitizer knows to be safe
     constexpr int ranks = 2, steps = 3;
     CHECK(findings(ranks, [](ThreadBackend comm, Finding&) {
-        auto model = tensors({1000, 20, 30'000});
-        NvtxObserver nvtx;
-        Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &nvtx});
-        for (int step = 0; step < steps; ++step) {
-            backward(sync, model, comm.rank(), step);
-            sync.finish();
-        }
-    }) == "");
+              auto model = tensors({1000, 20, 30'000});
+              NvtxObserver nvtx;
+              Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &nvtx});
+              for (int step = 0; step < steps; ++step) {
+                  backward(sync, model, comm.rank(), step);
+                  sync.finish();
+              }
+          }) == "");
     std::lock_guard lock(tool.mutex);
     CHECK(tool.domain == "gradsync");
     CHECK(tool.marks.size() == 3 * ranks * steps);

@@ -20,8 +20,8 @@
 namespace gs = gradsync;
 using gradsync_test::Finding;
 using gradsync_test::findings;
-using gradsync_test::outcome_of;
 using gradsync_test::Outcome;
+using gradsync_test::outcome_of;
 
 namespace {
 
@@ -107,48 +107,52 @@ TEST_CASE("a module's backward marks its gradients, wherever they live and howev
         for (const bool set_to_none : {false, true}) {
             INFO("in_buckets ", storage == gs::GradientStorage::in_buckets, ", set_to_none ", set_to_none);
             CHECK(findings(ranks, [&](gs::ThreadBackend comm, Finding& finding) {
-                const int rank = comm.rank();
-                Net net;
-                gs::TorchReducer sync(comm, net, {.gradients = storage, .unused = gs::UnusedParameters::agree}, gs::SizeCappedBuckets{512, 128});
-                finding.check(sync.size() == 8, "tied weights count twice: " + std::to_string(sync.size()));
-                sync.broadcast_parameters();
-                for (int step = 0; step < steps; ++step) {
-                    const Batch batch = joint_batch(step, ranks);
-                    const auto rows = torch::indexing::Slice(4 * rank, 4 * (rank + 1));
-                    forget_gradients(net, set_to_none);
-                    torch::mse_loss(net.forward(batch.x.index({rows}), !(step % 2 == 1 && rank == 0)), batch.y.index({rows})).backward();
-                    sync.finish();
-                    descend(net);
-                    if (step == 0) sync.rebuild_buckets();
-                }
-                const auto weights = weights_of(net);
-                for (std::size_t i = 0; i < weights.size(); ++i)
-                    finding.check(torch::allclose(weights[i], expected[i], 1e-12, 1e-14), "parameter " + std::to_string(i) + " differs");
-                finding.check(!net.frozen->weight.grad().defined(), "a frozen parameter got a gradient");
-            }) == "");
+                      const int rank = comm.rank();
+                      Net net;
+                      gs::TorchReducer sync(comm, net, {.gradients = storage, .unused = gs::UnusedParameters::agree},
+                                            gs::SizeCappedBuckets{512, 128});
+                      finding.check(sync.size() == 8, "tied weights count twice: " + std::to_string(sync.size()));
+                      sync.broadcast_parameters();
+                      for (int step = 0; step < steps; ++step) {
+                          const Batch batch = joint_batch(step, ranks);
+                          const auto rows = torch::indexing::Slice(4 * rank, 4 * (rank + 1));
+                          forget_gradients(net, set_to_none);
+                          torch::mse_loss(net.forward(batch.x.index({rows}), !(step % 2 == 1 && rank == 0)), batch.y.index({rows}))
+                              .backward();
+                          sync.finish();
+                          descend(net);
+                          if (step == 0) sync.rebuild_buckets();
+                      }
+                      const auto weights = weights_of(net);
+                      for (std::size_t i = 0; i < weights.size(); ++i)
+                          finding.check(torch::allclose(weights[i], expected[i], 1e-12, 1e-14),
+                                        "parameter " + std::to_string(i) + " differs");
+                      finding.check(!net.frozen->weight.grad().defined(), "a frozen parameter got a gradient");
+                  }) == "");
         }
 }
 
 TEST_CASE("micro-batches under no_sync add up") {
     CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
-        Net net, alone;
-        gs::TorchReducer sync(comm, net, {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::sum});
-        const Batch batch = joint_batch(0, 4);
-        const auto loss = [&](Net& n, int part) {
-            const auto rows = torch::indexing::Slice(4 * part, 4 * (part + 1));
-            return torch::mse_loss(n.forward(batch.x.index({rows}), true), batch.y.index({rows}));
-        };
-        {
-            const auto guard = sync.no_sync();
-            loss(net, comm.rank()).backward();
-        }
-        loss(net, 2 + comm.rank()).backward();
-        sync.finish();
-        for (int part = 0; part < 4; ++part) loss(alone, part).backward();
-        for (std::size_t i = 0; i < net.parameters().size(); ++i)
-            if (alone.parameters()[i].grad().defined())
-                finding.check(torch::allclose(net.parameters()[i].grad(), alone.parameters()[i].grad(), 1e-12, 1e-14), "gradient " + std::to_string(i));
-    }) == "");
+              Net net, alone;
+              gs::TorchReducer sync(comm, net, {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::sum});
+              const Batch batch = joint_batch(0, 4);
+              const auto loss = [&](Net& n, int part) {
+                  const auto rows = torch::indexing::Slice(4 * part, 4 * (part + 1));
+                  return torch::mse_loss(n.forward(batch.x.index({rows}), true), batch.y.index({rows}));
+              };
+              {
+                  const auto guard = sync.no_sync();
+                  loss(net, comm.rank()).backward();
+              }
+              loss(net, 2 + comm.rank()).backward();
+              sync.finish();
+              for (int part = 0; part < 4; ++part) loss(alone, part).backward();
+              for (std::size_t i = 0; i < net.parameters().size(); ++i)
+                  if (alone.parameters()[i].grad().defined())
+                      finding.check(torch::allclose(net.parameters()[i].grad(), alone.parameters()[i].grad(), 1e-12, 1e-14),
+                                    "gradient " + std::to_string(i));
+          }) == "");
 }
 
 TEST_CASE("a gradient that did not come is named; the exception of a hook comes out of backward()") {
@@ -187,9 +191,9 @@ TEST_CASE("a tensor's type, place and shape are known at run time") {
     const auto tensor = torch::zeros({2, 3, 4, 5}, torch::kHalf).contiguous(at::MemoryFormat::ChannelsLast);
     CHECK(gs::buffer(tensor) == gs::BufferView{tensor.data_ptr(), 120, gs::DType::f16});
     CHECK(gs::parameter("t", tensor, tensor).shape == std::vector<std::size_t>{2, 3, 4, 5});
-    const std::pair<at::ScalarType, gs::DType> types[] = {{at::kChar, gs::DType::i8},      {at::kByte, gs::DType::u8},  {at::kInt, gs::DType::i32},
-                                                          {at::kLong, gs::DType::i64},     {at::kHalf, gs::DType::f16}, {at::kBFloat16, gs::DType::bf16},
-                                                          {at::kFloat, gs::DType::f32},    {at::kDouble, gs::DType::f64}};
+    const std::pair<at::ScalarType, gs::DType> types[] = {
+        {at::kChar, gs::DType::i8},  {at::kByte, gs::DType::u8},       {at::kInt, gs::DType::i32},   {at::kLong, gs::DType::i64},
+        {at::kHalf, gs::DType::f16}, {at::kBFloat16, gs::DType::bf16}, {at::kFloat, gs::DType::f32}, {at::kDouble, gs::DType::f64}};
     for (const auto& [theirs, ours] : types) CHECK(gs::buffer(torch::zeros({3}, theirs)).dtype == ours);
     CHECK(gs::buffer(torch::zeros({2, 3}).t()).count == 6);
     CHECK(gs::dtype_of<c10::BFloat16> == gs::DType::bf16);
@@ -213,33 +217,34 @@ TEST_CASE("what cannot be synchronised is refused in words") {
     module.register_parameter("odd", torch::zeros({4, 4}).slice(1, 0, 2));
     const Outcome outcome = outcome_of([&] { gs::TorchReducer(comm[0], module); });
     CHECK(outcome.says("parameter 'odd': a tensor of Float [4, 2]"));
-
 }
 
 TEST_CASE("sparse gradients become dense") {
     CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
-        torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 1).sparse(true));
-        gs::TorchReducer sync(comm, *embedding);
-        for (const bool set_to_none : {false, true}) {
-            if (set_to_none) embedding->weight.mutable_grad().reset();
-            else if (embedding->weight.grad().defined()) embedding->weight.mutable_grad().zero_();
-            embedding(torch::tensor({0, comm.rank(), comm.rank()})).sum().backward();
-            sync.finish();
-            finding.check(torch::equal(embedding->weight.grad().flatten(), torch::tensor({2.0f, 1.0f, 0.0f, 0.0f})), set_to_none ? "stolen" : "in place");
-        }
-    }) == "");
+              torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 1).sparse(true));
+              gs::TorchReducer sync(comm, *embedding);
+              for (const bool set_to_none : {false, true}) {
+                  if (set_to_none) embedding->weight.mutable_grad().reset();
+                  else if (embedding->weight.grad().defined()) embedding->weight.mutable_grad().zero_();
+                  embedding(torch::tensor({0, comm.rank(), comm.rank()})).sum().backward();
+                  sync.finish();
+                  finding.check(torch::equal(embedding->weight.grad().flatten(), torch::tensor({2.0f, 1.0f, 0.0f, 0.0f})),
+                                set_to_none ? "stolen" : "in place");
+              }
+          }) == "");
 }
 
 TEST_CASE("tensors serve without a module, too, as parameters with gradients of their own") {
     CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
-        std::vector<at::Tensor> tensors{torch::full({3}, 1.0 * comm.rank(), torch::requires_grad()), torch::zeros({2}, torch::requires_grad())};
-        for (const auto& t : tensors) t.mutable_grad() = torch::full_like(t, comm.rank());
-        gs::Reducer<gs::ThreadBackend, gs::PerParameter> sync(comm, tensors);
-        sync.broadcast_parameters();
-        sync.mark_ready(1);
-        sync.mark_ready(0);
-        sync.finish();
-        finding.check(tensors[0].sum().item<float>() == 0, "not rank 0's value");
-        finding.check(tensors[1].grad().sum().item<float>() == 1, "not the mean");
-    }) == "");
+              std::vector<at::Tensor> tensors{torch::full({3}, 1.0 * comm.rank(), torch::requires_grad()),
+                                              torch::zeros({2}, torch::requires_grad())};
+              for (const auto& t : tensors) t.mutable_grad() = torch::full_like(t, comm.rank());
+              gs::Reducer<gs::ThreadBackend, gs::PerParameter> sync(comm, tensors);
+              sync.broadcast_parameters();
+              sync.mark_ready(1);
+              sync.mark_ready(0);
+              sync.finish();
+              finding.check(tensors[0].sum().item<float>() == 0, "not rank 0's value");
+              finding.check(tensors[1].grad().sum().item<float>() == 1, "not the mean");
+          }) == "");
 }

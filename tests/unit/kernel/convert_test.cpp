@@ -90,9 +90,8 @@ TEST_CASE_TEMPLATE("convert: denormals survive flush-to-zero", Half, gs::BFloat1
     const auto halves = all_halves<Half>();
     std::vector<float> widened(halves.size());
     std::vector<Half> back(halves.size());
-    const auto floats = gradsync_test::rounding_cases<float>(sizeof(Half) == 2 && std::is_same_v<Half, gs::Float16>
-                                                                 ? HalfOracle::float16()
-                                                                 : HalfOracle::bfloat16());
+    const auto floats = gradsync_test::rounding_cases<float>(
+        sizeof(Half) == 2 && std::is_same_v<Half, gs::Float16> ? HalfOracle::float16() : HalfOracle::bfloat16());
     std::vector<Half> rounded(floats.size());
     {
         const gradsync_test::FlushToZero guard;
@@ -163,8 +162,8 @@ TEST_CASE("convert: erased types do what the typed form does") {
     });
 }
 
-TEST_CASE_TEMPLATE("load_block and store_block: to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t,
-                   std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("load_block and store_block: to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t, std::uint32_t,
+                   std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
     using A = gs::kernel::accumulator_t<T>;
     static_assert(gs::dtype_of<A> == gs::accumulator_of(gs::dtype_of<T>));
     std::vector<T> from(64), back(64);

@@ -34,8 +34,7 @@ T element(double value) {
 template <class T>
 std::vector<T> some_values(std::size_t count, int seed = 0) {
     using limits = std::numeric_limits<double>;
-    const double special[] = {0.0,  -0.0,   limits::infinity(), -limits::infinity(), limits::quiet_NaN(),
-                              6e-8, -1e-40, 65504,              1.0,                 -1.0};
+    const double special[] = {0.0, -0.0, limits::infinity(), -limits::infinity(), limits::quiet_NaN(), 6e-8, -1e-40, 65504, 1.0, -1.0};
     std::vector<T> values;
     for (std::size_t i = 0; i < count; ++i) {
         const double x = std::sin(static_cast<double>(i) * 1.7 + seed) * std::ldexp(1.0, static_cast<int>(i % 9) - 4);
@@ -75,7 +74,8 @@ TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::B
                     [&](T x, std::size_t) { return T(widened(x) * static_cast<kernel::accumulator_t<T>>(factor)); });
 }
 
-TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets)
             for (const double limit : {0.7, 0.0})
@@ -88,7 +88,8 @@ TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::F
                     });
 }
 
-TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     const auto add_from = [&]<class From>(From) {
         for (const std::size_t count : counts)
             for (const std::size_t offset : offsets) {

@@ -73,7 +73,8 @@ int wrong_conversions(const std::vector<From>& from, bool flush) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("8-bit floats: from float and double, rounded once, at every hard case, flushing to zero or not", F, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("8-bit floats: from float and double, rounded once, at every hard case, flushing to zero or not", F, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     for (const bool flush : {false, true}) {
         CAPTURE(flush);
         CHECK(wrong_conversions<F>(hard_numbers<float>(), flush) == 0);
@@ -186,7 +187,10 @@ TEST_CASE_TEMPLATE("8-bit floats: the sum, product, least and largest of any two
         for (std::size_t i = 0; i < a.size(); ++i) {
             const auto x = static_cast<double>(static_cast<float>(a[i])), y = static_cast<double>(static_cast<float>(b[i]));
             // Exact in double, and in f32: sums of these formats have no more than 24 significant bits but for e5m2's extremes.
-            double expected = op == gs::ReduceOp::product ? x * y : op == gs::ReduceOp::min ? std::fmin(x, y) : op == gs::ReduceOp::max ? std::fmax(x, y) : x + y;
+            double expected = op == gs::ReduceOp::product ? x * y
+                              : op == gs::ReduceOp::min   ? std::fmin(x, y)
+                              : op == gs::ReduceOp::max   ? std::fmax(x, y)
+                                                          : x + y;
             if (op == gs::ReduceOp::mean) expected /= 2;
             if (std::isnan(x) || std::isnan(y) || std::isnan(expected)) {
                 wrong += !std::isnan(static_cast<float>(out[i]));

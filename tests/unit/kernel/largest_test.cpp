@@ -84,8 +84,16 @@ TEST_CASE("take_largest: any bits, among them NaN, infinities and denormals") {
 TEST_CASE("take_largest: of equal magnitudes the first") {
     Random random(3);
     using limits = std::numeric_limits<float>;
-    const float few[] = {0.0f, -0.0f, 1.0f, -1.0f, limits::denorm_min(), -limits::denorm_min(),
-                         limits::infinity(), -limits::infinity(), limits::max(), limits::quiet_NaN()};
+    const float few[] = {0.0f,
+                         -0.0f,
+                         1.0f,
+                         -1.0f,
+                         limits::denorm_min(),
+                         -limits::denorm_min(),
+                         limits::infinity(),
+                         -limits::infinity(),
+                         limits::max(),
+                         limits::quiet_NaN()};
     for (const std::size_t kinds : {1u, 2u, 4u, 6u, 8u, 10u}) {
         std::vector<float> data(500);
         for (float& x : data) x = few[random.below(kinds)];

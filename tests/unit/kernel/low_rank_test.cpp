@@ -97,9 +97,11 @@ TEST_CASE("low rank: products, against plain loops") {
         const auto at = [](const Floats& x, std::size_t k) { return static_cast<double>(x[k]); };
         for (std::size_t c = 0; c < r; ++c) {
             for (std::size_t i = 0; i < m; ++i)
-                sum_over(n, [&](std::size_t j) { return at(matrix, i * n + j) * at(right, c * n + j); }, of_right[c * m + i]);
+                sum_over(
+                    n, [&](std::size_t j) { return at(matrix, i * n + j) * at(right, c * n + j); }, of_right[c * m + i]);
             for (std::size_t j = 0; j < n; ++j)
-                sum_over(m, [&](std::size_t i) { return at(matrix, i * n + j) * at(left, c * m + i); }, of_left[c * n + j]);
+                sum_over(
+                    m, [&](std::size_t i) { return at(matrix, i * n + j) * at(left, c * m + i); }, of_left[c * n + j]);
         }
         for (std::size_t i = 0; i < m; ++i)
             for (std::size_t j = 0; j < n; ++j) {

@@ -28,7 +28,8 @@ std::vector<float> some_numbers(std::size_t count, unsigned seed = 1) {
     std::uint32_t state = seed * 2654435761u;
     for (std::size_t i = 0; i < count; ++i) {
         state = state * 1664525u + 1013904223u;
-        numbers[i] = (static_cast<float>(state >> 8) / static_cast<float>(1 << 23) - 1) * std::pow(10.0f, static_cast<float>(i / per_step % 7) - 3);
+        numbers[i] =
+            (static_cast<float>(state >> 8) / static_cast<float>(1 << 23) - 1) * std::pow(10.0f, static_cast<float>(i / per_step % 7) - 3);
     }
     return numbers;
 }
@@ -81,7 +82,8 @@ TEST_CASE("quantize: what is read and what is left are the number, each level is
                     const double x = numbers[i];
                     const double nearest = bits == 1 ? (std::signbit(x) ? -step : step) : std::round(x / step) * step;
                     // Between two levels either may be the nearest, as far as an f32 tells.
-                    const bool right = std::abs(said[i] - nearest) <= accuracy || (bits != 1 && std::abs(std::abs(said[i] - x) - step / 2) <= accuracy);
+                    const bool right =
+                        std::abs(said[i] - nearest) <= accuracy || (bits != 1 && std::abs(std::abs(said[i] - x) - step / 2) <= accuracy);
                     if (!right) FAIL_CHECK("element " << i << ": " << said[i] << " is said of " << x << " in steps of " << step);
                     if (std::abs(static_cast<double>(said[i]) + static_cast<double>(written.left[i]) - x) > accuracy)
                         FAIL_CHECK("element " << i << ": " << x << " is said as " << said[i] << ", and " << written.left[i] << " is left");
@@ -128,7 +130,8 @@ TEST_CASE("quantize: what came of the last step is said in the next ones, so tha
 
 TEST_CASE("quantize: a block that is not finite is NaN, leaves nothing, and does not touch the others") {
     for (const unsigned bits : all_bits)
-        for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()})
+        for (const float bad :
+             {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()})
             for (const std::size_t place : {std::size_t{0}, per_step - 1, 2 * per_step + 5}) {
                 CAPTURE(bits);
                 CAPTURE(place);
@@ -141,13 +144,15 @@ TEST_CASE("quantize: a block that is not finite is NaN, leaves nothing, and does
                 std::size_t wrong = 0;
                 for (std::size_t i = 0; i < numbers.size(); ++i) {
                     const bool lost = i / per_step == place / per_step;
-                    wrong += lost ? !std::isnan(said[i]) || written.left[i] != 0 : said[i] != usual[i] || written.left[i] != without.left[i];
+                    wrong +=
+                        lost ? !std::isnan(said[i]) || written.left[i] != 0 : said[i] != usual[i] || written.left[i] != without.left[i];
                 }
                 CHECK(wrong == 0);
             }
 }
 
-TEST_CASE("quantize: a block of zeros, and one too small to have a step, say nothing and lose nothing; the largest numbers do not overflow") {
+TEST_CASE(
+    "quantize: a block of zeros, and one too small to have a step, say nothing and lose nothing; the largest numbers do not overflow") {
     for (const unsigned bits : all_bits) {
         CAPTURE(bits);
         for (const float tiny : {0.0f, -0.0f, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::min() / 2}) {
@@ -162,7 +167,8 @@ TEST_CASE("quantize: a block of zeros, and one too small to have a step, say not
             const Written written = write(largest, bits);
             const std::vector<float> said = read(written.words, count, bits);
             std::size_t wrong = 0;
-            for (std::size_t i = 0; i < count; ++i) wrong += !(std::abs(said[i] / largest[i] - 1) < 1e-5f) || !std::isfinite(written.left[i]);
+            for (std::size_t i = 0; i < count; ++i)
+                wrong += !(std::abs(said[i] / largest[i] - 1) < 1e-5f) || !std::isfinite(written.left[i]);
             CHECK(wrong == 0);
         }
     }
@@ -202,7 +208,8 @@ void check_instruction_sets() {
             std::vector<std::uint32_t> own_words(kernel::quantized_words(count, bits));
             if (!gradsync_test::run_with<Quantize<bits>>(isa, own_left.data(), count, own_words.data())) continue;
             if (isa == kernel::Isa::baseline) words = own_words, left = own_left;
-            gradsync_test::run_with<SumQuantized<bits>>(isa, static_cast<const std::uint32_t*>(words.data()), std::size_t{0}, std::size_t{1}, count, 0.7f, own_sums.data());
+            gradsync_test::run_with<SumQuantized<bits>>(isa, static_cast<const std::uint32_t*>(words.data()), std::size_t{0},
+                                                        std::size_t{1}, count, 0.7f, own_sums.data());
             if (isa == kernel::Isa::baseline) sums = own_sums;
             CHECK(same(own_sums, sums));
             CHECK(own_words == words);

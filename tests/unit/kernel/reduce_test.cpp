@@ -25,7 +25,12 @@ using namespace gradsync_test;
 namespace {
 
 constexpr int mantissa_bits(DType dtype) {
-    return dtype == DType::f16 ? 10 : dtype == DType::bf16 ? 7 : dtype == DType::f32 ? 23 : dtype == DType::f8e4m3 ? 3 : dtype == DType::f8e5m2 ? 2 : 52;
+    return dtype == DType::f16      ? 10
+           : dtype == DType::bf16   ? 7
+           : dtype == DType::f32    ? 23
+           : dtype == DType::f8e4m3 ? 3
+           : dtype == DType::f8e5m2 ? 2
+                                    : 52;
 }
 
 /// Mostly numbers around 1, whose sums must be rounded and are ties in many cases; NaNs, infinities, denormals, zeros
@@ -40,8 +45,14 @@ T some_value(Random& random) {
         constexpr int width = sizeof(T) * 8, mantissa = mantissa_bits(gs::dtype_of<T>);
         const std::uint64_t sign = (bits >> 8 & 1) << (width - 1);
         const std::uint64_t infinity = (std::uint64_t{1} << (width - 1)) - (std::uint64_t{1} << mantissa);
-        const std::uint64_t edges[] = {0, 1, (std::uint64_t{1} << mantissa) - 1, std::uint64_t{1} << mantissa, infinity - 1,
-                                       infinity, infinity | 1, infinity | (std::uint64_t{1} << (mantissa - 1)) | 5};
+        const std::uint64_t edges[] = {0,
+                                       1,
+                                       (std::uint64_t{1} << mantissa) - 1,
+                                       std::uint64_t{1} << mantissa,
+                                       infinity - 1,
+                                       infinity,
+                                       infinity | 1,
+                                       infinity | (std::uint64_t{1} << (mantissa - 1)) | 5};
         if (bits % 16 == 0) return from_bits<T>(sign | edges[(bits >> 9) % 8]);
         if (bits % 16 == 1) return from_bits<T>(bits >> (64 - width));
         const std::uint64_t one = (std::uint64_t{1} << (width - 2 - mantissa)) - 1;
@@ -97,15 +108,18 @@ std::vector<Way<T>> ways() {
         const auto add = [&](const char* name, void (*run)(const Reduction&), bool sums_only = false) {
             result.push_back({name, run, sums_only});
         };
-        add("registers, baseline", [](const Reduction& r) { kernel::run_baseline<typename Sum::template With<16>>(&r); }, true);
+        add(
+            "registers, baseline", [](const Reduction& r) { kernel::run_baseline<typename Sum::template With<16>>(&r); }, true);
 #if GRADSYNC_X86_DISPATCH
         if (kernel::isa() >= Isa::avx2) {
             add("blocks, avx2", [](const Reduction& r) { kernel::run_avx2<Blocked>(&r); });
-            add("registers, avx2", [](const Reduction& r) { kernel::run_avx2<typename Sum::template With<32>>(&r); }, true);
+            add(
+                "registers, avx2", [](const Reduction& r) { kernel::run_avx2<typename Sum::template With<32>>(&r); }, true);
         }
         if (kernel::isa() >= Isa::avx512) {
             add("blocks, avx512", [](const Reduction& r) { kernel::run_avx512<Blocked>(&r); });
-            add("registers, avx512", [](const Reduction& r) { kernel::run_avx512<typename Sum::template With<64>>(&r); }, true);
+            add(
+                "registers, avx512", [](const Reduction& r) { kernel::run_avx512<typename Sum::template With<64>>(&r); }, true);
         }
 #endif
     }
@@ -198,9 +212,8 @@ void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random
             }
         }
         if (!problem.empty())
-            FAIL_CHECK(way.name, ", ", name_of(r.dtype), " ", name_of(c.op), ", inputs ", c.inputs, ", scaled ", c.scaled,
-                       ", factor ", c.factor, ", placement ", static_cast<int>(c.placement), ", count ", c.count, ", offset ",
-                       c.offset, ": ", problem);
+            FAIL_CHECK(way.name, ", ", name_of(r.dtype), " ", name_of(c.op), ", inputs ", c.inputs, ", scaled ", c.scaled, ", factor ",
+                       c.factor, ", placement ", static_cast<int>(c.placement), ", count ", c.count, ", offset ", c.offset, ": ", problem);
     }
 }
 

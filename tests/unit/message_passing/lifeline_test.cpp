@@ -39,7 +39,9 @@ struct Ring {
     void connect(Apart&& apart, std::chrono::milliseconds limit = 20s) {
         std::vector<std::thread> threads;
         for (int r = 0; r < static_cast<int>(lifelines.size()); ++r)
-            threads.emplace_back([&, r] { lifelines[static_cast<std::size_t>(r)]->connect(r, addresses, limit, [&](int other) { return apart(r, other); }); });
+            threads.emplace_back([&, r] {
+                lifelines[static_cast<std::size_t>(r)]->connect(r, addresses, limit, [&](int other) { return apart(r, other); });
+            });
         for (std::thread& thread : threads) thread.join();
     }
 };

@@ -21,10 +21,10 @@
 
 namespace gs = gradsync;
 namespace mp = gradsync::message_passing;
-using gs::collective::Call;
-using gs::collective::Operation;
 using gradsync_test::LoopbackNetwork;
 using gradsync_test::LoopbackTransport;
+using gs::collective::Call;
+using gs::collective::Operation;
 using namespace std::chrono_literals;
 
 namespace {
@@ -102,20 +102,21 @@ private:
 TEST_CASE("messages: a buffer of many rounds, in memory that is known and in memory that is not") {
     constexpr std::size_t count = 6'000'001;  // several pieces of each share, the last ones shorter
     for (const int size : {2, 3})
-      for (const bool known : {true, false}) {
-        const auto errors = run(std::make_shared<LoopbackNetwork>(size), 30s, [&](mp::MessageEngine& own) {
-            gs::collective::Memory lent = own.allocate(known ? count * sizeof(float) : 0);
-            std::vector<float> apart(known ? 0 : count);
-            auto* const data = known ? static_cast<float*>(lent.data()) : apart.data();
-            for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 1000 + static_cast<std::size_t>(own.rank()));
-            own.wait(own.start(all_reduce(data, count)));
-            std::size_t wrong = 0;
-            const auto ranks = static_cast<std::size_t>(own.size());
-            for (std::size_t i = 0; i < count; ++i) wrong += data[i] != static_cast<float>(ranks * (i % 1000) + ranks * (ranks - 1) / 2);
-            if (wrong != 0) throw std::runtime_error(std::to_string(wrong) + " elements are wrong");
-        });
-        CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
-    }
+        for (const bool known : {true, false}) {
+            const auto errors = run(std::make_shared<LoopbackNetwork>(size), 30s, [&](mp::MessageEngine& own) {
+                gs::collective::Memory lent = own.allocate(known ? count * sizeof(float) : 0);
+                std::vector<float> apart(known ? 0 : count);
+                auto* const data = known ? static_cast<float*>(lent.data()) : apart.data();
+                for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 1000 + static_cast<std::size_t>(own.rank()));
+                own.wait(own.start(all_reduce(data, count)));
+                std::size_t wrong = 0;
+                const auto ranks = static_cast<std::size_t>(own.size());
+                for (std::size_t i = 0; i < count; ++i)
+                    wrong += data[i] != static_cast<float>(ranks * (i % 1000) + ranks * (ranks - 1) / 2);
+                if (wrong != 0) throw std::runtime_error(std::to_string(wrong) + " elements are wrong");
+            });
+            CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
+        }
 }
 
 namespace {
@@ -125,41 +126,48 @@ void check_little_data(gs::collective::ProcessIdentity process, bool known) {
     CAPTURE(known);
     const auto network = std::make_shared<LoopbackNetwork>(3);
     network->quick_bytes = 1000;
-    const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
-        const auto rank = static_cast<std::size_t>(own.rank());
-        constexpr std::size_t most = 600;
-        std::vector<std::span<float>> data;
-        std::vector<std::uint64_t> numbers;
-        const gs::collective::Memory lent = own.allocate(known ? most * most * sizeof(float) : 0);
-        std::vector<float> apart(known ? 0 : most * most);
-        const std::span<float> memory(known ? static_cast<float*>(lent.data()) : apart.data(), most * most);
-        for (std::size_t count = 0; count <= most; count += 7) {  // the hello is one message to 232 elements
-            data.push_back(memory.subspan(data.size() * most, count));
-            std::ranges::fill(data.back(), static_cast<float>(count + rank));
-            Call call = all_reduce(data.back().data(), count);
-            if (count % 2 == 1) {  // rank 1 brings nothing
-                call.op = gs::ReduceOp::mean;
-                if (rank == 1) call.contribution = {0, 0};
-            } else if (count % 4 == 2) {
-                call.operation = Operation::broadcast;
-                call.root = 2;
-            } else if (count % 8 == 4) {
-                call.operation = Operation::reduce;
-                call.root = 1;
-                if (rank != 1) call.out = nullptr, call.out_count = 0;
+    const auto errors = run(
+        network, 30s,
+        [&](mp::MessageEngine& own) {
+            const auto rank = static_cast<std::size_t>(own.rank());
+            constexpr std::size_t most = 600;
+            std::vector<std::span<float>> data;
+            std::vector<std::uint64_t> numbers;
+            const gs::collective::Memory lent = own.allocate(known ? most * most * sizeof(float) : 0);
+            std::vector<float> apart(known ? 0 : most * most);
+            const std::span<float> memory(known ? static_cast<float*>(lent.data()) : apart.data(), most * most);
+            for (std::size_t count = 0; count <= most; count += 7) {  // the hello is one message to 232 elements
+                data.push_back(memory.subspan(data.size() * most, count));
+                std::ranges::fill(data.back(), static_cast<float>(count + rank));
+                Call call = all_reduce(data.back().data(), count);
+                if (count % 2 == 1) {  // rank 1 brings nothing
+                    call.op = gs::ReduceOp::mean;
+                    if (rank == 1) call.contribution = {0, 0};
+                } else if (count % 4 == 2) {
+                    call.operation = Operation::broadcast;
+                    call.root = 2;
+                } else if (count % 8 == 4) {
+                    call.operation = Operation::reduce;
+                    call.root = 1;
+                    if (rank != 1) call.out = nullptr, call.out_count = 0;
+                }
+                numbers.push_back(own.start(call));
             }
-            numbers.push_back(own.start(call));
-        }
-        Call barrier;
-        own.wait(own.start(barrier));
-        for (const std::uint64_t n : numbers) own.wait(n);
-        for (const std::span<float> values : data) {
-            const auto count = static_cast<float>(values.size());
-            const bool keeps_own = values.size() % 8 == 4 && rank != 1;
-            const float expected = values.size() % 2 == 1 ? count + 1 : values.size() % 4 == 2 ? count + 2 : keeps_own ? count + static_cast<float>(rank) : 3 * count + 3;
-            if (std::ranges::count(values, expected) != std::ssize(values)) throw std::runtime_error(std::to_string(values.size()) + " elements are wrong");
-        }
-    }, process);
+            Call barrier;
+            own.wait(own.start(barrier));
+            for (const std::uint64_t n : numbers) own.wait(n);
+            for (const std::span<float> values : data) {
+                const auto count = static_cast<float>(values.size());
+                const bool keeps_own = values.size() % 8 == 4 && rank != 1;
+                const float expected = values.size() % 2 == 1   ? count + 1
+                                       : values.size() % 4 == 2 ? count + 2
+                                       : keeps_own              ? count + static_cast<float>(rank)
+                                                                : 3 * count + 3;
+                if (std::ranges::count(values, expected) != std::ssize(values))
+                    throw std::runtime_error(std::to_string(values.size()) + " elements are wrong");
+            }
+        },
+        process);
     CHECK(errors == none);
 }
 
@@ -180,10 +188,13 @@ TEST_CASE("messages: what a quick hello has no room for follows in one message")
         const auto network = std::make_shared<LoopbackNetwork>(3);
         network->quick_bytes = 1000;
         std::vector<std::vector<float>> data(3, std::vector<float>(count, 1.0f));
-        const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
-            std::vector<float>& values = data[static_cast<std::size_t>(own.rank())];
-            own.wait(own.start(all_reduce(values.data(), values.size())));
-        }, process);
+        const auto errors = run(
+            network, 30s,
+            [&](mp::MessageEngine& own) {
+                std::vector<float>& values = data[static_cast<std::size_t>(own.rank())];
+                own.wait(own.start(all_reduce(values.data(), values.size())));
+            },
+            process);
         CHECK(errors == none);
         return network->sent.load();
     };
@@ -207,27 +218,30 @@ TEST_CASE("messages: calls that differ are named, however long each one's hello 
         return call;
     };
     std::vector<std::vector<float>> buffers(3, std::vector<float>(300'000));  // of the largest: rounds beside hellos
-    const std::size_t counts[] = {1, 300, 600, 300'000};                    // in one message, in two, and without data, beside rounds
+    const std::size_t counts[] = {1, 300, 600, 300'000};                      // in one message, in two, and without data, beside rounds
     for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores})
-      for (const std::size_t count : counts)
-        for (const std::size_t other : counts)
-            for (const int how : {0, 1, 2, 3}) {
-                if (how == 0 && other == count) continue;
-                const auto network = std::make_shared<LoopbackNetwork>(3);
-                network->quick_bytes = 1000;
-                const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
-                    const Call call = all_reduce(buffers[static_cast<std::size_t>(own.rank())].data(), count);
-                    own.wait(own.start(own.rank() == 1 ? changed(call, how, other) : call));
-                }, process);
-                CAPTURE(count);
-                CAPTURE(other);
-                CAPTURE(how);
-                for (const std::string& error : errors) {
-                    CHECK(error.find("collective #0 differs: rank 0 started all_reduce(sum, f32, " + std::to_string(count) + " elements), rank 1 started ") !=
-                          std::string::npos);
-                    CHECK(error.find(std::to_string(other) + " elements") != std::string::npos);
+        for (const std::size_t count : counts)
+            for (const std::size_t other : counts)
+                for (const int how : {0, 1, 2, 3}) {
+                    if (how == 0 && other == count) continue;
+                    const auto network = std::make_shared<LoopbackNetwork>(3);
+                    network->quick_bytes = 1000;
+                    const auto errors = run(
+                        network, 30s,
+                        [&](mp::MessageEngine& own) {
+                            const Call call = all_reduce(buffers[static_cast<std::size_t>(own.rank())].data(), count);
+                            own.wait(own.start(own.rank() == 1 ? changed(call, how, other) : call));
+                        },
+                        process);
+                    CAPTURE(count);
+                    CAPTURE(other);
+                    CAPTURE(how);
+                    for (const std::string& error : errors) {
+                        CHECK(error.find("collective #0 differs: rank 0 started all_reduce(sum, f32, " + std::to_string(count) +
+                                         " elements), rank 1 started ") != std::string::npos);
+                        CHECK(error.find(std::to_string(other) + " elements") != std::string::npos);
+                    }
                 }
-            }
 }
 
 TEST_CASE("messages: what a rank has seen complete when it fails is complete for the other one, however long its hello is") {
@@ -235,7 +249,8 @@ TEST_CASE("messages: what a rank has seen complete when it fails is complete for
         CAPTURE(count);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         network->quick_bytes = 1000;
-        const auto zero = engine(std::make_unique<LoopbackTransport>(network, 0)), one = engine(std::make_unique<LoopbackTransport>(network, 1));
+        const auto zero = engine(std::make_unique<LoopbackTransport>(network, 0)),
+                   one = engine(std::make_unique<LoopbackTransport>(network, 1));
         std::vector<float> own(count, 1.0f), others(count, 2.0f);
         const std::uint64_t number = zero->start(all_reduce(own.data(), count));
         one->wait(one->start(all_reduce(others.data(), count)));
@@ -251,7 +266,8 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
         CAPTURE(waits);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         const auto world = [&](int rank) {
-            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), std::vector<gs::collective::ProcessIdentity>(2), 2);
+            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank),
+                                          std::vector<gs::collective::ProcessIdentity>(2), 2);
         };
         const auto communicator = [](const auto& of, int rank, int number) {
             return std::make_shared<mp::MessageEngine>(of, std::vector<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
@@ -280,7 +296,7 @@ TEST_CASE("messages: once a rank was told of a failure nothing is written into i
     ranks[2]->start(all_reduce(&values[2], 1));
     ranks[2]->fail({gs::Errc::peer_failed, 2, "rank 2 has had enough"});
     CHECK_THROWS_AS(ranks[0]->wait(number), gs::Error);
-    values[0] = 100;  // it is somebody else's by now
+    values[0] = 100;                             // it is somebody else's by now
     ranks[1]->start(all_reduce(&values[1], 1));  // it has not heard yet
     ranks[0]->abandon(number);
     ranks[0]->progress();
@@ -408,13 +424,16 @@ TEST_CASE("messages: who dies between its hello and what follows it is named") {
 TEST_CASE("messages: more collectives in flight than there are slots") {
     constexpr std::size_t many = 3 * mp::MessageEngine::slots;
     for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores}) {
-        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
-            std::vector<float> data(many, 1.0f);
-            std::vector<std::uint64_t> numbers;
-            for (float& element : data) numbers.push_back(own.start(all_reduce(&element, 1)));
-            for (const std::uint64_t n : numbers) own.wait(n);
-            if (data != std::vector<float>(many, 3.0f)) throw std::runtime_error("wrong");
-        }, process);
+        const auto errors = run(
+            std::make_shared<LoopbackNetwork>(3), 30s,
+            [&](mp::MessageEngine& own) {
+                std::vector<float> data(many, 1.0f);
+                std::vector<std::uint64_t> numbers;
+                for (float& element : data) numbers.push_back(own.start(all_reduce(&element, 1)));
+                for (const std::uint64_t n : numbers) own.wait(n);
+                if (data != std::vector<float>(many, 3.0f)) throw std::runtime_error("wrong");
+            },
+            process);
         CHECK(errors == none);
     }
 }
@@ -423,13 +442,16 @@ TEST_CASE("messages: where the transport fails, every rank gets an error that sa
     for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores})
         for (const int who : {0, 2}) {
             const auto network = std::make_shared<LoopbackNetwork>(3);
-            const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
-                float x = 1;
-                own.wait(own.start(all_reduce(&x, 1)));
-                own.wait(own.start(Call{}));  // all have the result of the first one
-                if (own.rank() == who) network->broken = true;
-                own.wait(own.start(all_reduce(&x, 1)));
-            }, process);
+            const auto errors = run(
+                network, 30s,
+                [&](mp::MessageEngine& own) {
+                    float x = 1;
+                    own.wait(own.start(all_reduce(&x, 1)));
+                    own.wait(own.start(Call{}));  // all have the result of the first one
+                    if (own.rank() == who) network->broken = true;
+                    own.wait(own.start(all_reduce(&x, 1)));
+                },
+                process);
             for (const std::string& error : errors) CHECK(error.find("the cable is cut") != std::string::npos);
         }
 }
@@ -437,67 +459,76 @@ TEST_CASE("messages: where the transport fails, every rank gets an error that sa
 TEST_CASE("messages: collectives that go by way of one rank among others that do not, all in flight") {
     const auto network = std::make_shared<LoopbackNetwork>(3);
     network->quick_bytes = 1000;
-    const auto errors = run(network, 30s, [&](mp::MessageEngine& own) {
-        const auto rank = static_cast<float>(own.rank());
-        std::vector<std::vector<float>> data;
-        std::vector<float> expected;
-        std::vector<std::uint64_t> numbers;
-        for (int round = 0; round < 10; ++round)
-            for (const std::size_t count : {std::size_t{1}, std::size_t{300'000}, std::size_t{20'000}, std::size_t{30}}) {
-                const auto add = [&](Operation operation, int root, float result) {
-                    data.emplace_back(count, rank + 1);
-                    Call call = all_reduce(data.back().data(), count);
-                    call.operation = operation;
-                    call.root = root;
-                    if (operation == Operation::reduce && own.rank() != root) call.out = nullptr, call.out_count = 0, result = rank + 1;
-                    if (operation == Operation::all_gather) {
-                        const auto shard = gs::shard_range(count, 3, own.rank());
-                        call.in = data.back().data() + shard.first;
-                        call.in_count = shard.size();
-                        result = 0;  // by shard
-                    }
-                    expected.push_back(result);
-                    numbers.push_back(own.start(call));
-                };
-                add(Operation::all_reduce, 0, 6);
-                add(Operation::reduce, 1, 6);
-                add(Operation::all_gather, 0, 0);
-                add(Operation::broadcast, 2, 3);
-                Call mean = all_reduce(data.emplace_back(count, rank + 1).data(), count);
-                mean.op = gs::ReduceOp::mean;
-                if (own.rank() == 0) mean.contribution = {0, 0};
-                expected.push_back(2.5f);
-                numbers.push_back(own.start(mean));
-                numbers.push_back(own.start(Call{}));
-                data.emplace_back(), expected.push_back(0);
-            }
-        for (const std::uint64_t n : numbers) own.wait(n);
-        for (std::size_t k = 0; k < data.size(); ++k)
-            for (std::size_t i = 0; i < data[k].size(); ++i) {
-                float result = expected[k];
-                for (int r = 0; r < 3 && expected[k] == 0; ++r)
-                    if (const auto shard = gs::shard_range(data[k].size(), 3, r); shard.first <= i && i < shard.last) result = static_cast<float>(r + 1);
-                if (data[k][i] != result) throw std::runtime_error("element " + std::to_string(i) + " of collective " + std::to_string(k) + " is wrong");
-            }
-    }, on_two_cores);
+    const auto errors = run(
+        network, 30s,
+        [&](mp::MessageEngine& own) {
+            const auto rank = static_cast<float>(own.rank());
+            std::vector<std::vector<float>> data;
+            std::vector<float> expected;
+            std::vector<std::uint64_t> numbers;
+            for (int round = 0; round < 10; ++round)
+                for (const std::size_t count : {std::size_t{1}, std::size_t{300'000}, std::size_t{20'000}, std::size_t{30}}) {
+                    const auto add = [&](Operation operation, int root, float result) {
+                        data.emplace_back(count, rank + 1);
+                        Call call = all_reduce(data.back().data(), count);
+                        call.operation = operation;
+                        call.root = root;
+                        if (operation == Operation::reduce && own.rank() != root) call.out = nullptr, call.out_count = 0, result = rank + 1;
+                        if (operation == Operation::all_gather) {
+                            const auto shard = gs::shard_range(count, 3, own.rank());
+                            call.in = data.back().data() + shard.first;
+                            call.in_count = shard.size();
+                            result = 0;  // by shard
+                        }
+                        expected.push_back(result);
+                        numbers.push_back(own.start(call));
+                    };
+                    add(Operation::all_reduce, 0, 6);
+                    add(Operation::reduce, 1, 6);
+                    add(Operation::all_gather, 0, 0);
+                    add(Operation::broadcast, 2, 3);
+                    Call mean = all_reduce(data.emplace_back(count, rank + 1).data(), count);
+                    mean.op = gs::ReduceOp::mean;
+                    if (own.rank() == 0) mean.contribution = {0, 0};
+                    expected.push_back(2.5f);
+                    numbers.push_back(own.start(mean));
+                    numbers.push_back(own.start(Call{}));
+                    data.emplace_back(), expected.push_back(0);
+                }
+            for (const std::uint64_t n : numbers) own.wait(n);
+            for (std::size_t k = 0; k < data.size(); ++k)
+                for (std::size_t i = 0; i < data[k].size(); ++i) {
+                    float result = expected[k];
+                    for (int r = 0; r < 3 && expected[k] == 0; ++r)
+                        if (const auto shard = gs::shard_range(data[k].size(), 3, r); shard.first <= i && i < shard.last)
+                            result = static_cast<float>(r + 1);
+                    if (data[k][i] != result)
+                        throw std::runtime_error("element " + std::to_string(i) + " of collective " + std::to_string(k) + " is wrong");
+                }
+        },
+        on_two_cores);
     CHECK(errors == none);
 }
 
 TEST_CASE("messages: the rank that others go by way of leaves, or fails, with answers on their way") {
     for (const bool fails : {false, true}) {
         CAPTURE(fails);
-        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
-            float first = 1, second = 1;
-            const std::uint64_t a = own.start(all_reduce(&first, 1));
-            if (own.rank() != 0) own.start(all_reduce(&second, 1));
-            own.wait(a);
-            if (first != 3) throw std::runtime_error("wrong");
-            if (own.rank() != 0) return own.wait(a + 1);
-            if (fails) own.fail({gs::Errc::peer_failed, 0, "rank 0 has had enough"});
-        }, on_two_cores);
+        const auto errors = run(
+            std::make_shared<LoopbackNetwork>(3), 30s,
+            [&](mp::MessageEngine& own) {
+                float first = 1, second = 1;
+                const std::uint64_t a = own.start(all_reduce(&first, 1));
+                if (own.rank() != 0) own.start(all_reduce(&second, 1));
+                own.wait(a);
+                if (first != 3) throw std::runtime_error("wrong");
+                if (own.rank() != 0) return own.wait(a + 1);
+                if (fails) own.fail({gs::Errc::peer_failed, 0, "rank 0 has had enough"});
+            },
+            on_two_cores);
         CHECK(errors[0] == "");
         for (const int rank : {1, 2})
-            CHECK(errors[static_cast<std::size_t>(rank)].find(fails ? "rank 0 has had enough" : "rank 0 left without starting all_reduce") != std::string::npos);
+            CHECK(errors[static_cast<std::size_t>(rank)].find(fails ? "rank 0 has had enough"
+                                                                    : "rank 0 left without starting all_reduce") != std::string::npos);
     }
 }
 

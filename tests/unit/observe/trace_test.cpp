@@ -30,22 +30,25 @@ TEST_CASE("a trace has the events of all ranks, counted from the first of them")
     for (int ranks = 1; ranks <= 4; ++ranks) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-            Timeline timeline;
-            const int r = comm.rank();
-            timeline.begin(Activity::collective, 0, at_time(1000 + 10 * r));
-            for (int k = 0; k < r; ++k) timeline.ready(static_cast<std::size_t>(k), at_time(1000 + 20 * r));  // not as long on all ranks
-            timeline.end(Activity::collective, 0, at_time(1000 + 30 * r + 5));
-            const std::string text = collect_trace(comm, timeline, ranks - 1);
-            if (r != ranks - 1) return finding.check(text.empty(), "one that is not the root has a trace");
-            for (int rank = 0; rank < ranks; ++rank) {
-                const std::string pid = "\"pid\":" + std::to_string(rank);
-                finding.check(text.find("\"name\":\"bucket 0\"," + pid + ",\"tid\":0,\"cat\":\"collective\",\"id2\":{\"local\":\"collective0\"},\"ts\":" +
-                                        std::to_string(10 * rank) + ".000,") != std::string::npos,
-                              "no beginning of rank " + std::to_string(rank) + " in " + text);
-                finding.check(text.find(",\"ts\":" + std::to_string(30 * rank + 5) + ".000,") != std::string::npos, "no end in " + text);
-            }
-            finding.check(count(text, "\"ph\":\"i\"") == static_cast<std::size_t>(ranks * (ranks - 1) / 2), "marks in " + text);
-        }) == "");
+                  Timeline timeline;
+                  const int r = comm.rank();
+                  timeline.begin(Activity::collective, 0, at_time(1000 + 10 * r));
+                  for (int k = 0; k < r; ++k)
+                      timeline.ready(static_cast<std::size_t>(k), at_time(1000 + 20 * r));  // not as long on all ranks
+                  timeline.end(Activity::collective, 0, at_time(1000 + 30 * r + 5));
+                  const std::string text = collect_trace(comm, timeline, ranks - 1);
+                  if (r != ranks - 1) return finding.check(text.empty(), "one that is not the root has a trace");
+                  for (int rank = 0; rank < ranks; ++rank) {
+                      const std::string pid = "\"pid\":" + std::to_string(rank);
+                      finding.check(text.find("\"name\":\"bucket 0\"," + pid +
+                                              ",\"tid\":0,\"cat\":\"collective\",\"id2\":{\"local\":\"collective0\"},\"ts\":" +
+                                              std::to_string(10 * rank) + ".000,") != std::string::npos,
+                                    "no beginning of rank " + std::to_string(rank) + " in " + text);
+                      finding.check(text.find(",\"ts\":" + std::to_string(30 * rank + 5) + ".000,") != std::string::npos,
+                                    "no end in " + text);
+                  }
+                  finding.check(count(text, "\"ph\":\"i\"") == static_cast<std::size_t>(ranks * (ranks - 1) / 2), "marks in " + text);
+              }) == "");
     }
 }
 

@@ -93,7 +93,8 @@ TEST_CASE("random targets: every choice adds up, and keeps what it says") {
             REQUIRE((c.devices_with_one_less == 0 || c.accumulate > 1));
             REQUIRE((c.micro_batch == target.micro_batch || c.rounding == BatchRounding::smaller_micro_batch));
             REQUIRE((c.devices == target.devices || c.rounding == BatchRounding::fewer_devices));
-            if (c.rounding == BatchRounding::none || c.rounding == BatchRounding::uneven_steps || c.rounding == BatchRounding::smaller_micro_batch)
+            if (c.rounding == BatchRounding::none || c.rounding == BatchRounding::uneven_steps ||
+                c.rounding == BatchRounding::smaller_micro_batch)
                 REQUIRE(c.tokens == target.global_tokens);
             if (c.rounding == BatchRounding::fewer_steps) REQUIRE(c.tokens < target.global_tokens);
             if (c.rounding == BatchRounding::more_steps) {

@@ -42,7 +42,7 @@ Case random_case(std::mt19937_64& random) {
 /// Step by small step: what runs in each, and how fast.
 struct Played {
     ContendedBackward result;
-    std::vector<double> ready;  // of gradients, as a clock on the wall says
+    std::vector<double> ready;       // of gradients, as a clock on the wall says
     std::vector<double> start, end;  // of buckets, the same
 };
 Played play(const Case& c) {

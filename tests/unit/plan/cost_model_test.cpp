@@ -49,7 +49,8 @@ TEST_CASE("tree and recursive halving") {
     CHECK(cost(Collective::all_gather, Algorithm::recursive_halving, 64).seconds(n) == Approx(by_hand));
     CHECK(cost(Collective::all_reduce, Algorithm::recursive_halving, 64).seconds(n) == Approx(2 * by_hand));
     // 65 ranks are 64 and one that hands over its data and gets the result.
-    CHECK(cost(Collective::all_reduce, Algorithm::recursive_halving, 65).seconds(n) == Approx(2 * by_hand + 2 * (slow.alpha + slow.beta * n)));
+    CHECK(cost(Collective::all_reduce, Algorithm::recursive_halving, 65).seconds(n) ==
+          Approx(2 * by_hand + 2 * (slow.alpha + slow.beta * n)));
 }
 
 TEST_CASE("hierarchical: within the nodes, across them, within the nodes") {
@@ -67,19 +68,23 @@ TEST_CASE("hierarchical: within the nodes, across them, within the nodes") {
 
     // On one node, or with one rank on each, there is nothing to be hierarchical about.
     const auto same = [&](Cluster c) {
-        CHECK(collective_cost(Collective::all_reduce, Algorithm::hierarchical, c) == collective_cost(Collective::all_reduce, Algorithm::ring, c));
+        CHECK(collective_cost(Collective::all_reduce, Algorithm::hierarchical, c) ==
+              collective_cost(Collective::all_reduce, Algorithm::ring, c));
     };
     same({.ranks = 8, .ranks_per_node = 8, .between = slow, .within = fast});
     same({.ranks = 8, .between = slow, .within = fast});
     same({.ranks = 5, .ranks_per_node = 8, .between = slow, .within = fast});
-    CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 5, .ranks_per_node = 8, .between = slow, .within = fast}).fixed == Approx(8 * fast.alpha));
+    CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 5, .ranks_per_node = 8, .between = slow, .within = fast})
+              .fixed == Approx(8 * fast.alpha));
     Cluster other = cluster;
     other.across = Algorithm::tree;
-    CHECK(collective_cost(Collective::all_reduce, Algorithm::hierarchical, other).seconds(n) == Approx(2 * inner + 2 * 3 * slow.alpha + 2 * n * slow.beta));
+    CHECK(collective_cost(Collective::all_reduce, Algorithm::hierarchical, other).seconds(n) ==
+          Approx(2 * inner + 2 * 3 * slow.alpha + 2 * n * slow.beta));
 }
 
 TEST_CASE("a call costs its overhead; one rank alone costs nothing") {
-    CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 2, .between = slow, .call_overhead = 7e-6}).fixed == Approx(2 * slow.alpha + 7e-6));
+    CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 2, .between = slow, .call_overhead = 7e-6}).fixed ==
+          Approx(2 * slow.alpha + 7e-6));
     CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 1, .between = slow, .call_overhead = 7e-6}).seconds(1e9) == 0);
 }
 

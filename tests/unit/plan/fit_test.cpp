@@ -47,7 +47,8 @@ TEST_CASE("noisy lines: no other line, with numbers of 0 or more, has smaller re
         REQUIRE(found.rms_residual == doctest::Approx(std::sqrt(least / static_cast<double>(calls.size()))));
         for (const double a : {-1e-3, 0.0, 1e-3})
             for (const double b : {-1e-3, 0.0, 1e-3}) {
-                const CallCost other{found.cost.fixed * (1 + a) + (found.cost.fixed == 0 && a > 0 ? 1e-9 : 0), found.cost.per_byte * (1 + b)};
+                const CallCost other{found.cost.fixed * (1 + a) + (found.cost.fixed == 0 && a > 0 ? 1e-9 : 0),
+                                     found.cost.per_byte * (1 + b)};
                 REQUIRE(relative_squares(other, calls) >= least * (1 - 1e-9));
             }
     }

@@ -19,7 +19,8 @@ TEST_CASE("an MLP of 4096, 2048, 2048, 4096 at batch 4: 80 MiB of weights, 80.18
 
 TEST_CASE("a transformer of 194,103,296 parameters, and its bytes in training") {
     // No biases, one matrix for both tables, three matrices of e x 1.5 e in the feed-forward layer (or 4.5 e^2 otherwise).
-    const Transformer model{.vocabulary = 50257, .d_model = 1024, .blocks = 16, .heads = 8, .d_ff = 1536, .gated = true, .biases = false, .tied = true};
+    const Transformer model{
+        .vocabulary = 50257, .d_model = 1024, .blocks = 16, .heads = 8, .d_ff = 1536, .gated = true, .biases = false, .tied = true};
     CHECK(model.parameters() == 194'103'296);
     Transformer deeper = model;
     deeper.blocks = 32;
@@ -38,7 +39,8 @@ TEST_CASE("a transformer of 194,103,296 parameters, and its bytes in training") 
 TEST_CASE("a transformer's parameters, counted tensor by tensor") {
     const std::uint64_t v = 256, d = 32, l = 3, ff = 128, c = 64;
     const std::uint64_t block = 3 * d * d + 3 * d + d * d + d + d * ff + ff + ff * d + d + 2 * 2 * d;
-    CHECK(Transformer{.vocabulary = v, .d_model = d, .blocks = l, .learned_positions = c}.parameters() == 2 * v * d + c * d + l * block + 2 * d);
+    CHECK(Transformer{.vocabulary = v, .d_model = d, .blocks = l, .learned_positions = c}.parameters() ==
+          2 * v * d + c * d + l * block + 2 * d);
     CHECK(Transformer{.vocabulary = v, .d_model = d, .blocks = l, .tied = true}.parameters() == v * d + l * block + 2 * d);
     const std::uint64_t gated = 4 * d * d + 4 * d + 3 * d * 96 + 2 * 96 + d + 2 * 2 * d;
     CHECK(Transformer{.vocabulary = v, .d_model = d, .blocks = l, .d_ff = 96, .gated = true}.parameters() == 2 * v * d + l * gated + 2 * d);
@@ -48,10 +50,10 @@ TEST_CASE("feed-forward blocks only: 219,848,638,464 parameters, and what a devi
     const FeedForward model{.d_model = 16384, .d_ff = 53248, .blocks = 126};
     const std::uint64_t n = model.parameters();
     CHECK(n == 219'848'638'464);
-    CHECK(4 * n == 879'394'553'856);           // 879.4 GB
-    CHECK(4 * n == 819ull << 30);              // 819 GiB, on the dot
+    CHECK(4 * n == 879'394'553'856);                         // 879.4 GB
+    CHECK(4 * n == 819ull << 30);                            // 819 GiB, on the dot
     CHECK(2 * model.activations_per_token() == 17'547'264);  // bytes in bf16
-    CHECK(17'547'264 % 7 == 0);                // as 126 blocks make it; 17,543,808 is no multiple of 7, and so a slip
+    CHECK(17'547'264 % 7 == 0);                              // as 126 blocks make it; 17,543,808 is no multiple of 7, and so a slip
     CHECK(17'543'808 % 7 != 0);
     CHECK(model.activations(1, 1) == 8'773'632);
 

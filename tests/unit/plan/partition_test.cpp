@@ -65,7 +65,8 @@ Ends capped(const Problem& c, double cap) {
 }
 
 bool is_partition(const Ends& ends, std::size_t n) {
-    return !ends.empty() && ends.back() == n && ends.front() > 0 && std::adjacent_find(ends.begin(), ends.end(), std::greater_equal<>()) == ends.end();
+    return !ends.empty() && ends.back() == n && ends.front() > 0 &&
+           std::adjacent_find(ends.begin(), ends.end(), std::greater_equal<>()) == ends.end();
 }
 
 }  // namespace
@@ -99,7 +100,8 @@ TEST_CASE("long cases: both forms agree, and no rule is better") {
         REQUIRE(least == doctest::Approx(finish_time(c.gradients, optimal_ends_quadratic(c.gradients, c.cost), c.cost)).epsilon(1e-12));
         double total = 0;
         for (const ReadyGradient& g : c.gradients) total += static_cast<double>(g.bytes);
-        for (double cap = 1; cap < 2 * total + 2; cap *= 1.5) REQUIRE(finish_time(c.gradients, capped(c, cap), c.cost) >= least * (1 - 1e-12));
+        for (double cap = 1; cap < 2 * total + 2; cap *= 1.5)
+            REQUIRE(finish_time(c.gradients, capped(c, cap), c.cost) >= least * (1 - 1e-12));
         if (c.cost.per_byte > 0)
             REQUIRE(finish_time(c.gradients, capped(c, square_root_bucket_bytes(total, c.cost)), c.cost) >= least * (1 - 1e-12));
         REQUIRE(finish_time(c.gradients, merged_ends(c.gradients, c.cost), c.cost) >= least * (1 - 1e-12));

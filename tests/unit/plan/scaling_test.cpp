@@ -66,7 +66,9 @@ TEST_CASE("without latency, weak scaling is bound by bandwidth at once or never"
 TEST_CASE("nodes are added whole; recursive halving by powers of two; more calls reach the wall earlier") {
     const Cluster cluster{.ranks_per_node = 8, .between = {1e-5, 1e-10}, .within = {1e-6, 1e-11}};
     const StepTimes compute{.forward = 0.01, .backward = 0.02};
-    const auto bound = [&](Algorithm a, double calls) { return communication_bound(compute, 50e6, 50e6, a, cluster, Growth::weak, calls).data_parallel; };
+    const auto bound = [&](Algorithm a, double calls) {
+        return communication_bound(compute, 50e6, 50e6, a, cluster, Growth::weak, calls).data_parallel;
+    };
     const auto ring = bound(Algorithm::ring, 1), hierarchical = bound(Algorithm::hierarchical, 1);
     REQUIRE(ring);
     REQUIRE(hierarchical);

@@ -40,18 +40,20 @@ TEST_CASE("PyTorch parity: three Adam steps equal local training on the joined b
     for (const int ranks : {1, 2, 3, 4})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                TinyNetwork model(comm.rank() == 0 ? 1 : 99);  // the others get rank 0's weights
-                const auto own = shard(data, comm.rank(), ranks);
-                Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward> sync(comm, model.parameters(), {.gradients = storage}, SizeCappedBuckets(60));
-                sync.broadcast_parameters();
-                for (int step = 0; step < 3; ++step) {
-                    model.backward(own, true, false, [&](std::size_t i) { return sync.gradient<float>(i); },
-                                   [&](std::size_t i) { sync.mark_ready(i); });
-                    sync.finish();
-                    model.adam([&](std::size_t i) { return std::span<const float>(sync.gradient<float>(i)); });
-                }
-                finding.check(close(model.values(), local.values()), "the weights differ from local training");
-            }) == "");
+                      TinyNetwork model(comm.rank() == 0 ? 1 : 99);  // the others get rank 0's weights
+                      const auto own = shard(data, comm.rank(), ranks);
+                      Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward> sync(comm, model.parameters(), {.gradients = storage},
+                                                                                      SizeCappedBuckets(60));
+                      sync.broadcast_parameters();
+                      for (int step = 0; step < 3; ++step) {
+                          model.backward(
+                              own, true, false, [&](std::size_t i) { return sync.gradient<float>(i); },
+                              [&](std::size_t i) { sync.mark_ready(i); });
+                          sync.finish();
+                          model.adam([&](std::size_t i) { return std::span<const float>(sync.gradient<float>(i)); });
+                      }
+                      finding.check(close(model.values(), local.values()), "the weights differ from local training");
+                  }) == "");
         }
 }
 
@@ -66,31 +68,33 @@ TEST_CASE("PyTorch parity: no_sync accumulation equals local, gradients copied a
                 local.adam();
             }
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                TinyNetwork model;
-                const auto own = shard(data, comm.rank(), ranks);
-                const std::size_t each = own.size() / micro_batches;
-                Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model.parameters(), {.gradients = storage}, SizeCappedBuckets(60));
-                const auto micro_batch = [&](int m) {
-                    model.backward(std::span(own).subspan(static_cast<std::size_t>(m) * each, each), true, m != 0,
-                                   [&](std::size_t i) { return sync.gradient<float>(i); }, [&](std::size_t i) { sync.mark_ready(i); });
-                };
-                for (int step = 0; step < 3; ++step) {
-                    {
-                        const auto guard = sync.no_sync();
-                        for (int m = 0; m + 1 < micro_batches; ++m) micro_batch(m);
-                    }
-                    micro_batch(micro_batches - 1);
-                    sync.finish();
-                    // The sum over micro-batches, averaged over ranks: the trainer divides by their number.
-                    std::vector<std::vector<float>> scaled;
-                    for (std::size_t i = 0; i < model.size(); ++i) {
-                        scaled.emplace_back(sync.gradient<float>(i).begin(), sync.gradient<float>(i).end());
-                        for (float& x : scaled.back()) x /= micro_batches;
-                    }
-                    model.adam([&](std::size_t i) { return std::span<const float>(scaled[i]); });
-                }
-                finding.check(close(model.values(), local.values()), "the weights differ from local training");
-            }) == "");
+                      TinyNetwork model;
+                      const auto own = shard(data, comm.rank(), ranks);
+                      const std::size_t each = own.size() / micro_batches;
+                      Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model.parameters(), {.gradients = storage},
+                                                                     SizeCappedBuckets(60));
+                      const auto micro_batch = [&](int m) {
+                          model.backward(
+                              std::span(own).subspan(static_cast<std::size_t>(m) * each, each), true, m != 0,
+                              [&](std::size_t i) { return sync.gradient<float>(i); }, [&](std::size_t i) { sync.mark_ready(i); });
+                      };
+                      for (int step = 0; step < 3; ++step) {
+                          {
+                              const auto guard = sync.no_sync();
+                              for (int m = 0; m + 1 < micro_batches; ++m) micro_batch(m);
+                          }
+                          micro_batch(micro_batches - 1);
+                          sync.finish();
+                          // The sum over micro-batches, averaged over ranks: the trainer divides by their number.
+                          std::vector<std::vector<float>> scaled;
+                          for (std::size_t i = 0; i < model.size(); ++i) {
+                              scaled.emplace_back(sync.gradient<float>(i).begin(), sync.gradient<float>(i).end());
+                              for (float& x : scaled.back()) x /= micro_batches;
+                          }
+                          model.adam([&](std::size_t i) { return std::span<const float>(scaled[i]); });
+                      }
+                      finding.check(close(model.values(), local.values()), "the weights differ from local training");
+                  }) == "");
         }
 }
 
@@ -99,42 +103,44 @@ TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
         for (const int ranks : {1, 2, 3}) {
             CAPTURE(ranks);
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({50, 3, 700}, dtype);
-                const int rank = comm.rank();
-                Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets}, SizeCappedBuckets(300));
-                for (int step = 0; step < 2; ++step) {
-                    constexpr int micro_batches = 4;
-                    for (int m = 0; m < micro_batches; ++m) {
-                        const int batch = step * 10 + m;
-                        if (m + 1 == micro_batches) {
-                            backward(sync, model, rank, batch);
-                            break;
-                        }
-                        const auto guard = sync.no_sync();
-                        backward(sync, model, rank, batch);
-                    }
-                    sync.finish();
-                    for (std::size_t i = 0; i < model.size(); ++i) {
-                        // In f32 (f64): each rank's sum over micro-batches, then the mean over ranks.
-                        const DType wide = accumulator_of(dtype);
-                        std::vector<Bytes> sums;
-                        for (int r = 0; r < ranks; ++r) {
-                            std::vector<Bytes> terms;
-                            for (int m = 0; m < micro_batches; ++m) {
-                                const Bytes narrow = random_gradient(model[i], r, step * 10 + m, i);
-                                Bytes widened(model[i].count() * size_of(wide));
-                                kernel::convert(narrow.data(), dtype, widened.data(), wide, model[i].count());
-                                terms.push_back(widened);
-                            }
-                            sums.push_back(sum_of(wide, terms));
-                        }
-                        const Bytes mean = mean_of(wide, sums);
-                        Bytes expected(model[i].gradient.size());
-                        kernel::convert(mean.data(), wide, expected.data(), dtype, model[i].count());
-                        finding.check(model[i].gradient == expected, "parameter " + std::to_string(i) + ", step " + std::to_string(step));
-                    }
-                }
-            }) == "");
+                      auto model = tensors({50, 3, 700}, dtype);
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets},
+                                                                     SizeCappedBuckets(300));
+                      for (int step = 0; step < 2; ++step) {
+                          constexpr int micro_batches = 4;
+                          for (int m = 0; m < micro_batches; ++m) {
+                              const int batch = step * 10 + m;
+                              if (m + 1 == micro_batches) {
+                                  backward(sync, model, rank, batch);
+                                  break;
+                              }
+                              const auto guard = sync.no_sync();
+                              backward(sync, model, rank, batch);
+                          }
+                          sync.finish();
+                          for (std::size_t i = 0; i < model.size(); ++i) {
+                              // In f32 (f64): each rank's sum over micro-batches, then the mean over ranks.
+                              const DType wide = accumulator_of(dtype);
+                              std::vector<Bytes> sums;
+                              for (int r = 0; r < ranks; ++r) {
+                                  std::vector<Bytes> terms;
+                                  for (int m = 0; m < micro_batches; ++m) {
+                                      const Bytes narrow = random_gradient(model[i], r, step * 10 + m, i);
+                                      Bytes widened(model[i].count() * size_of(wide));
+                                      kernel::convert(narrow.data(), dtype, widened.data(), wide, model[i].count());
+                                      terms.push_back(widened);
+                                  }
+                                  sums.push_back(sum_of(wide, terms));
+                              }
+                              const Bytes mean = mean_of(wide, sums);
+                              Bytes expected(model[i].gradient.size());
+                              kernel::convert(mean.data(), wide, expected.data(), dtype, model[i].count());
+                              finding.check(model[i].gradient == expected,
+                                            "parameter " + std::to_string(i) + ", step " + std::to_string(step));
+                          }
+                      }
+                  }) == "");
         }
 }
 
@@ -173,47 +179,47 @@ TEST_CASE("N ranks with one micro-batch each give the bits of one rank with N mi
 TEST_CASE("a no_sync guard that an exception leaves, and guards within guards") {
     for (const int ranks : {1, 2, 3}) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-            auto model = tensors({10, 20});
-            const int rank = comm.rank();
-            Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
-            const auto marks_synchronise = [&](int batch) {
-                backward(sync, model, rank, batch);
-                sync.finish();
-                finding.check(wrong_mean(sync, model, ranks, batch).empty(), wrong_mean(sync, model, ranks, batch));
-            };
-            try {
-                const auto guard = sync.no_sync();
-                backward(sync, model, rank, 100);
-                throw std::runtime_error("a batch that cannot be read");
-            } catch (const std::runtime_error&) {
-            }
-            marks_synchronise(1);
-            {
-                const auto outer = sync.no_sync();
-                {
-                    const auto inner = sync.no_sync();
-                    backward(sync, model, rank, 101);
-                }
-                backward(sync, model, rank, 102);  // still within the outer one: each mark is allowed once more
-                backward(sync, model, rank, 103);
-            }
-            marks_synchronise(2);
-            { const auto unused = sync.no_sync(); }
-            marks_synchronise(3);
-        }) == "");
+                  auto model = tensors({10, 20});
+                  const int rank = comm.rank();
+                  Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+                  const auto marks_synchronise = [&](int batch) {
+                      backward(sync, model, rank, batch);
+                      sync.finish();
+                      finding.check(wrong_mean(sync, model, ranks, batch).empty(), wrong_mean(sync, model, ranks, batch));
+                  };
+                  try {
+                      const auto guard = sync.no_sync();
+                      backward(sync, model, rank, 100);
+                      throw std::runtime_error("a batch that cannot be read");
+                  } catch (const std::runtime_error&) {
+                  }
+                  marks_synchronise(1);
+                  {
+                      const auto outer = sync.no_sync();
+                      {
+                          const auto inner = sync.no_sync();
+                          backward(sync, model, rank, 101);
+                      }
+                      backward(sync, model, rank, 102);  // still within the outer one: each mark is allowed once more
+                      backward(sync, model, rank, 103);
+                  }
+                  marks_synchronise(2);
+                  { const auto unused = sync.no_sync(); }
+                  marks_synchronise(3);
+              }) == "");
     }
 }
 
 TEST_CASE("no_sync while buckets are in flight is refused") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10, 20});
-        Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
-        sync.mark_ready(1);
-        const Outcome outcome = outcome_of([&] { (void)sync.no_sync(); });
-        finding.check(outcome.is(Errc::invalid_argument) && outcome.says("finish()"), outcome.text);
-        sync.mark_ready(0);
-        sync.finish();
-    }) == "");
+              auto model = tensors({10, 20});
+              Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+              sync.mark_ready(1);
+              const Outcome outcome = outcome_of([&] { (void)sync.no_sync(); });
+              finding.check(outcome.is(Errc::invalid_argument) && outcome.says("finish()"), outcome.text);
+              sync.mark_ready(0);
+              sync.finish();
+          }) == "");
 }
 
 TEST_CASE("a gradient that only earlier micro-batches touched is averaged all the same") {
@@ -221,20 +227,20 @@ TEST_CASE("a gradient that only earlier micro-batches touched is averaged all th
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             for (const UnusedParameters unused : {UnusedParameters::error, UnusedParameters::agree}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                    auto model = tensors({10, 20, 30});
-                    const int rank = comm.rank();
-                    Reducer<ThreadBackend, Flat> sync(comm, model, {.gradients = storage, .unused = unused});
-                    {
-                        const auto guard = sync.no_sync();
-                        backward(sync, model, rank, 1);
-                    }
-                    for (const std::size_t i : {std::size_t{2}, std::size_t{0}}) {
-                        write(sync.gradient_view(i), random_gradient(model[i], rank, 1, i));
-                        sync.mark_ready(i);
-                    }
-                    sync.finish();
-                    finding.check(wrong_mean(sync, model, ranks, 1).empty(), wrong_mean(sync, model, ranks, 1));
-                }) == "");
+                          auto model = tensors({10, 20, 30});
+                          const int rank = comm.rank();
+                          Reducer<ThreadBackend, Flat> sync(comm, model, {.gradients = storage, .unused = unused});
+                          {
+                              const auto guard = sync.no_sync();
+                              backward(sync, model, rank, 1);
+                          }
+                          for (const std::size_t i : {std::size_t{2}, std::size_t{0}}) {
+                              write(sync.gradient_view(i), random_gradient(model[i], rank, 1, i));
+                              sync.mark_ready(i);
+                          }
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, 1).empty(), wrong_mean(sync, model, ranks, 1));
+                      }) == "");
             }
 }
 

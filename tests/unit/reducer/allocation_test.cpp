@@ -91,7 +91,9 @@ int allocations_of(int ranks, DType dtype, Make&& make, Step&& step) {
 template <class Buckets, class Overlap, class Step>
 int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) {
     return allocations_of(
-        ranks, dtype, [&](ThreadBackend comm, auto& model) { return std::make_unique<Reducer<ThreadBackend, Buckets, Overlap>>(comm, model, options); }, step);
+        ranks, dtype,
+        [&](ThreadBackend comm, auto& model) { return std::make_unique<Reducer<ThreadBackend, Buckets, Overlap>>(comm, model, options); },
+        step);
 }
 
 template <class Buckets, class Overlap>
@@ -100,9 +102,9 @@ void check_policies(ReducerOptions options, DType dtype = DType::f32) {
         CAPTURE(ranks);
         CAPTURE(describe(options));
         CHECK(allocations_of<Buckets, Overlap>(ranks, options, dtype, [&](auto& sync, auto& model, int) {
-            for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
-            sync.finish();
-        }) == 0);
+                  for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+                  sync.finish();
+              }) == 0);
     }
 }
 
@@ -154,7 +156,8 @@ TEST_CASE("a steady step allocates nothing: micro-batches, join, norm and clippi
         };
         CAPTURE(ranks);
         CHECK(allocations_of<SizeCappedBuckets, OverlapBackward>(ranks, {}, DType::f32, everything) == 0);
-        CHECK(allocations_of<SizeCappedBuckets, OverlapBackward>(ranks, {.accumulation = Accumulation::in_buckets}, DType::bf16, everything) == 0);
+        CHECK(allocations_of<SizeCappedBuckets, OverlapBackward>(ranks, {.accumulation = Accumulation::in_buckets}, DType::bf16,
+                                                                 everything) == 0);
     }
 }
 
@@ -166,7 +169,8 @@ TEST_CASE("a steady step allocates nothing: unused parameters whose gradients li
             sync.finish();
         };
         CAPTURE(ranks);
-        CHECK(allocations_of<Flat, OverlapBackward>(ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, DType::f32, some) == 0);
+        CHECK(allocations_of<Flat, OverlapBackward>(ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree},
+                                                    DType::f32, some) == 0);
     }
 }
 
@@ -181,13 +185,14 @@ TEST_CASE("a steady step allocates nothing: compressed") {
                     model[0].shape = {25, 40};
                     model[2].shape = {60, 50};
                     return std::make_unique<Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, Exchange>>(
-                        comm, model, ReducerOptions{.averaging = Averaging::weighted_mean}, SizeCappedBuckets(8000), OverlapBackward{}, compressor);
+                        comm, model, ReducerOptions{.averaging = Averaging::weighted_mean}, SizeCappedBuckets(8000), OverlapBackward{},
+                        compressor);
                 };
                 CHECK(allocations_of(ranks, dtype, make, [](auto& sync, auto& model, int k) {
-                    sync.set_weight(1 + k % 3);
-                    for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
-                    sync.finish();
-                }) == 0);
+                          sync.set_weight(1 + k % 3);
+                          for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+                          sync.finish();
+                      }) == 0);
             }
     };
     check(PowerSgd<ThreadBackend>({.rank = 2, .start_step = 0}));
@@ -213,12 +218,24 @@ TEST_CASE("a steady step allocates nothing: sharded") {
         for (const DType dtype : {DType::f32, DType::bf16}) {
             using Two = ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets, OverlapForward>;
             CHECK(allocations_of(
-                      ranks, dtype, [](ThreadBackend comm, auto& model) { return std::make_unique<Two>(comm, model, AdamW{}, ShardingOptions{}, SizeCappedBuckets(4000)); },
-                      [&](auto& two, auto& model, int) { step(two, model, [&] { two.flush(); }, [](std::size_t) { return 0; }); }) == 0);
+                      ranks, dtype,
+                      [](ThreadBackend comm, auto& model) {
+                          return std::make_unique<Two>(comm, model, AdamW{}, ShardingOptions{}, SizeCappedBuckets(4000));
+                      },
+                      [&](auto& two, auto& model, int) {
+                          step(
+                              two, model, [&] { two.flush(); }, [](std::size_t) { return 0; });
+                      }) == 0);
             using Three = ShardedParameters<ThreadBackend, AdamW>;
             CHECK(allocations_of(
-                      ranks, dtype, [](ThreadBackend comm, auto& model) { return std::make_unique<Three>(comm, model, AdamW{}, Units({0, 0, 1, 1, 2, 2})); },
-                      [&](auto& three, auto& model, int) { step(three, model, [] {}, [&](std::size_t i) { return three.gather(three.unit_of(i)); }); }) == 0);
+                      ranks, dtype,
+                      [](ThreadBackend comm, auto& model) {
+                          return std::make_unique<Three>(comm, model, AdamW{}, Units({0, 0, 1, 1, 2, 2}));
+                      },
+                      [&](auto& three, auto& model, int) {
+                          step(
+                              three, model, [] {}, [&](std::size_t i) { return three.gather(three.unit_of(i)); });
+                      }) == 0);
         }
     }
 }

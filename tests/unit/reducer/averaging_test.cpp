@@ -30,19 +30,21 @@ void check_averaging(Averaging averaging, const std::vector<DType>& dtypes, By&&
                 CAPTURE(ranks);
                 CAPTURE(name_of(dtype));
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                    auto model = tensors({10, 1, 0, 300}, dtype);
-                    const int rank = comm.rank();
-                    Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage, .averaging = averaging}, SizeCappedBuckets(200));
-                    if (averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count)
-                        sync.set_weight(token_counts[static_cast<std::size_t>(rank)]);
-                    for (int step = 0; step < 2; ++step) {  // a weight holds until it is set again
-                        backward(sync, model, rank, step);
-                        sync.finish();
-                        for (std::size_t i = 0; i < model.size(); ++i)
-                            finding.check(holds(sync.gradient_view(i), combined(dtype, gradients_of_all(model[i], ranks, step, i), by(ranks))),
-                                          "gradient " + std::to_string(i));
-                    }
-                }) == "");
+                          auto model = tensors({10, 1, 0, 300}, dtype);
+                          const int rank = comm.rank();
+                          Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage, .averaging = averaging},
+                                                                         SizeCappedBuckets(200));
+                          if (averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count)
+                              sync.set_weight(token_counts[static_cast<std::size_t>(rank)]);
+                          for (int step = 0; step < 2; ++step) {  // a weight holds until it is set again
+                              backward(sync, model, rank, step);
+                              sync.finish();
+                              for (std::size_t i = 0; i < model.size(); ++i)
+                                  finding.check(
+                                      holds(sync.gradient_view(i), combined(dtype, gradients_of_all(model[i], ranks, step, i), by(ranks))),
+                                      "gradient " + std::to_string(i));
+                          }
+                      }) == "");
             }
 }
 
@@ -56,13 +58,16 @@ TEST_CASE("Averaging::sum") {
         by_rank[0].weight = 1;
         return by_rank;
     };
-    check_averaging(Averaging::sum, {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::u32, DType::i64, DType::u64}, by);
+    check_averaging(Averaging::sum,
+                    {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i8, DType::u8, DType::i32, DType::u32, DType::i64, DType::u64},
+                    by);
 }
 
 TEST_CASE("Averaging::weighted_mean: local means, weighted by tokens") {
     check_averaging(Averaging::weighted_mean, floating, [](int ranks) {
         std::vector<Contribution> by;
-        for (int r = 0; r < ranks; ++r) by.push_back({token_counts[static_cast<std::size_t>(r)], token_counts[static_cast<std::size_t>(r)]});
+        for (int r = 0; r < ranks; ++r)
+            by.push_back({token_counts[static_cast<std::size_t>(r)], token_counts[static_cast<std::size_t>(r)]});
         // One rank alone: x w / w is x.
         return ranks == 1 ? std::vector<Contribution>(1) : by;
     });
@@ -89,86 +94,88 @@ TEST_CASE("means weighted by token counts agree with an oracle in f64") {
             total += w;
         }
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-            auto model = shape;
-            const int rank = comm.rank();
-            Reducer sync(comm, model, {.averaging = Averaging::weighted_mean});
-            sync.set_weight(token_counts[static_cast<std::size_t>(rank)]);
-            backward(sync, model, rank, 0);
-            sync.finish();
-            const auto x = numbers(sync.gradient_view(0));
-            for (std::size_t k = 0; k < 1000; ++k)
-                finding.check(std::abs(x[k] - exact[k] / total) <= 4e-7, "element " + std::to_string(k));
-        }) == "");
+                  auto model = shape;
+                  const int rank = comm.rank();
+                  Reducer sync(comm, model, {.averaging = Averaging::weighted_mean});
+                  sync.set_weight(token_counts[static_cast<std::size_t>(rank)]);
+                  backward(sync, model, rank, 0);
+                  sync.finish();
+                  const auto x = numbers(sync.gradient_view(0));
+                  for (std::size_t k = 0; k < 1000; ++k)
+                      finding.check(std::abs(x[k] - exact[k] / total) <= 4e-7, "element " + std::to_string(k));
+              }) == "");
     }
 }
 
 TEST_CASE("weights may change from step to step, and all be 0") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10});
-        const int rank = comm.rank();
-        Reducer sync(comm, model, {.averaging = Averaging::weighted_mean});
-        for (int step = 0; step < 4; ++step) {
-            const auto weight_of = [&](int r) { return step == 2 ? 0.0 : static_cast<double>(step + 3 * r); };
-            sync.set_weight(weight_of(rank));
-            backward(sync, model, rank, step);
-            sync.finish();
-            std::vector<Contribution> by;
-            for (int r = 0; r < 2; ++r) by.push_back({weight_of(r), weight_of(r)});
-            finding.check(holds(sync.gradient_view(0), combined(DType::f32, gradients_of_all(model[0], 2, step, 0), by)), "step " + std::to_string(step));
-        }
-    }) == "");
+              auto model = tensors({10});
+              const int rank = comm.rank();
+              Reducer sync(comm, model, {.averaging = Averaging::weighted_mean});
+              for (int step = 0; step < 4; ++step) {
+                  const auto weight_of = [&](int r) { return step == 2 ? 0.0 : static_cast<double>(step + 3 * r); };
+                  sync.set_weight(weight_of(rank));
+                  backward(sync, model, rank, step);
+                  sync.finish();
+                  std::vector<Contribution> by;
+                  for (int r = 0; r < 2; ++r) by.push_back({weight_of(r), weight_of(r)});
+                  finding.check(holds(sync.gradient_view(0), combined(DType::f32, gradients_of_all(model[0], 2, step, 0), by)),
+                                "step " + std::to_string(step));
+              }
+          }) == "");
 }
 
 TEST_CASE("what a rank without weight holds has no influence, NaN and infinity neither") {
     for (const double poison : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
         for (const bool batchless : {true, false}) {
             CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({10, 200}, DType::bf16);
-                const int rank = comm.rank();
-                Reducer<ThreadBackend, Flat> sync(comm, model, {.averaging = Averaging::weighted_mean});
-                if (batchless) finding.check(sync.begin_step(rank != 1), "nobody has a batch");
-                else sync.set_weight(rank == 1 ? 0 : 1);
-                if (rank != 1) {
-                    backward(sync, model, rank, 0);
-                } else {
-                    for (std::size_t i = 0; i < model.size(); ++i) {
-                        write(sync.gradient_view(i), constant_bytes(DType::bf16, model[i].count(), poison));
-                        if (!batchless) sync.mark_ready(i);
-                    }
-                }
-                sync.finish();
-                for (std::size_t i = 0; i < model.size(); ++i)
-                    finding.check(holds(sync.gradient_view(i), combined(DType::bf16, gradients_of_all(model[i], 3, 0, i), {{1, 1}, {0, 0}, {1, 1}})),
-                                  "gradient " + std::to_string(i));
-            }) == "");
+                      auto model = tensors({10, 200}, DType::bf16);
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, Flat> sync(comm, model, {.averaging = Averaging::weighted_mean});
+                      if (batchless) finding.check(sync.begin_step(rank != 1), "nobody has a batch");
+                      else sync.set_weight(rank == 1 ? 0 : 1);
+                      if (rank != 1) {
+                          backward(sync, model, rank, 0);
+                      } else {
+                          for (std::size_t i = 0; i < model.size(); ++i) {
+                              write(sync.gradient_view(i), constant_bytes(DType::bf16, model[i].count(), poison));
+                              if (!batchless) sync.mark_ready(i);
+                          }
+                      }
+                      sync.finish();
+                      for (std::size_t i = 0; i < model.size(); ++i)
+                          finding.check(holds(sync.gradient_view(i),
+                                              combined(DType::bf16, gradients_of_all(model[i], 3, 0, i), {{1, 1}, {0, 0}, {1, 1}})),
+                                        "gradient " + std::to_string(i));
+                  }) == "");
         }
 }
 
 TEST_CASE("a NaN of a rank that takes part reaches every rank") {
     CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10});
-        const int rank = comm.rank();
-        Reducer sync(comm, model);
-        if (rank == 2) write(sync.gradient_view(0), constant_bytes(DType::f32, 10, std::numeric_limits<double>::quiet_NaN()));
-        sync.mark_ready(0);
-        sync.finish();
-        for (const double x : numbers(sync.gradient_view(0))) finding.check(std::isnan(x), "a NaN got lost");
-    }) == "");
+              auto model = tensors({10});
+              const int rank = comm.rank();
+              Reducer sync(comm, model);
+              if (rank == 2) write(sync.gradient_view(0), constant_bytes(DType::f32, 10, std::numeric_limits<double>::quiet_NaN()));
+              sync.mark_ready(0);
+              sync.finish();
+              for (const double x : numbers(sync.gradient_view(0))) finding.check(std::isnan(x), "a NaN got lost");
+          }) == "");
 }
 
 TEST_CASE("set_weight refuses what is no weight, and averages without weights") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10, 20});
-        Reducer plain(comm, model);
-        finding.check(outcome_of([&] { plain.set_weight(2); }).says("weighted_mean"), "a weight for a plain mean");
-        Reducer<ThreadBackend, PerParameter, OverlapBackward> weighted(comm, model, {.averaging = Averaging::weighted_mean});
-        for (const double w : {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
-            finding.check(outcome_of([&] { weighted.set_weight(w); }).is(Errc::invalid_argument), std::to_string(w) + " was taken");
-        weighted.set_weight(0.5);
-        weighted.mark_ready(1);
-        finding.check(outcome_of([&] { weighted.set_weight(1); }).says("in flight"), "a weight within the step");
-        weighted.mark_ready(0);
-        weighted.finish();
-        weighted.set_weight(1);
-    }) == "");
+              auto model = tensors({10, 20});
+              Reducer plain(comm, model);
+              finding.check(outcome_of([&] { plain.set_weight(2); }).says("weighted_mean"), "a weight for a plain mean");
+              Reducer<ThreadBackend, PerParameter, OverlapBackward> weighted(comm, model, {.averaging = Averaging::weighted_mean});
+              for (const double w : {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+                  finding.check(outcome_of([&] { weighted.set_weight(w); }).is(Errc::invalid_argument), std::to_string(w) + " was taken");
+              weighted.set_weight(0.5);
+              weighted.mark_ready(1);
+              finding.check(outcome_of([&] { weighted.set_weight(1); }).says("in flight"), "a weight within the step");
+              weighted.mark_ready(0);
+              weighted.finish();
+              weighted.set_weight(1);
+          }) == "");
 }

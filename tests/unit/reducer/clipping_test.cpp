@@ -41,7 +41,8 @@ long double norm_of(const std::vector<Tensor>& model) {
     for (std::size_t i = 0; i < model.size(); ++i) {
         if (!model[i].requires_grad) continue;
         Bytes gradient = random_gradient(model[i], 0, 0, i);
-        for (const double x : numbers({gradient.data(), model[i].count(), model[i].dtype, MemorySpace::host})) sum += static_cast<long double>(x) * x;
+        for (const double x : numbers({gradient.data(), model[i].count(), model[i].dtype, MemorySpace::host}))
+            sum += static_cast<long double>(x) * x;
     }
     return std::sqrt(sum);
 }
@@ -92,7 +93,8 @@ TEST_CASE("gradient_norm at 3 ranks: the same on all, and within 1e-12 of an ora
     const auto shape = tensors(clipped_sizes);
     for (std::size_t i = 0; i < shape.size(); ++i) {
         Bytes mean = expected_mean(shape[i], 3, 0, i);
-        for (const double x : numbers({mean.data(), shape[i].count(), DType::f32, MemorySpace::host})) sum += static_cast<long double>(x) * x;
+        for (const double x : numbers({mean.data(), shape[i].count(), DType::f32, MemorySpace::host}))
+            sum += static_cast<long double>(x) * x;
     }
     for (const double norm : results) {
         CHECK(std::bit_cast<std::uint64_t>(norm) == std::bit_cast<std::uint64_t>(results[0]));
@@ -105,71 +107,76 @@ TEST_CASE("clip_gradients_by_norm scales what is too long, and leaves the rest a
         for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                    auto model = tensors({10, 400, 0}, dtype);
-                    model.emplace_back("frozen", dtype, std::vector<std::size_t>{5});
-                    model.back().requires_grad = false;
-                    model.back().gradient = random_gradient(model.back(), 0, 3, 3);
-                    const int rank = comm.rank();
-                    Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(100));
-                    backward(sync, model, rank, 0);
-                    sync.finish();
-                    const double norm = sync.gradient_norm();
-                    finding.check(sync.clip_gradients_by_norm(norm) == norm, "another norm");
-                    finding.check(wrong_mean(sync, model, ranks, 0).empty(), "clipped at its own norm: " + wrong_mean(sync, model, ranks, 0));
-                    finding.check(sync.clip_gradients_by_norm(norm / 3) == norm, "not the norm before");
-                    for (std::size_t i = 0; i < 3; ++i) {
-                        const Bytes mean = expected_mean(model[i], ranks, 0, i);
-                        const Bytes scaled = with_type(dtype, [&]<class T>(T*) {
-                            using A = kernel::accumulator_t<T>;
-                            std::vector<T> x(model[i].count());
-                            if (!mean.empty()) std::memcpy(x.data(), mean.data(), mean.size());
-                            for (T& e : x) e = static_cast<T>(static_cast<A>(e) * static_cast<A>(Reducer<ThreadBackend>::clip_factor(norm, norm / 3)));
-                            return bytes_of(const_buffer(x));
-                        });
-                        finding.check(holds(sync.gradient_view(i), scaled), "gradient " + std::to_string(i) + " is not scaled once");
-                    }
-                    finding.check(model[3].gradient == random_gradient(model[3], 0, 3, 3), "a frozen gradient was clipped");
-                    const double left = sync.gradient_norm();
-                    finding.check(std::abs(left - norm / 3) <= 0.01 * norm, "the norm is not what was asked for");
-                }) == "");
+                          auto model = tensors({10, 400, 0}, dtype);
+                          model.emplace_back("frozen", dtype, std::vector<std::size_t>{5});
+                          model.back().requires_grad = false;
+                          model.back().gradient = random_gradient(model.back(), 0, 3, 3);
+                          const int rank = comm.rank();
+                          Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(100));
+                          backward(sync, model, rank, 0);
+                          sync.finish();
+                          const double norm = sync.gradient_norm();
+                          finding.check(sync.clip_gradients_by_norm(norm) == norm, "another norm");
+                          finding.check(wrong_mean(sync, model, ranks, 0).empty(),
+                                        "clipped at its own norm: " + wrong_mean(sync, model, ranks, 0));
+                          finding.check(sync.clip_gradients_by_norm(norm / 3) == norm, "not the norm before");
+                          for (std::size_t i = 0; i < 3; ++i) {
+                              const Bytes mean = expected_mean(model[i], ranks, 0, i);
+                              const Bytes scaled = with_type(dtype, [&]<class T>(T*) {
+                                  using A = kernel::accumulator_t<T>;
+                                  std::vector<T> x(model[i].count());
+                                  if (!mean.empty()) std::memcpy(x.data(), mean.data(), mean.size());
+                                  for (T& e : x)
+                                      e = static_cast<T>(static_cast<A>(e) *
+                                                         static_cast<A>(Reducer<ThreadBackend>::clip_factor(norm, norm / 3)));
+                                  return bytes_of(const_buffer(x));
+                              });
+                              finding.check(holds(sync.gradient_view(i), scaled), "gradient " + std::to_string(i) + " is not scaled once");
+                          }
+                          finding.check(model[3].gradient == random_gradient(model[3], 0, 3, 3), "a frozen gradient was clipped");
+                          const double left = sync.gradient_norm();
+                          finding.check(std::abs(left - norm / 3) <= 0.01 * norm, "the norm is not what was asked for");
+                      }) == "");
             }
 }
 
 TEST_CASE("clip_gradients_by_value clamps, and a NaN stays") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        std::vector<float> gradient{-3, -0.5f, 0, 0.25f, 7, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
-        const std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}};
-        Reducer sync(comm, views);
-        sync.mark_ready(0);
-        sync.finish();
-        sync.clip_gradients_by_value(0.5);
-        const float expected[] = {-0.5f, -0.5f, 0, 0.25f, 0.5f, 0.5f};
-        for (std::size_t i = 0; i < 6; ++i) finding.check(gradient[i] == expected[i], "element " + std::to_string(i));
-        finding.check(std::isnan(gradient[6]), "a NaN became a number");
-    }) == "");
+              std::vector<float> gradient{
+                  -3, -0.5f, 0, 0.25f, 7, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+              const std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}};
+              Reducer sync(comm, views);
+              sync.mark_ready(0);
+              sync.finish();
+              sync.clip_gradients_by_value(0.5);
+              const float expected[] = {-0.5f, -0.5f, 0, 0.25f, 0.5f, 0.5f};
+              for (std::size_t i = 0; i < 6; ++i) finding.check(gradient[i] == expected[i], "element " + std::to_string(i));
+              finding.check(std::isnan(gradient[6]), "a NaN became a number");
+          }) == "");
 }
 
 TEST_CASE("norms that are not finite, and integers") {
-    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        std::vector<float> gradient{1, 2};
-        std::vector<std::int32_t> counts{3, 4};
-        const std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}, {.name = "n", .gradient = buffer(counts)}};
-        Reducer sync(comm, views, {.averaging = Averaging::sum});
-        const auto step = [&](float first) {
-            gradient = {first, 2};
-            counts = {3, 4};
-            sync.mark_ready(1);
-            sync.mark_ready(0);
-            sync.finish();
-            return sync.gradient_norm();
-        };
-        finding.check(step(1) == std::sqrt(4.0 + 16.0), "integers have no norm");
-        sync.clip_gradients_by_norm(0.5);
-        sync.clip_gradients_by_value(0.1);
-        finding.check(counts == std::vector<std::int32_t>{6, 8}, "integers were clipped");
-        finding.check(std::isnan(step(std::numeric_limits<float>::quiet_NaN())), "a NaN got lost");
-        finding.check(std::isinf(step(std::numeric_limits<float>::infinity())), "an infinity got lost");
-    }) == "");
+    CHECK(
+        findings(2, [](ThreadBackend comm, Finding& finding) {
+            std::vector<float> gradient{1, 2};
+            std::vector<std::int32_t> counts{3, 4};
+            const std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}, {.name = "n", .gradient = buffer(counts)}};
+            Reducer sync(comm, views, {.averaging = Averaging::sum});
+            const auto step = [&](float first) {
+                gradient = {first, 2};
+                counts = {3, 4};
+                sync.mark_ready(1);
+                sync.mark_ready(0);
+                sync.finish();
+                return sync.gradient_norm();
+            };
+            finding.check(step(1) == std::sqrt(4.0 + 16.0), "integers have no norm");
+            sync.clip_gradients_by_norm(0.5);
+            sync.clip_gradients_by_value(0.1);
+            finding.check(counts == std::vector<std::int32_t>{6, 8}, "integers were clipped");
+            finding.check(std::isnan(step(std::numeric_limits<float>::quiet_NaN())), "a NaN got lost");
+            finding.check(std::isinf(step(std::numeric_limits<float>::infinity())), "an infinity got lost");
+        }) == "");
     using R = Reducer<ThreadBackend>;
     CHECK(R::clip_factor(2, 1) == 0.5);
     CHECK(R::clip_factor(1, 2) == 1);
@@ -180,11 +187,11 @@ TEST_CASE("norms that are not finite, and integers") {
 
 TEST_CASE("a limit that is none is refused") {
     CHECK(findings(1, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({3});
-        Reducer sync(comm, model);
-        for (const double limit : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
-            finding.check(outcome_of([&] { sync.clip_gradients_by_norm(limit); }).is(Errc::invalid_argument), "a norm");
-            finding.check(outcome_of([&] { sync.clip_gradients_by_value(limit); }).is(Errc::invalid_argument), "a value");
-        }
-    }) == "");
+              auto model = tensors({3});
+              Reducer sync(comm, model);
+              for (const double limit : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+                  finding.check(outcome_of([&] { sync.clip_gradients_by_norm(limit); }).is(Errc::invalid_argument), "a norm");
+                  finding.check(outcome_of([&] { sync.clip_gradients_by_value(limit); }).is(Errc::invalid_argument), "a value");
+              }
+          }) == "");
 }

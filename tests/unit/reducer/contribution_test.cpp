@@ -18,5 +18,6 @@ static_assert(contribution_of({.averaging = Averaging::mean_over_count}, 1, 7, f
 TEST_CASE("contribution_of: the weights of a sum add up to 1 over the ranks, whoever has a batch") {
     for (const bool has_batch : {true, false})
         for (int rank = 0; rank < 3; ++rank)
-            CHECK(contribution_of({.averaging = Averaging::sum}, rank, 7, has_batch) == Contribution{has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0});
+            CHECK(contribution_of({.averaging = Averaging::sum}, rank, 7, has_batch) ==
+                  Contribution{has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0});
 }

@@ -83,10 +83,16 @@ TEST_CASE("Reducer on devices: it trains as it does on the host") {
 
 TEST_CASE("Reducer on devices: the same bits for every policy") {
     for (const bool in_buckets : {false, true}) {
-        const TrainingOptions options{.reducer = {.gradients = in_buckets ? GradientStorage::in_buckets : GradientStorage::borrowed}, .clips = true};
-        const std::vector<float> expected = on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Flat, NoOverlap>(comm, options); });
-        CHECK(on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Caps, OverlapBackward>(comm, options, Caps(60'000, 2'000)); }) == expected);
-        CHECK(on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Caps, OverlapForward>(comm, options, Caps(60'000, 2'000)); }) == expected);
+        const TrainingOptions options{.reducer = {.gradients = in_buckets ? GradientStorage::in_buckets : GradientStorage::borrowed},
+                                      .clips = true};
+        const std::vector<float> expected =
+            on_devices(2, [&](NcclBackend comm) { return gradsync_test::train<Flat, NoOverlap>(comm, options); });
+        CHECK(on_devices(2, [&](NcclBackend comm) {
+                  return gradsync_test::train<Caps, OverlapBackward>(comm, options, Caps(60'000, 2'000));
+              }) == expected);
+        CHECK(on_devices(2, [&](NcclBackend comm) {
+                  return gradsync_test::train<Caps, OverlapForward>(comm, options, Caps(60'000, 2'000));
+              }) == expected);
     }
 }
 
@@ -107,7 +113,8 @@ TEST_CASE("Reducer on devices: a step keeps no host waiting for the device") {
                 sync.finish();
                 findings.check(cudaStreamQuery(stream.get()) == cudaErrorNotReady, "the step was over before the backward");
             }
-            findings.check(gradsync_test::read(comm, a.view())[999] == 0.5f && gradsync_test::read(comm, b.view())[1999] == 1.0f, "a wrong mean");
+            findings.check(gradsync_test::read(comm, a.view())[999] == 0.5f && gradsync_test::read(comm, b.view())[1999] == 1.0f,
+                           "a wrong mean");
         });
 }
 
@@ -135,13 +142,15 @@ std::pair<std::vector<float>, int> steps(int size, std::size_t group_bytes, Buck
                 comm.host().barrier().wait();
                 for (std::size_t k = 0; k < gradients.size(); ++k) {
                     const std::size_t i = (gradients.size() - 1 - k + static_cast<std::size_t>(comm.rank()) * 3) % gradients.size();
-                    gradsync_test::write(comm, gradients[i].view(), std::vector<float>(i + 1, static_cast<float>(comm.rank() + step) + 0.1f * static_cast<float>(i)));
+                    gradsync_test::write(comm, gradients[i].view(),
+                                         std::vector<float>(i + 1, static_cast<float>(comm.rank() + step) + 0.1f * static_cast<float>(i)));
                     sync.mark_ready(i);
                 }
                 sync.finish();
                 sync.flush();
                 constexpr std::size_t of_a_bucket = std::is_same_v<Overlap, OverlapForward> ? 2 : 1;
-                findings.check(sync.statistics().last.collectives == sync.plan().size() * of_a_bucket, "a bucket in a group is no collective");
+                findings.check(sync.statistics().last.collectives == sync.plan().size() * of_a_bucket,
+                               "a bucket in a group is no collective");
                 cudaStreamSynchronize(comm.stream());
                 comm.host().barrier().wait();
             }
@@ -194,7 +203,8 @@ TEST_CASE("Reducer on devices: gathers that leave together are waited for one by
             for (int step = 0; step < 4; ++step) {
                 for (std::size_t k = 0; k < 10; ++k) {
                     const std::size_t i = (k * 7) % 10;  // an order that changes the plan
-                    gradsync_test::write(comm, gradients[i].view(), std::vector<float>(i + 1, static_cast<float>(comm.rank() * 4 + step) + static_cast<float>(i)));
+                    gradsync_test::write(comm, gradients[i].view(),
+                                         std::vector<float>(i + 1, static_cast<float>(comm.rank() * 4 + step) + static_cast<float>(i)));
                     sync.mark_ready(i);
                 }
                 sync.finish();
@@ -202,7 +212,8 @@ TEST_CASE("Reducer on devices: gathers that leave together are waited for one by
                     const std::size_t i = (step + comm.rank()) % 2 == 0 ? k : (k * 3 + 5) % 10;  // each rank in another
                     sync.wait_gradient(i);
                     const auto values = gradsync_test::read(comm, gradients[i].view());
-                    findings.check(values == std::vector<float>(i + 1, static_cast<float>(2 + step) + static_cast<float>(i)), "step " + std::to_string(step) + ": a wrong mean of p" + std::to_string(i));
+                    findings.check(values == std::vector<float>(i + 1, static_cast<float>(2 + step) + static_cast<float>(i)),
+                                   "step " + std::to_string(step) + ": a wrong mean of p" + std::to_string(i));
                 }
                 if (step == 1) findings.check(sync.rebuild_buckets(), "the plan has not changed");
             }
@@ -215,7 +226,8 @@ TEST_CASE("Reducer on devices: an exception out of a gather's start leaves none 
     using Stumbling = FaultyBackend<NcclBackend>;
     std::atomic<int> gathers{-1};  // that rank 0 may start yet; -1: all
     const Stumbling::Fault fault = [&](const FaultPoint& at) {
-        if (at.rank == 0 && at.operation == "all_gather" && gathers >= 0 && gathers-- == 0) throw std::runtime_error("this rank has stumbled");
+        if (at.rank == 0 && at.operation == "all_gather" && gathers >= 0 && gathers-- == 0)
+            throw std::runtime_error("this rank has stumbled");
     };
     gradsync_test::run_rank_threads(
         2, [&](auto& rendezvous) { return Stumbling(NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}), fault); },
@@ -330,6 +342,7 @@ TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks,
                 comm.barrier().wait();  // where the other rank's failure was not known yet
             });
             findings.check(error && error->errc() == Errc::device_failed, error ? error->what() : "nothing was thrown");
-            findings.check(error && gradsync_test::mentions(*error, "all_reduce(mean, f32, 2000 elements) in a group with the next 1"), error ? error->what() : "");
+            findings.check(error && gradsync_test::mentions(*error, "all_reduce(mean, f32, 2000 elements) in a group with the next 1"),
+                           error ? error->what() : "");
         });
 }

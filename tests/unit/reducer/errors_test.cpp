@@ -48,8 +48,9 @@ void check_everywhere(AtStep&& at_step, Check&& check) {
                 const auto here = [&](auto& sync, const auto& model, int rank) {
                     if (rank == guilty) at_step(sync, model);
                 };
-                for (const auto& result : {train<PerParameter, OverlapBackward>(ranks, storage, here), train<Flat, NoOverlap>(ranks, storage, here),
-                                           train<PerParameter, OverlapBackwardThread>(ranks, storage, here)})
+                for (const auto& result :
+                     {train<PerParameter, OverlapBackward>(ranks, storage, here), train<Flat, NoOverlap>(ranks, storage, here),
+                      train<PerParameter, OverlapBackwardThread>(ranks, storage, here)})
                     for (int r = 0; r < ranks; ++r) {
                         CAPTURE(ranks);
                         CAPTURE(guilty);
@@ -300,7 +301,8 @@ TEST_CASE("another Reducer's collectives: a plan that the other ranks do not hav
     }
 }
 
-TEST_CASE("two Reducers of equal buckets, marked in another order, are not averaged with one another, nor with a collective of the program's own") {
+TEST_CASE(
+    "two Reducers of equal buckets, marked in another order, are not averaged with one another, nor with a collective of the program's own") {
     for (const int ranks : {2, 3})
         for (const bool own_collective : {false, true}) {
             const auto result = outcomes(ranks, [&](ThreadBackend comm) {
@@ -360,22 +362,20 @@ TEST_CASE("try_finish, called again and again, throws as finish does: where a ra
         for (const Fault fault : {Fault::left, Fault::stopped, Fault::forgot}) {
             CAPTURE(static_cast<int>(fault));
             const auto limit = std::chrono::seconds(1);
-            const auto result = outcomes(
-                ranks,
-                [&](ThreadBackend comm) {
-                    auto model = tensors(model_sizes);
-                    Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
-                    backward(sync, model, comm.rank(), 0);
-                    while (!sync.try_finish()) std::this_thread::yield();
-                    comm.barrier().wait();
-                    comm.set_timeout(limit);
-                    const bool guilty = comm.rank() == 0;
-                    if (guilty && fault == Fault::left) return;
-                    if (guilty && fault == Fault::stopped) std::this_thread::sleep_for(3 * limit);
-                    for (const std::size_t i : {3u, 2u, 1u}) sync.mark_ready(i);
-                    if (!guilty || fault != Fault::forgot) sync.mark_ready(0);
-                    while (!sync.try_finish()) std::this_thread::yield();
-                });
+            const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+                auto model = tensors(model_sizes);
+                Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+                backward(sync, model, comm.rank(), 0);
+                while (!sync.try_finish()) std::this_thread::yield();
+                comm.barrier().wait();
+                comm.set_timeout(limit);
+                const bool guilty = comm.rank() == 0;
+                if (guilty && fault == Fault::left) return;
+                if (guilty && fault == Fault::stopped) std::this_thread::sleep_for(3 * limit);
+                for (const std::size_t i : {3u, 2u, 1u}) sync.mark_ready(i);
+                if (!guilty || fault != Fault::forgot) sync.mark_ready(0);
+                while (!sync.try_finish()) std::this_thread::yield();
+            });
             for (std::size_t r = 0; r < result.size(); ++r) {
                 const Outcome& outcome = result[r];
                 INFO(outcome.text);
@@ -402,7 +402,8 @@ TEST_CASE("after a failure every call says so") {
             });
             const auto refuses = [&](const char* what, auto call) {
                 const Outcome outcome = outcome_of(call);
-                if (!outcome.is(first.error ? first.error->errc() : Errc()) || !outcome.says("failed earlier and cannot go on") || !outcome.says("'p0'"))
+                if (!outcome.is(first.error ? first.error->errc() : Errc()) || !outcome.says("failed earlier and cannot go on") ||
+                    !outcome.says("'p0'"))
                     wrong[static_cast<std::size_t>(rank)] += std::string(what) + ": " + outcome.text + "\n";
             };
             if (!first.error || !first.says("'p0'")) wrong[static_cast<std::size_t>(rank)] = first.text;

@@ -31,7 +31,8 @@ TEST_CASE("gradients are waited for one by one, in the forward's order, and are 
                       ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
                       for (int step = 0; step < 5; ++step) {
                           for (std::size_t i = 0; i < model.size(); ++i) sync.wait_gradient(i);
-                          if (step > 0) finding.check(wrong_mean(sync, model, size, step - 1).empty(), wrong_mean(sync, model, size, step - 1));
+                          if (step > 0)
+                              finding.check(wrong_mean(sync, model, size, step - 1).empty(), wrong_mean(sync, model, size, step - 1));
                           for (std::size_t i = model.size(); i-- > 0;) {
                               write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), step, i));
                               sync.mark_ready(i);

@@ -44,20 +44,20 @@ void check_layout(const Buckets& buckets) {
         const bool sums = !is_floating(c.dtype);
         INFO(buckets.describe(), ", ", Overlap{}.describe(), ", ", name_of_case(c));
         REQUIRE(findings(c.ranks, [&](ThreadBackend comm, Finding& finding) {
-            auto model = tensors(odd_sizes, c.dtype);
-            const int rank = comm.rank();
-            const ReducerOptions options{.gradients = c.storage, .averaging = sums ? Averaging::sum : Averaging::mean};
-            Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
-            for (int step = 0; step < 3; ++step) {
-                backward(sync, model, rank, step);
-                sync.finish();
-                for (std::size_t i = 0; i < model.size(); ++i) {
-                    const auto inputs = gradients_of_all(model[i], c.ranks, step, i);
-                    finding.check(holds(sync.gradient_view(i), sums ? sum_of(c.dtype, inputs) : mean_of(c.dtype, inputs)),
-                                  "parameter " + std::to_string(i) + ", step " + std::to_string(step));
-                }
-            }
-        }) == "");
+                    auto model = tensors(odd_sizes, c.dtype);
+                    const int rank = comm.rank();
+                    const ReducerOptions options{.gradients = c.storage, .averaging = sums ? Averaging::sum : Averaging::mean};
+                    Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
+                    for (int step = 0; step < 3; ++step) {
+                        backward(sync, model, rank, step);
+                        sync.finish();
+                        for (std::size_t i = 0; i < model.size(); ++i) {
+                            const auto inputs = gradients_of_all(model[i], c.ranks, step, i);
+                            finding.check(holds(sync.gradient_view(i), sums ? sum_of(c.dtype, inputs) : mean_of(c.dtype, inputs)),
+                                          "parameter " + std::to_string(i) + ", step " + std::to_string(step));
+                        }
+                    }
+                }) == "");
     }
 }
 
@@ -72,9 +72,7 @@ void check_layouts(const std::vector<Buckets>& layouts) {
 
 }  // namespace
 
-TEST_CASE("PyTorch parity: every layout and dtype equals local: a bucket for each parameter") {
-    check_layouts<PerParameter>({{}});
-}
+TEST_CASE("PyTorch parity: every layout and dtype equals local: a bucket for each parameter") { check_layouts<PerParameter>({{}}); }
 TEST_CASE("PyTorch parity: every layout and dtype equals local: one bucket") { check_layouts<Flat>({{}}); }
 TEST_CASE("PyTorch parity: every layout and dtype equals local: every bucket size") {
     check_layouts<SizeCappedBuckets>({SizeCappedBuckets(1), SizeCappedBuckets(256), SizeCappedBuckets(5000, 100), SizeCappedBuckets()});
@@ -84,20 +82,20 @@ TEST_CASE("PyTorch parity: mixed dtypes, each in buckets of its own") {
     for (const int ranks : {1, 2, 3, 4})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                std::vector<Tensor> model;
-                for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::f32, DType::f16, DType::bf16, DType::f64})
-                    model.emplace_back("p" + std::to_string(model.size()), dtype, std::vector<std::size_t>{3, 5 + model.size()});
-                const int rank = comm.rank();
-                Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(200));
-                for (std::size_t b = 0; b < sync.plan().size(); ++b)
-                    for (const std::size_t i : sync.plan().bucket(b))
-                        finding.check(model[i].dtype == model[sync.plan().bucket(b)[0]].dtype, "a bucket of two dtypes");
-                for (int step = 0; step < 2; ++step) {
-                    backward(sync, model, rank, step);
-                    sync.finish();
-                    finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
-                }
-            }) == "");
+                      std::vector<Tensor> model;
+                      for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::f32, DType::f16, DType::bf16, DType::f64})
+                          model.emplace_back("p" + std::to_string(model.size()), dtype, std::vector<std::size_t>{3, 5 + model.size()});
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(200));
+                      for (std::size_t b = 0; b < sync.plan().size(); ++b)
+                          for (const std::size_t i : sync.plan().bucket(b))
+                              finding.check(model[i].dtype == model[sync.plan().bucket(b)[0]].dtype, "a bucket of two dtypes");
+                      for (int step = 0; step < 2; ++step) {
+                          backward(sync, model, rank, step);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      }
+                  }) == "");
         }
 }
 
@@ -125,50 +123,50 @@ TEST_CASE("a model without parameters, and one with empty parameters only") {
         for (const std::vector<std::size_t>& counts : {std::vector<std::size_t>{}, {0}, {0, 0, 0}})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                    auto model = tensors(counts);
-                    const int rank = comm.rank();
-                    Reducer sync(comm, model, {.gradients = storage});
-                    sync.broadcast_parameters();
-                    for (int step = 0; step < 2; ++step) {
-                        backward(sync, model, rank, step);
-                        sync.finish();
-                        finding.check(sync.gradient_norm() == 0, "a norm of nothing");
-                    }
-                    finding.check(!sync.rebuild_buckets() || counts.size() > 1, "a plan of nothing changed");
-                }) == "");
+                          auto model = tensors(counts);
+                          const int rank = comm.rank();
+                          Reducer sync(comm, model, {.gradients = storage});
+                          sync.broadcast_parameters();
+                          for (int step = 0; step < 2; ++step) {
+                              backward(sync, model, rank, step);
+                              sync.finish();
+                              finding.check(sync.gradient_norm() == 0, "a norm of nothing");
+                          }
+                          finding.check(!sync.rebuild_buckets() || counts.size() > 1, "a plan of nothing changed");
+                      }) == "");
             }
 }
 
 TEST_CASE("more buckets than collectives can be in flight") {
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors(std::vector<std::size_t>(1500, 3));
-        const int rank = comm.rank();
-        Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
-        sync.broadcast_parameters();
-        for (int step = 0; step < 2; ++step) {
-            backward(sync, model, rank, step);
-            sync.finish();
-            finding.check(wrong_mean(sync, model, 3, step).empty(), wrong_mean(sync, model, 3, step));
-        }
-    }) == "");
+              auto model = tensors(std::vector<std::size_t>(1500, 3));
+              const int rank = comm.rank();
+              Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
+              sync.broadcast_parameters();
+              for (int step = 0; step < 2; ++step) {
+                  backward(sync, model, rank, step);
+                  sync.finish();
+                  finding.check(wrong_mean(sync, model, 3, step).empty(), wrong_mean(sync, model, 3, step));
+              }
+          }) == "");
 }
 
 TEST_CASE("broadcast_parameters gives every rank the root's weights, of frozen parameters too") {
     for (const int ranks : {1, 2, 3, 4})
         for (int root = 0; root < ranks; ++root) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({5, 0, 1000}, DType::bf16);
-                model[2].requires_grad = false;
-                for (std::size_t i = 0; i < model.size(); ++i) model[i].value = random_gradient(model[i], comm.rank(), 0, i);
-                Bytes mean = random_gradient(DType::f64, 10, comm.rank(), 1, 9);
-                Reducer sync(comm, model);
-                sync.broadcast_parameters(root);
-                const BufferView buffers[] = {{mean.data(), 10, DType::f64, MemorySpace::host}};
-                sync.broadcast_buffers(buffers, root);
-                for (std::size_t i = 0; i < model.size(); ++i)
-                    finding.check(model[i].value == random_gradient(model[i], root, 0, i), "a weight is not the root's");
-                finding.check(mean == random_gradient(DType::f64, 10, root, 1, 9), "a buffer is not the root's");
-            }) == "");
+                      auto model = tensors({5, 0, 1000}, DType::bf16);
+                      model[2].requires_grad = false;
+                      for (std::size_t i = 0; i < model.size(); ++i) model[i].value = random_gradient(model[i], comm.rank(), 0, i);
+                      Bytes mean = random_gradient(DType::f64, 10, comm.rank(), 1, 9);
+                      Reducer sync(comm, model);
+                      sync.broadcast_parameters(root);
+                      const BufferView buffers[] = {{mean.data(), 10, DType::f64, MemorySpace::host}};
+                      sync.broadcast_buffers(buffers, root);
+                      for (std::size_t i = 0; i < model.size(); ++i)
+                          finding.check(model[i].value == random_gradient(model[i], root, 0, i), "a weight is not the root's");
+                      finding.check(mean == random_gradient(DType::f64, 10, root, 1, 9), "a buffer is not the root's");
+                  }) == "");
         }
 }
 
@@ -188,20 +186,20 @@ TEST_CASE("frozen parameters take no part, and keep whatever is in their gradien
     for (const int ranks : {1, 2, 3})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({10, 20, 30, 40});
-                const int rank = comm.rank();
-                for (const std::size_t i : {std::size_t{0}, std::size_t{2}}) {
-                    model[i].requires_grad = false;
-                    model[i].gradient = random_gradient(model[i], rank, 9, i);
-                }
-                Reducer sync(comm, model, {.gradients = storage});
-                backward(sync, model, rank, 0);
-                sync.finish();
-                finding.check(wrong_mean(sync, model, ranks, 0).empty(), wrong_mean(sync, model, ranks, 0));
-                for (const std::size_t i : {std::size_t{0}, std::size_t{2}})
-                    finding.check(model[i].gradient == random_gradient(model[i], rank, 9, i), "a frozen gradient was touched");
-                finding.check(sync.size() == 4 && sync.parameter(2).name == "p2", "frozen parameters have an index");
-            }) == "");
+                      auto model = tensors({10, 20, 30, 40});
+                      const int rank = comm.rank();
+                      for (const std::size_t i : {std::size_t{0}, std::size_t{2}}) {
+                          model[i].requires_grad = false;
+                          model[i].gradient = random_gradient(model[i], rank, 9, i);
+                      }
+                      Reducer sync(comm, model, {.gradients = storage});
+                      backward(sync, model, rank, 0);
+                      sync.finish();
+                      finding.check(wrong_mean(sync, model, ranks, 0).empty(), wrong_mean(sync, model, ranks, 0));
+                      for (const std::size_t i : {std::size_t{0}, std::size_t{2}})
+                          finding.check(model[i].gradient == random_gradient(model[i], rank, 9, i), "a frozen gradient was touched");
+                      finding.check(sync.size() == 4 && sync.parameter(2).name == "p2", "frozen parameters have an index");
+                  }) == "");
         }
 }
 
@@ -209,34 +207,34 @@ TEST_CASE("rebind_gradient: borrowed gradients that move") {
     for (const int ranks : {1, 2})
         for (const bool alone : {true, false}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({10, 20, 30});
-                const int rank = comm.rank();
-                Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {}, SizeCappedBuckets(alone ? 1 : 10'000));
-                for (int step = 0; step < 3; ++step) {
-                    std::vector<Bytes> elsewhere;
-                    for (std::size_t i = 0; i < model.size(); ++i) {
-                        elsewhere.emplace_back(model[i].gradient.size());
-                        sync.rebind_gradient(i, {elsewhere[i].data(), model[i].count(), DType::f32, MemorySpace::host});
-                    }
-                    backward(sync, model, rank, step);
-                    sync.finish();
-                    for (std::size_t i = 0; i < model.size(); ++i)
-                        finding.check(elsewhere[i] == expected_mean(model[i], ranks, step, i), "the moved gradient is not the mean");
-                }
-                const Outcome outcome = outcome_of([&] { sync.rebind_gradient(0, model[1].gradient_view()); });
-                finding.check(outcome.is(Errc::invalid_argument) && outcome.says("'p0'"), "another count was taken: " + outcome.text);
-            }) == "");
+                      auto model = tensors({10, 20, 30});
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {}, SizeCappedBuckets(alone ? 1 : 10'000));
+                      for (int step = 0; step < 3; ++step) {
+                          std::vector<Bytes> elsewhere;
+                          for (std::size_t i = 0; i < model.size(); ++i) {
+                              elsewhere.emplace_back(model[i].gradient.size());
+                              sync.rebind_gradient(i, {elsewhere[i].data(), model[i].count(), DType::f32, MemorySpace::host});
+                          }
+                          backward(sync, model, rank, step);
+                          sync.finish();
+                          for (std::size_t i = 0; i < model.size(); ++i)
+                              finding.check(elsewhere[i] == expected_mean(model[i], ranks, step, i), "the moved gradient is not the mean");
+                      }
+                      const Outcome outcome = outcome_of([&] { sync.rebind_gradient(0, model[1].gradient_view()); });
+                      finding.check(outcome.is(Errc::invalid_argument) && outcome.says("'p0'"), "another count was taken: " + outcome.text);
+                  }) == "");
         }
 }
 
 TEST_CASE("gradient<T> is the view with its type, and refuses another one") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({4}, DType::f64);
-        Reducer sync(comm, model, {.gradients = GradientStorage::in_buckets});
-        finding.check(sync.gradient<double>(0).size() == 4 && sync.gradient<double>(0)[3] == 0, "not zero at first");
-        const Outcome outcome = outcome_of([&] { (void)sync.gradient<float>(0); });
-        finding.check(outcome.is(Errc::invalid_argument) && outcome.says("f64") && outcome.says("f32"), outcome.text);
-        const Outcome beyond = outcome_of([&] { (void)sync.gradient_view(1); });
-        finding.check(beyond.is(Errc::invalid_argument) && beyond.says("no parameter 1"), "beyond the end: " + beyond.text);
-    }) == "");
+              auto model = tensors({4}, DType::f64);
+              Reducer sync(comm, model, {.gradients = GradientStorage::in_buckets});
+              finding.check(sync.gradient<double>(0).size() == 4 && sync.gradient<double>(0)[3] == 0, "not zero at first");
+              const Outcome outcome = outcome_of([&] { (void)sync.gradient<float>(0); });
+              finding.check(outcome.is(Errc::invalid_argument) && outcome.says("f64") && outcome.says("f32"), outcome.text);
+              const Outcome beyond = outcome_of([&] { (void)sync.gradient_view(1); });
+              finding.check(beyond.is(Errc::invalid_argument) && beyond.says("no parameter 1"), "beyond the end: " + beyond.text);
+          }) == "");
 }

@@ -39,7 +39,8 @@ std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, G
             }
             sync.finish();
             std::vector<Contribution> by;
-            for (const int n : batches) by.push_back(step < n ? Contribution{1, 1} : Contribution{0, divisor == JoinDivisor::all_ranks ? 1.0 : 0.0});
+            for (const int n : batches)
+                by.push_back(step < n ? Contribution{1, 1} : Contribution{0, divisor == JoinDivisor::all_ranks ? 1.0 : 0.0});
             for (std::size_t i = 0; i < model.size(); ++i)
                 finding.check(holds(sync.gradient_view(i), combined(DType::f32, gradients_of_all(model[i], ranks, step, i), by)),
                               "gradient " + std::to_string(i) + ", step " + std::to_string(step));
@@ -55,7 +56,8 @@ std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, G
 }  // namespace
 
 TEST_CASE("PyTorch parity: uneven inputs, both divisors") {
-    const std::vector<std::vector<int>> uneven{{2}, {3, 1}, {1, 3}, {0, 2}, {2, 2}, {3, 0, 1}, {1, 2, 3}, {4, 0, 0, 1}, {0, 0, 0, 2}, {0, 0}};
+    const std::vector<std::vector<int>> uneven{{2},       {3, 1},    {1, 3},       {0, 2},       {2, 2},
+                                               {3, 0, 1}, {1, 2, 3}, {4, 0, 0, 1}, {0, 0, 0, 2}, {0, 0}};
     for (const auto& batches : uneven)
         for (const JoinDivisor divisor : {JoinDivisor::live_ranks, JoinDivisor::all_ranks})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
@@ -110,36 +112,37 @@ TEST_CASE("uneven inputs with weights: local sums over different numbers of samp
         }
         for (const bool sums : {true, false}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                TinyNetwork model;
-                const auto rank = static_cast<std::size_t>(comm.rank());
-                std::size_t first = 0;
-                for (std::size_t r = 0; r < rank; ++r) first += counts[r];
-                const auto own = std::span(data).subspan(first, counts[rank]);
-                Reducer sync(comm, model.parameters(), {.averaging = sums ? Averaging::mean_over_count : Averaging::weighted_mean});
-                sync.set_weight(static_cast<double>(own.size()));
-                for (int step = 0; step < 3; ++step) {
-                    const bool any = sync.begin_step(!own.empty());
-                    finding.check(any, "nobody has a batch");
-                    if (!own.empty())
-                        model.backward(own, !sums, false, [&](std::size_t i) { return std::span(model.gradient(i)); },
-                                       [&](std::size_t i) { sync.mark_ready(i); });
-                    sync.finish();
-                    model.adam();
-                }
-                finding.check(close(model.values(), local.values()), "the weights differ from local training");
-            }) == "");
+                      TinyNetwork model;
+                      const auto rank = static_cast<std::size_t>(comm.rank());
+                      std::size_t first = 0;
+                      for (std::size_t r = 0; r < rank; ++r) first += counts[r];
+                      const auto own = std::span(data).subspan(first, counts[rank]);
+                      Reducer sync(comm, model.parameters(), {.averaging = sums ? Averaging::mean_over_count : Averaging::weighted_mean});
+                      sync.set_weight(static_cast<double>(own.size()));
+                      for (int step = 0; step < 3; ++step) {
+                          const bool any = sync.begin_step(!own.empty());
+                          finding.check(any, "nobody has a batch");
+                          if (!own.empty())
+                              model.backward(
+                                  own, !sums, false, [&](std::size_t i) { return std::span(model.gradient(i)); },
+                                  [&](std::size_t i) { sync.mark_ready(i); });
+                          sync.finish();
+                          model.adam();
+                      }
+                      finding.check(close(model.values(), local.values()), "the weights differ from local training");
+                  }) == "");
         }
     }
 }
 
 TEST_CASE("begin_step in the middle of a step is refused") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10, 20});
-        Reducer<ThreadBackend, Flat, NoOverlap> sync(comm, model);
-        sync.mark_ready(1);
-        const Outcome outcome = outcome_of([&] { sync.begin_step(true); });
-        finding.check(outcome.is(Errc::invalid_argument) && outcome.says("finish()"), outcome.text);
-        sync.mark_ready(0);
-        sync.finish();
-    }) == "");
+              auto model = tensors({10, 20});
+              Reducer<ThreadBackend, Flat, NoOverlap> sync(comm, model);
+              sync.mark_ready(1);
+              const Outcome outcome = outcome_of([&] { sync.begin_step(true); });
+              finding.check(outcome.is(Errc::invalid_argument) && outcome.says("finish()"), outcome.text);
+              sync.mark_ready(0);
+              sync.finish();
+          }) == "");
 }

@@ -30,14 +30,17 @@ namespace {
 
 std::size_t count(const Timeline& timeline, Activity activity) {
     const auto spans = timeline.spans();
-    return static_cast<std::size_t>(std::count_if(spans.begin(), spans.end(), [&](const Timeline::Span& s) { return s.activity == activity; }));
+    return static_cast<std::size_t>(
+        std::count_if(spans.begin(), spans.end(), [&](const Timeline::Span& s) { return s.activity == activity; }));
 }
 
 /// Gathers count, and moments in which several things are under way count once.
 void check_communication(const Timeline& timeline, const Statistics& statistics, Finding& finding) {
     const TimelineSummary summary = summarise(timeline);
-    const double in_timeline = summary.communication_seconds * static_cast<double>(summary.steps), counted = statistics.total.communication_seconds;
-    finding.check(std::abs(in_timeline - counted) < 1e-6 + 0.01 * counted, "communication: timeline " + std::to_string(in_timeline) + ", statistics " + std::to_string(counted));
+    const double in_timeline = summary.communication_seconds * static_cast<double>(summary.steps),
+                 counted = statistics.total.communication_seconds;
+    finding.check(std::abs(in_timeline - counted) < 1e-6 + 0.01 * counted,
+                  "communication: timeline " + std::to_string(in_timeline) + ", statistics " + std::to_string(counted));
 }
 
 /// Five steps, each looked at by itself.
@@ -47,7 +50,8 @@ std::string what_is_wrong(int ranks, GradientStorage storage) {
         auto model = tensors({1000, 20, 30'000, 50});
         Timeline timeline;
         Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .observer = &timeline}, Buckets());
-        finding.check(timeline.parameter_names().size() == 4 && timeline.bucket_bytes().size() == sync.plan().size(), "the plan was not told");
+        finding.check(timeline.parameter_names().size() == 4 && timeline.bucket_bytes().size() == sync.plan().size(),
+                      "the plan was not told");
         for (int step = 0; step < 5; ++step) {
             timeline.clear();
             backward(sync, model, comm.rank(), step);
@@ -69,14 +73,17 @@ std::string what_is_wrong(int ranks, GradientStorage storage) {
                 finding.check(s.index == next++, "collectives out of order");
                 for (const std::size_t i : sync.plan().bucket(s.index))
                     for (const Timeline::Mark& m : marks)
-                        finding.check(m.parameter != i || m.at <= s.begin, "a bucket left before gradient " + std::to_string(i) + " was ready");
+                        finding.check(m.parameter != i || m.at <= s.begin,
+                                      "a bucket left before gradient " + std::to_string(i) + " was ready");
             }
             const TimelineSummary summary = summarise(timeline);
             const StepStatistics& last = sync.statistics().last;
             if (!detail::gathers_in_forward<Overlap>()) {  // what the next forward waits for is in the next step's statistics
-                finding.check(std::abs(summary.communication_seconds - last.communication_seconds) < 2e-9, "the timeline's communication is not the statistics'");
+                finding.check(std::abs(summary.communication_seconds - last.communication_seconds) < 2e-9,
+                              "the timeline's communication is not the statistics'");
                 finding.check(std::abs(summary.exposed_seconds - last.exposed_seconds) < 1e-6 + 0.01 * last.exposed_seconds,
-                              "exposed: timeline " + std::to_string(summary.exposed_seconds) + ", statistics " + std::to_string(last.exposed_seconds));
+                              "exposed: timeline " + std::to_string(summary.exposed_seconds) + ", statistics " +
+                                  std::to_string(last.exposed_seconds));
             }
         }
     });
@@ -85,7 +92,8 @@ std::string what_is_wrong(int ranks, GradientStorage storage) {
 }  // namespace
 
 TEST_CASE("an observer is told of every mark, launch, collective and finish") {
-    for (int ranks = 1; ranks <= 3; ++ranks) CHECK(what_is_wrong<PerParameter, OverlapBackwardThread>(ranks, GradientStorage::in_buckets) == "");
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        CHECK(what_is_wrong<PerParameter, OverlapBackwardThread>(ranks, GradientStorage::in_buckets) == "");
     for (int ranks = 1; ranks <= 4; ++ranks)
         for (const GradientStorage storage : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             CAPTURE(ranks);
@@ -102,7 +110,8 @@ TEST_CASE("a timeline on a simulated cluster is on its clock, and so are the sta
     run_simulated({.cluster = cluster, .moves_buckets = false}, [&](SimulatedBackend comm) {
         Timeline timeline;
         std::vector<ParameterView> parameters;
-        for (int i = 0; i < 2; ++i) parameters.push_back({.name = std::to_string(i), .gradient = {nullptr, elements, DType::f32, MemorySpace::host}});
+        for (int i = 0; i < 2; ++i)
+            parameters.push_back({.name = std::to_string(i), .gradient = {nullptr, elements, DType::f32, MemorySpace::host}});
         Reducer<SimulatedBackend, PerParameter> sync(comm, parameters, {.gradients = GradientStorage::in_buckets, .observer = &timeline});
         const double begin = comm.now();
         sync.mark_ready(1);
@@ -123,87 +132,92 @@ TEST_CASE("a timeline on a simulated cluster is on its clock, and so are the sta
 
 TEST_CASE("try_finish tells of a finish once, however often it was called") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({1000, 20});
-        Timeline timeline;
-        Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &timeline});
-        for (int step = 0; step < 3; ++step) {
-            backward(sync, model, comm.rank(), step);
-            if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            while (!sync.try_finish()) std::this_thread::yield();
-        }
-        finding.check(count(timeline, Activity::finish) == 3 && summarise(timeline).steps == 3, "finishes");
-    }) == "");
+              auto model = tensors({1000, 20});
+              Timeline timeline;
+              Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &timeline});
+              for (int step = 0; step < 3; ++step) {
+                  backward(sync, model, comm.rank(), step);
+                  if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                  while (!sync.try_finish()) std::this_thread::yield();
+              }
+              finding.check(count(timeline, Activity::finish) == 3 && summarise(timeline).steps == 3, "finishes");
+          }) == "");
 }
 
 TEST_CASE("a gather that has arrived is no communication any more, although nobody has waited for it") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({1000, 20});
-        Timeline timeline;
-        Reducer<ThreadBackend, PerParameter, OverlapForward> sync(comm, model, {.observer = &timeline});
-        backward(sync, model, comm.rank(), 0);
-        sync.finish();
-        sync.wait_gradient(0);
-        comm.barrier().wait();   // and so both ranks have started the other one,
-        comm.progress();
-        comm.barrier().wait();   // and have done their shares of it
-        sync.wait_gradient(0);   // it is looked at here
-        const auto polled = std::chrono::steady_clock::now();
-        comm.barrier().wait();
-        sync.flush();
-        std::size_t gathers = 0, seen = 0;
-        for (const Timeline::Span& s : timeline.spans()) {
-            gathers += s.activity == Activity::gather;
-            seen += s.activity == Activity::gather && s.end <= polled;
-        }
-        finding.check(gathers == 2 && seen == 2, std::to_string(seen) + " gathers of 2 ended before they were waited for");
-        finding.check(sync.statistics().last.collectives == 4 && sync.statistics().last.bytes == 2 * 1020 * 4, "both halves are counted");
-    }) == "");
+              auto model = tensors({1000, 20});
+              Timeline timeline;
+              Reducer<ThreadBackend, PerParameter, OverlapForward> sync(comm, model, {.observer = &timeline});
+              backward(sync, model, comm.rank(), 0);
+              sync.finish();
+              sync.wait_gradient(0);
+              comm.barrier().wait();  // and so both ranks have started the other one,
+              comm.progress();
+              comm.barrier().wait();  // and have done their shares of it
+              sync.wait_gradient(0);  // it is looked at here
+              const auto polled = std::chrono::steady_clock::now();
+              comm.barrier().wait();
+              sync.flush();
+              std::size_t gathers = 0, seen = 0;
+              for (const Timeline::Span& s : timeline.spans()) {
+                  gathers += s.activity == Activity::gather;
+                  seen += s.activity == Activity::gather && s.end <= polled;
+              }
+              finding.check(gathers == 2 && seen == 2, std::to_string(seen) + " gathers of 2 ended before they were waited for");
+              finding.check(sync.statistics().last.collectives == 4 && sync.statistics().last.bytes == 2 * 1020 * 4,
+                            "both halves are counted");
+          }) == "");
 }
 
 TEST_CASE("a new plan is told, and more marks than one do not make two of a gradient") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({100, 200, 300});
-        Timeline timeline;
-        Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &timeline});
-        for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
-        sync.finish();
-        finding.check(timeline.bucket_bytes()[0] == 1200, "the first plan");
-        finding.check(sync.rebuild_buckets(), "no new plan");
-        finding.check(timeline.bucket_bytes()[0] == 800 && timeline.plan() == sync.plan(), "the second plan");
-        timeline.clear();
-        {
-            const auto guard = sync.no_sync();
-            for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
-        }
-        finding.check(timeline.marks().empty() && timeline.spans().empty(), "told under no_sync()");
-    }) == "");
+              auto model = tensors({100, 200, 300});
+              Timeline timeline;
+              Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &timeline});
+              for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
+              sync.finish();
+              finding.check(timeline.bucket_bytes()[0] == 1200, "the first plan");
+              finding.check(sync.rebuild_buckets(), "no new plan");
+              finding.check(timeline.bucket_bytes()[0] == 800 && timeline.plan() == sync.plan(), "the second plan");
+              timeline.clear();
+              {
+                  const auto guard = sync.no_sync();
+                  for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
+              }
+              finding.check(timeline.marks().empty() && timeline.spans().empty(), "told under no_sync()");
+          }) == "");
 }
 
 TEST_CASE("a sharded training tells of its gathers and of its optimizer") {
     CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({1000, 20, 30'000, 50});
-        Timeline timeline;
-        ShardedOptimizer<ThreadBackend, AdamW, Zero1, PerParameter> sharded(comm, model, AdamW{{0.01, 0.02}}, {.reducer = {.observer = &timeline}}, PerParameter());
-        backward(sharded, model, comm.rank(), 0);
-        sharded.finish();
-        sharded.step();
-        finding.check(count(timeline, Activity::optimizer) == 4 && count(timeline, Activity::gather) == 4 && count(timeline, Activity::collective) == 4, "stage 1");
-        check_communication(timeline, sharded.statistics(), finding);
-    }) == "");
+              auto model = tensors({1000, 20, 30'000, 50});
+              Timeline timeline;
+              ShardedOptimizer<ThreadBackend, AdamW, Zero1, PerParameter> sharded(comm, model, AdamW{{0.01, 0.02}},
+                                                                                  {.reducer = {.observer = &timeline}}, PerParameter());
+              backward(sharded, model, comm.rank(), 0);
+              sharded.finish();
+              sharded.step();
+              finding.check(count(timeline, Activity::optimizer) == 4 && count(timeline, Activity::gather) == 4 &&
+                                count(timeline, Activity::collective) == 4,
+                            "stage 1");
+              check_communication(timeline, sharded.statistics(), finding);
+          }) == "");
     CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({1000, 20, 30'000, 50});
-        Timeline timeline;
-        ShardedParameters<ThreadBackend, AdamW> sharded(comm, model, AdamW{{0.01, 0.02}}, Units({0, 0, 1, 1}), {.reducer = {.observer = &timeline}, .prefetch = 0});
-        for (const std::size_t u : {0u, 1u}) const auto use = sharded.gather(u);
-        finding.check(count(timeline, Activity::gather) == 2 && count(timeline, Activity::wait) == 2, "stage 3, forward");
-        for (const std::size_t i : {3u, 2u, 1u, 0u}) {
-            const auto use = sharded.gather(sharded.unit_of(i));
-            sharded.gradient_view(i);
-            sharded.mark_ready(i);
-        }
-        sharded.finish();
-        sharded.step();
-        finding.check(count(timeline, Activity::optimizer) == 2 && count(timeline, Activity::collective) == 2, "stage 3, backward");
-        check_communication(timeline, sharded.statistics(), finding);
-    }) == "");
+              auto model = tensors({1000, 20, 30'000, 50});
+              Timeline timeline;
+              ShardedParameters<ThreadBackend, AdamW> sharded(comm, model, AdamW{{0.01, 0.02}}, Units({0, 0, 1, 1}),
+                                                              {.reducer = {.observer = &timeline}, .prefetch = 0});
+              for (const std::size_t u : {0u, 1u}) const auto use = sharded.gather(u);
+              finding.check(count(timeline, Activity::gather) == 2 && count(timeline, Activity::wait) == 2, "stage 3, forward");
+              for (const std::size_t i : {3u, 2u, 1u, 0u}) {
+                  const auto use = sharded.gather(sharded.unit_of(i));
+                  sharded.gradient_view(i);
+                  sharded.mark_ready(i);
+              }
+              sharded.finish();
+              sharded.step();
+              finding.check(count(timeline, Activity::optimizer) == 2 && count(timeline, Activity::collective) == 2, "stage 3, backward");
+              check_communication(timeline, sharded.statistics(), finding);
+          }) == "");
 }

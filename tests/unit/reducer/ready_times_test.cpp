@@ -26,7 +26,8 @@ constexpr plan::Cluster cluster{.ranks = 3, .between = {2e-5, 1e-9}};
 
 std::vector<ParameterView> parameters_of(const std::vector<std::size_t>& counts) {
     std::vector<ParameterView> parameters;
-    for (const std::size_t n : counts) parameters.push_back({.name = std::to_string(parameters.size()), .gradient = {nullptr, n, DType::f32, MemorySpace::host}});
+    for (const std::size_t n : counts)
+        parameters.push_back({.name = std::to_string(parameters.size()), .gradient = {nullptr, n, DType::f32, MemorySpace::host}});
     return parameters;
 }
 
@@ -63,7 +64,8 @@ TEST_CASE("rebuild_buckets plans the optimum for the times that the ranks saw, t
     Finding finding;
     run_simulated({.cluster = cluster, .stragglers = {{1, 1.5}}, .moves_buckets = false}, [&](SimulatedBackend comm) {
         Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets}, OptimalBuckets(cost));
-        finding.check(sync.plan() == SizeCappedBuckets().plan(floats(counts), reversed(counts.size())), "another plan before there are times");
+        finding.check(sync.plan() == SizeCappedBuckets().plan(floats(counts), reversed(counts.size())),
+                      "another plan before there are times");
         const auto step = [&] {
             comm.barrier().wait();
             const double begin = comm.now();
@@ -76,7 +78,8 @@ TEST_CASE("rebuild_buckets plans the optimum for the times that the ranks saw, t
         finding.check(sync.ready_seconds().empty(), "times before they were asked for");
         finding.check(sync.rebuild_buckets(), "the plan did not change");
         finding.check(close(sync.ready_seconds(), expected_times(1.5)), "other times");
-        finding.check(sync.plan() == OptimalBuckets(cost, expected_times(1.5)).plan(floats(counts), reversed(counts.size())), "not the optimum");
+        finding.check(sync.plan() == OptimalBuckets(cost, expected_times(1.5)).plan(floats(counts), reversed(counts.size())),
+                      "not the optimum");
         finding.check(sync.plan().size() > 1, "too simple a case");
         step();
         finding.check(!sync.rebuild_buckets(), "the same times, another plan");
@@ -122,20 +125,21 @@ TEST_CASE("record_order(n): the mean of n steps, first of all those after it") {
 TEST_CASE("calibrated and replanned over threads: every step has the mean, before and after") {
     for (const int ranks : {1, 2, 3})
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-            auto model = tensors({1000, 20'000, 30, 5, 0, 5000, 70'000});
-            const plan::CallCost cost = ranks > 1 ? plan::calibrate(comm, {.most_bytes = 1 << 18, .warm_up = 0, .bursts = 1}).cost : plan::CallCost{};
-            Reducer<ThreadBackend, OptimalBuckets> sync(comm, model, {}, OptimalBuckets(cost));
-            for (int step = 0; step < 6; ++step) {
-                if (step == 2) sync.record_order(2);
-                if (step == 1 || step == 4) {
-                    sync.rebuild_buckets();
-                    finding.check(sync.ready_seconds().size() == model.size(), "no times");
-                }
-                gradsync_test::backward(sync, model, comm.rank(), step);
-                sync.finish();
-                finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
-            }
-        }) == "");
+                  auto model = tensors({1000, 20'000, 30, 5, 0, 5000, 70'000});
+                  const plan::CallCost cost =
+                      ranks > 1 ? plan::calibrate(comm, {.most_bytes = 1 << 18, .warm_up = 0, .bursts = 1}).cost : plan::CallCost{};
+                  Reducer<ThreadBackend, OptimalBuckets> sync(comm, model, {}, OptimalBuckets(cost));
+                  for (int step = 0; step < 6; ++step) {
+                      if (step == 2) sync.record_order(2);
+                      if (step == 1 || step == 4) {
+                          sync.rebuild_buckets();
+                          finding.check(sync.ready_seconds().size() == model.size(), "no times");
+                      }
+                      gradsync_test::backward(sync, model, comm.rank(), step);
+                      sync.finish();
+                      finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                  }
+              }) == "");
 }
 
 TEST_CASE("ranks without a batch in the recorded step go by the others' times") {
@@ -154,7 +158,8 @@ TEST_CASE("ranks without a batch in the recorded step go by the others' times") 
 TEST_CASE("a gradient that nobody used is expected no earlier than the last one") {
     Finding finding;
     run_simulated({.cluster = cluster, .moves_buckets = false}, [&](SimulatedBackend comm) {
-        Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree}, OptimalBuckets({1e-5, 1e-9}));
+        Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree},
+                  OptimalBuckets({1e-5, 1e-9}));
         for (std::size_t k = 1; k < counts.size(); ++k) {  // not the first that is expected
             comm.compute(compute[k]);
             sync.mark_ready(counts.size() - 1 - k);

@@ -42,31 +42,32 @@ void check_threads(ReducerOptions options, Buckets buckets) {
     for (const int ranks : {1, 2, 3}) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-            std::vector<std::size_t> sizes;
-            for (std::size_t i = 0; i < 60; ++i) sizes.push_back(i * 7 % 50);
-            auto model = tensors(sizes);
-            model[5].uses = 3;
-            const int rank = comm.rank();
-            Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
-            for (int step = 0; step < 5; ++step) {
-                if (step > 2 && options.accumulation == Accumulation::in_gradients) {
-                    const auto guard = sync.no_sync();
-                    threaded_backward(sync, model, rank, 90, 3);
-                }
-                threaded_backward(sync, model, rank, step, 4);
-                sync.finish();
-                finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
-                finding.check(sync.statistics().steps == static_cast<std::uint64_t>(step + 1), "steps");
-                if (step == 0) sync.rebuild_buckets();
-            }
-        }) == "");
+                  std::vector<std::size_t> sizes;
+                  for (std::size_t i = 0; i < 60; ++i) sizes.push_back(i * 7 % 50);
+                  auto model = tensors(sizes);
+                  model[5].uses = 3;
+                  const int rank = comm.rank();
+                  Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
+                  for (int step = 0; step < 5; ++step) {
+                      if (step > 2 && options.accumulation == Accumulation::in_gradients) {
+                          const auto guard = sync.no_sync();
+                          threaded_backward(sync, model, rank, 90, 3);
+                      }
+                      threaded_backward(sync, model, rank, step, 4);
+                      sync.finish();
+                      finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      finding.check(sync.statistics().steps == static_cast<std::uint64_t>(step + 1), "steps");
+                      if (step == 0) sync.rebuild_buckets();
+                  }
+              }) == "");
     }
 }
 
 template <class Overlap>
 void check_overlap() {
-    for (const ReducerOptions& options : {ReducerOptions{}, ReducerOptions{.gradients = GradientStorage::in_buckets},
-                                          ReducerOptions{.accumulation = Accumulation::in_buckets}, ReducerOptions{.unused = UnusedParameters::agree}}) {
+    for (const ReducerOptions& options :
+         {ReducerOptions{}, ReducerOptions{.gradients = GradientStorage::in_buckets},
+          ReducerOptions{.accumulation = Accumulation::in_buckets}, ReducerOptions{.unused = UnusedParameters::agree}}) {
         check_threads<PerParameter, Overlap>(options, {});
         check_threads<SizeCappedBuckets, Overlap>(options, SizeCappedBuckets(700));
     }
@@ -80,22 +81,22 @@ TEST_CASE("marks from several threads, NoOverlap") { check_overlap<NoOverlap>();
 
 TEST_CASE("one gradient with many uses, marked from several threads at once") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({100});
-        model[0].uses = 400;
-        const int rank = comm.rank();
-        Reducer<ThreadBackend, PerParameter> sync(comm, model);
-        for (int step = 0; step < 3; ++step) {
-            write(sync.gradient_view(0), random_gradient(model[0], rank, step, 0));
-            std::vector<std::thread> threads;
-            for (int t = 0; t < 4; ++t)
-                threads.emplace_back([&] {
-                    for (int k = 0; k < 100; ++k) sync.mark_ready(0);
-                });
-            for (std::thread& thread : threads) thread.join();
-            sync.finish();
-            finding.check(wrong_mean(sync, model, 2, step).empty(), wrong_mean(sync, model, 2, step));
-        }
-    }) == "");
+              auto model = tensors({100});
+              model[0].uses = 400;
+              const int rank = comm.rank();
+              Reducer<ThreadBackend, PerParameter> sync(comm, model);
+              for (int step = 0; step < 3; ++step) {
+                  write(sync.gradient_view(0), random_gradient(model[0], rank, step, 0));
+                  std::vector<std::thread> threads;
+                  for (int t = 0; t < 4; ++t)
+                      threads.emplace_back([&] {
+                          for (int k = 0; k < 100; ++k) sync.mark_ready(0);
+                      });
+                  for (std::thread& thread : threads) thread.join();
+                  sync.finish();
+                  finding.check(wrong_mean(sync, model, 2, step).empty(), wrong_mean(sync, model, 2, step));
+              }
+          }) == "");
 }
 
 TEST_CASE("wrong marks from several threads at once: each is an error, none is a crash") {
@@ -129,13 +130,13 @@ TEST_CASE("wrong marks from several threads at once: each is an error, none is a
 
 TEST_CASE("a backward thread of its own that outlives many steps") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({100, 20, 3000});
-        const int rank = comm.rank();
-        Reducer<ThreadBackend, PerParameter, OverlapBackwardThread> sync(comm, model);
-        for (int step = 0; step < 200; ++step) {
-            backward(sync, model, rank, step % 7);
-            sync.finish();
-            finding.check(wrong_mean(sync, model, 2, step % 7).empty(), wrong_mean(sync, model, 2, step % 7));
-        }
-    }) == "");
+              auto model = tensors({100, 20, 3000});
+              const int rank = comm.rank();
+              Reducer<ThreadBackend, PerParameter, OverlapBackwardThread> sync(comm, model);
+              for (int step = 0; step < 200; ++step) {
+                  backward(sync, model, rank, step % 7);
+                  sync.finish();
+                  finding.check(wrong_mean(sync, model, 2, step % 7).empty(), wrong_mean(sync, model, 2, step % 7));
+              }
+          }) == "");
 }

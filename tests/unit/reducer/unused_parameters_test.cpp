@@ -102,34 +102,36 @@ TEST_CASE("PyTorch parity: unused parameters, and a rank without a batch") {
     for (const int ranks : {2, 3, 4})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({10, 20, 30});
-                const int rank = comm.rank();
-                Reducer<ThreadBackend, Flat> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree});
-                for (std::size_t i = 0; i < model.size(); ++i) write(sync.gradient_view(i), random_gradient(model[i], 99, 99, i));
-                const bool has_batch = rank != ranks - 1;
-                finding.check(sync.begin_step(has_batch), "no rank has a batch");
-                if (has_batch) partial_backward(sync, model, rank, 0, [](int, std::size_t i) { return i != 1; });
-                sync.finish();
-                finding.check(holds(sync.gradient_view(1), random_gradient(model[1], 99, 99, 1)), "an unused gradient was touched");
-                for (const std::size_t i : {std::size_t{0}, std::size_t{2}})
-                    finding.check(holds(sync.gradient_view(i), expected_mean(model[i], ranks - 1, 0, i)), "not the mean over live ranks");
-            }) == "");
+                      auto model = tensors({10, 20, 30});
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, Flat> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree});
+                      for (std::size_t i = 0; i < model.size(); ++i) write(sync.gradient_view(i), random_gradient(model[i], 99, 99, i));
+                      const bool has_batch = rank != ranks - 1;
+                      finding.check(sync.begin_step(has_batch), "no rank has a batch");
+                      if (has_batch) partial_backward(sync, model, rank, 0, [](int, std::size_t i) { return i != 1; });
+                      sync.finish();
+                      finding.check(holds(sync.gradient_view(1), random_gradient(model[1], 99, 99, 1)), "an unused gradient was touched");
+                      for (const std::size_t i : {std::size_t{0}, std::size_t{2}})
+                          finding.check(holds(sync.gradient_view(i), expected_mean(model[i], ranks - 1, 0, i)),
+                                        "not the mean over live ranks");
+                  }) == "");
         }
 }
 
 TEST_CASE("PyTorch parity: used bits persist over micro-batches") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10, 20});
-        const int rank = comm.rank();
-        Reducer sync(comm, model, {.unused = UnusedParameters::agree});
-        {
-            const auto guard = sync.no_sync();
-            partial_backward(sync, model, rank, 0, [](int r, std::size_t i) { return i == 1 && r == 1; });
-        }
-        partial_backward(sync, model, rank, 0, [](int, std::size_t i) { return i == 0; });
-        sync.finish();
-        finding.check(holds(sync.gradient_view(1), mean_of(DType::f32, {Bytes(80), random_gradient(model[1], 1, 0, 1)})), "lost a micro-batch");
-    }) == "");
+              auto model = tensors({10, 20});
+              const int rank = comm.rank();
+              Reducer sync(comm, model, {.unused = UnusedParameters::agree});
+              {
+                  const auto guard = sync.no_sync();
+                  partial_backward(sync, model, rank, 0, [](int r, std::size_t i) { return i == 1 && r == 1; });
+              }
+              partial_backward(sync, model, rank, 0, [](int, std::size_t i) { return i == 0; });
+              sync.finish();
+              finding.check(holds(sync.gradient_view(1), mean_of(DType::f32, {Bytes(80), random_gradient(model[1], 1, 0, 1)})),
+                            "lost a micro-batch");
+          }) == "");
 }
 
 TEST_CASE("PyTorch parity: a parameter without a gradient is named, on every rank") {
@@ -183,45 +185,45 @@ TEST_CASE("PyTorch parity: tied weights are ready at their last use") {
     for (const int ranks : {1, 2, 3, 4})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                auto model = tensors({10, 20, 30});
-                model[1].uses = 2;
-                const int rank = comm.rank();
-                Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model, {.gradients = storage});
-                for (int step = 0; step < 3; ++step) {
-                    // The first use adds to a gradient of zeros, the second completes it.
-                    const Bytes gradient = random_gradient(model[1], rank, step, 1);
-                    write(sync.gradient_view(1), Bytes(gradient.size()));
-                    sync.mark_ready(1);
-                    for (const std::size_t i : {std::size_t{2}, std::size_t{0}}) {
-                        write(sync.gradient_view(i), random_gradient(model[i], rank, step, i));
-                        sync.mark_ready(i);
-                        finding.check(!sync.try_finish(), "finished before the second use");
-                    }
-                    write(sync.gradient_view(1), gradient);
-                    sync.mark_ready(1);
-                    sync.finish();
-                    finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
-                }
-            }) == "");
+                      auto model = tensors({10, 20, 30});
+                      model[1].uses = 2;
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model, {.gradients = storage});
+                      for (int step = 0; step < 3; ++step) {
+                          // The first use adds to a gradient of zeros, the second completes it.
+                          const Bytes gradient = random_gradient(model[1], rank, step, 1);
+                          write(sync.gradient_view(1), Bytes(gradient.size()));
+                          sync.mark_ready(1);
+                          for (const std::size_t i : {std::size_t{2}, std::size_t{0}}) {
+                              write(sync.gradient_view(i), random_gradient(model[i], rank, step, i));
+                              sync.mark_ready(i);
+                              finding.check(!sync.try_finish(), "finished before the second use");
+                          }
+                          write(sync.gradient_view(1), gradient);
+                          sync.mark_ready(1);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      }
+                  }) == "");
         }
 }
 
 TEST_CASE("tied weights under no_sync: every micro-batch counts its uses anew") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10, 20});
-        model[1].uses = 3;
-        const int rank = comm.rank();
-        Reducer sync(comm, model);
-        for (int step = 0; step < 2; ++step) {
-            {
-                const auto guard = sync.no_sync();
-                for (int m = 0; m < 3; ++m) backward(sync, model, rank, 50 + m);
-            }
-            backward(sync, model, rank, step);
-            sync.finish();
-            finding.check(wrong_mean(sync, model, 2, step).empty(), wrong_mean(sync, model, 2, step));
-        }
-    }) == "");
+              auto model = tensors({10, 20});
+              model[1].uses = 3;
+              const int rank = comm.rank();
+              Reducer sync(comm, model);
+              for (int step = 0; step < 2; ++step) {
+                  {
+                      const auto guard = sync.no_sync();
+                      for (int m = 0; m < 3; ++m) backward(sync, model, rank, 50 + m);
+                  }
+                  backward(sync, model, rank, step);
+                  sync.finish();
+                  finding.check(wrong_mean(sync, model, 2, step).empty(), wrong_mean(sync, model, 2, step));
+              }
+          }) == "");
 }
 
 TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked too rarely") {
@@ -262,17 +264,17 @@ TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked
 
 TEST_CASE("with UnusedParameters::agree a tied weight that was used once only still counts as used") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-        auto model = tensors({10, 20});
-        model[1].uses = 2;
-        const int rank = comm.rank();
-        Reducer<ThreadBackend, Flat> sync(comm, model, {.unused = UnusedParameters::agree});
-        for (const std::size_t i : {1u, 0u}) {
-            write(sync.gradient_view(i), random_gradient(model[i], rank, 0, i));
-            sync.mark_ready(i);
-        }
-        sync.finish();
-        finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
-    }) == "");
+              auto model = tensors({10, 20});
+              model[1].uses = 2;
+              const int rank = comm.rank();
+              Reducer<ThreadBackend, Flat> sync(comm, model, {.unused = UnusedParameters::agree});
+              for (const std::size_t i : {1u, 0u}) {
+                  write(sync.gradient_view(i), random_gradient(model[i], rank, 0, i));
+                  sync.mark_ready(i);
+              }
+              sync.finish();
+              finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
+          }) == "");
 }
 
 TEST_CASE("with UnusedParameters::agree a mark that comes after the step was closed is an error") {

@@ -30,14 +30,14 @@ void check_mismatch(const std::vector<std::string>& words, const std::string& pa
         for (int guilty = 0; guilty < ranks; ++guilty) {
             std::vector<Outcome> result(static_cast<std::size_t>(ranks));
             REQUIRE(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                const int rank = comm.rank();
-                result[static_cast<std::size_t>(rank)] = outcome_of([&] { make(comm, rank == guilty); });
-                std::int32_t one = 1;
-                comm.all_reduce(buffer(std::span(&one, 1)), ReduceOp::sum).wait();
-                finding.check(one == ranks, "the communicator is of no more use");
-                const Outcome again = outcome_of([&] { make(comm, false); });
-                finding.check(again.text.empty(), "the right parameters were refused: " + again.text);
-            }) == "");
+                        const int rank = comm.rank();
+                        result[static_cast<std::size_t>(rank)] = outcome_of([&] { make(comm, rank == guilty); });
+                        std::int32_t one = 1;
+                        comm.all_reduce(buffer(std::span(&one, 1)), ReduceOp::sum).wait();
+                        finding.check(one == ranks, "the communicator is of no more use");
+                        const Outcome again = outcome_of([&] { make(comm, false); });
+                        finding.check(again.text.empty(), "the right parameters were refused: " + again.text);
+                    }) == "");
             for (int r = 0; r < ranks; ++r) {
                 const Outcome& outcome = result[static_cast<std::size_t>(r)];
                 INFO(outcome.text);
@@ -65,7 +65,8 @@ struct CountingBackend : ThreadBackend {
 static_assert(Backend<CountingBackend>);
 
 /// The odd rank's model is changed by `change`.
-void check_odd_model(const std::vector<std::string>& words, const std::string& parameter, const std::function<void(std::vector<Tensor>&)>& change) {
+void check_odd_model(const std::vector<std::string>& words, const std::string& parameter,
+                     const std::function<void(std::vector<Tensor>&)>& change) {
     check_mismatch(words, parameter, [&](ThreadBackend comm, bool odd) {
         auto model = tensors({10, 24, 30});
         model[1] = Tensor("fc.weight", DType::f32, {4, 6});
@@ -77,20 +78,25 @@ void check_odd_model(const std::vector<std::string>& words, const std::string& p
 }  // namespace
 
 TEST_CASE("PyTorch parity: differing shape: every rank throws the same text, naming the parameter") {
-    check_odd_model({"parameter 1", "'fc.weight' f32 [4, 6]", "'fc.weight' f32 [6, 4]"}, "fc.weight",
-                    [](auto& model) { model[1] = Tensor("fc.weight", DType::f32, {6, 4}); });
+    check_odd_model({"parameter 1", "'fc.weight' f32 [4, 6]", "'fc.weight' f32 [6, 4]"}, "fc.weight", [](auto& model) {
+        model[1] = Tensor("fc.weight", DType::f32, {6, 4});
+    });
     check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' f32 [24]"}, "fc.weight",
                     [](auto& model) { model[1] = Tensor("fc.weight", DType::f32, {24}); });
-    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' f32 [4, 7]"}, "fc.weight",
-                    [](auto& model) { model[1] = Tensor("fc.weight", DType::f32, {4, 7}); });
+    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' f32 [4, 7]"}, "fc.weight", [](auto& model) {
+        model[1] = Tensor("fc.weight", DType::f32, {4, 7});
+    });
 }
 TEST_CASE("PyTorch parity: differing dtype: every rank throws the same text, naming the parameter") {
-    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' bf16 [4, 6]"}, "fc.weight",
-                    [](auto& model) { model[1] = Tensor("fc.weight", DType::bf16, {4, 6}); });
+    check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' bf16 [4, 6]"}, "fc.weight", [](auto& model) {
+        model[1] = Tensor("fc.weight", DType::bf16, {4, 6});
+    });
 }
 TEST_CASE("PyTorch parity: differing count: every rank throws the same text, naming the first extra parameter") {
-    check_odd_model({"the number of parameters", "3 parameters, of which 'p2' f32 [30]", "2 parameters"}, "", [](auto& model) { model.pop_back(); });
-    check_odd_model({"3 parameters", "4 parameters, of which 'extra' f32 [5]"}, "", [](auto& model) { model.emplace_back("extra", DType::f32, std::vector<std::size_t>{5}); });
+    check_odd_model({"the number of parameters", "3 parameters, of which 'p2' f32 [30]", "2 parameters"}, "",
+                    [](auto& model) { model.pop_back(); });
+    check_odd_model({"3 parameters", "4 parameters, of which 'extra' f32 [5]"}, "",
+                    [](auto& model) { model.emplace_back("extra", DType::f32, std::vector<std::size_t>{5}); });
     check_odd_model({"0 parameters"}, "", [](auto& model) { model.clear(); });
 }
 TEST_CASE("PyTorch parity: differing names and order") {
@@ -119,11 +125,11 @@ TEST_CASE("names that differ late in a long text") {
 
 TEST_CASE("a shape that is given and one that is not are the same in one dimension") {
     CHECK(findings(2, [](ThreadBackend comm, Finding&) {
-        std::vector<float> gradient(10);
-        std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}};
-        if (comm.rank() == 1) views[0].shape = {10};
-        Reducer sync(comm, views);
-    }) == "");
+              std::vector<float> gradient(10);
+              std::vector<ParameterView> views{{.name = "w", .gradient = buffer(gradient)}};
+              if (comm.rank() == 1) views[0].shape = {10};
+              Reducer sync(comm, views);
+          }) == "");
 }
 
 TEST_CASE("differing bucket policies, in type or numbers") {
@@ -221,8 +227,10 @@ TEST_CASE("parameters that cannot be synchronised are refused where they are") {
         return outcome.text;
     };
     std::vector<float> ten(10), nine(9);
-    CHECK(refused({.name = "w", .gradient = buffer(ten), .shape = {3, 3}}).find("a shape of 9 elements, but a gradient of 10") != std::string::npos);
-    CHECK(refused({.name = "w", .value = buffer(nine), .gradient = buffer(ten)}).find("9 values, but a gradient of 10") != std::string::npos);
+    CHECK(refused({.name = "w", .gradient = buffer(ten), .shape = {3, 3}}).find("a shape of 9 elements, but a gradient of 10") !=
+          std::string::npos);
+    CHECK(refused({.name = "w", .value = buffer(nine), .gradient = buffer(ten)}).find("9 values, but a gradient of 10") !=
+          std::string::npos);
     CHECK(refused({.name = "w", .gradient = buffer(ten), .uses = 0}).find("0 uses") != std::string::npos);
     CHECK(refused({.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}).find("no gradient memory") != std::string::npos);
     CHECK(refused({.name = "w", .gradient = {ten.data(), 10, DType::f32, MemorySpace::device}}).find("device memory") != std::string::npos);
@@ -233,7 +241,8 @@ namespace {
 /// What a Reducer of one rank, alone, says of a parameter; "" if it takes it.
 template <class P>
 std::string refusal_of(P parameter, ReducerOptions options = {}) {
-    const Outcome outcome = outcome_of([&] { run_threads(1, [&](ThreadBackend comm) { Reducer(comm, std::vector{parameter}, options); }); });
+    const Outcome outcome =
+        outcome_of([&] { run_threads(1, [&](ThreadBackend comm) { Reducer(comm, std::vector{parameter}, options); }); });
     CHECK((outcome.text.empty() || (outcome.is(Errc::invalid_argument) && outcome.error->context().parameter == "w")));
     return outcome.text;
 }
@@ -264,12 +273,14 @@ TEST_CASE("a number of uses that is negative is not taken for a large one") {
 TEST_CASE("elements lie where elements of their type may") {
     alignas(8) std::byte memory[64] = {};
     const auto at = [&](std::size_t place, DType dtype) { return BufferView{memory + place, 2, dtype, MemorySpace::host}; };
-    CHECK(refusal_of(ParameterView{.name = "w", .gradient = at(2, DType::f32)}) ==
-          "Reducer on rank 0: parameter 'w' has a gradient of f32 at an address that is no multiple of 4; let it begin at a place where an element of its "
-          "type may lie");
+    CHECK(
+        refusal_of(ParameterView{.name = "w", .gradient = at(2, DType::f32)}) ==
+        "Reducer on rank 0: parameter 'w' has a gradient of f32 at an address that is no multiple of 4; let it begin at a place where an element of its "
+        "type may lie");
     CHECK(refusal_of(ParameterView{.name = "w", .value = at(1, DType::bf16), .gradient = at(32, DType::f32)})
               .find("has a value of bf16 at an address that is no multiple of 2") != std::string::npos);
-    CHECK(refusal_of(ParameterView{.name = "w", .value = at(4, DType::f64), .requires_grad = false}).find("has a value of f64") != std::string::npos);
+    CHECK(refusal_of(ParameterView{.name = "w", .value = at(4, DType::f64), .requires_grad = false}).find("has a value of f64") !=
+          std::string::npos);
     CHECK(refusal_of(ParameterView{.name = "w", .value = at(2, DType::bf16), .gradient = at(36, DType::f32)}) == "");
     CHECK(refusal_of(ParameterView{.name = "w", .value = at(3, DType::f8e4m3), .gradient = at(33, DType::f8e4m3)}) == "");
 }
@@ -280,8 +291,9 @@ TEST_CASE("a shape whose elements cannot be counted says so") {
     const auto of_shape = [&](std::vector<std::size_t> shape, std::size_t count) {
         return refusal_of(ParameterView{.name = "w", .gradient = buffer(std::span(ten).first(count)), .shape = std::move(shape)});
     };
-    CHECK(of_shape({half, half}, 0) ==
-          "Reducer on rank 0: parameter 'w' has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
+    CHECK(
+        of_shape({half, half}, 0) ==
+        "Reducer on rank 0: parameter 'w' has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
     CHECK(of_shape({static_cast<std::size_t>(-1), 10}, 10).find("more elements than std::size_t counts") != std::string::npos);
     CHECK(of_shape({half, half, 0}, 0) == "");
     CHECK(of_shape({half, half, 0}, 10).find("a shape of 0 elements, but a gradient of 10") != std::string::npos);
@@ -315,34 +327,34 @@ TEST_CASE("tied weights that are registered twice are refused") {
 
 TEST_CASE("two parameters of one value, with a gradient each, are fine where values are not written") {
     CHECK(findings(2, [](ThreadBackend comm, Finding&) {
-        std::vector<float> weights(10), one(10), other(10);
-        Reducer sync(comm, std::vector{parameter("embedding", weights, one), parameter("head", weights, other)});
-    }) == "");
+              std::vector<float> weights(10), one(10), other(10);
+              Reducer sync(comm, std::vector{parameter("embedding", weights, one), parameter("head", weights, other)});
+          }) == "");
 }
 
 TEST_CASE("gradients without memory of their own live in the buckets") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-        const std::vector<ParameterView> views{{.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}};
-        Reducer sync(comm, views, {.gradients = GradientStorage::in_buckets});
-        for (float& x : sync.gradient<float>(0)) x = static_cast<float>(comm.rank());
-        sync.mark_ready(0);
-        sync.finish();
-        for (const float x : sync.gradient<float>(0)) finding.check(x == 0.5f, "not the mean");
-    }) == "");
+              const std::vector<ParameterView> views{{.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}};
+              Reducer sync(comm, views, {.gradients = GradientStorage::in_buckets});
+              for (float& x : sync.gradient<float>(0)) x = static_cast<float>(comm.rank());
+              sync.mark_ready(0);
+              sync.finish();
+              for (const float x : sync.gradient<float>(0)) finding.check(x == 0.5f, "not the mean");
+          }) == "");
 }
 
 TEST_CASE("buckets are allocated once all ranks are known to want the same ones") {
     CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
-        const bool odd = comm.rank() == 1;
-        int allocations = 0;
-        CountingBackend backend(std::move(comm), allocations);
-        auto model = tensors({10, 24, 30}), others = tensors({10, 25, 30});
-        const Outcome outcome = outcome_of([&] { Reducer sync(backend, odd ? others : model); });
-        finding.check(outcome.is(Errc::parameter_mismatch), "the difference was not found: " + outcome.text);
-        finding.check(allocations == 0, "memory was allocated before");
-        Reducer sync(backend, model);
-        finding.check(allocations == 1, "no memory was allocated, or too often");
-    }) == "");
+              const bool odd = comm.rank() == 1;
+              int allocations = 0;
+              CountingBackend backend(std::move(comm), allocations);
+              auto model = tensors({10, 24, 30}), others = tensors({10, 25, 30});
+              const Outcome outcome = outcome_of([&] { Reducer sync(backend, odd ? others : model); });
+              finding.check(outcome.is(Errc::parameter_mismatch), "the difference was not found: " + outcome.text);
+              finding.check(allocations == 0, "memory was allocated before");
+              Reducer sync(backend, model);
+              finding.check(allocations == 1, "no memory was allocated, or too often");
+          }) == "");
 }
 
 TEST_CASE("a hundred thousand parameters") {
@@ -361,11 +373,12 @@ TEST_CASE("a hundred thousand parameters") {
     });
     MESSAGE("construction on 2 ranks took ", 1e3 * seconds[0], " ms");
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {  // ... and the last one differs
-        std::vector<float> memory(200'000);
-        std::vector<ParameterView> views;
-        for (std::size_t i = 0; i < 100'000; ++i)
-            views.push_back({.name = "layer." + std::to_string(i), .gradient = buffer(std::span(memory).subspan(2 * i, i + 1 == 100'000 && comm.rank() == 1 ? 1 : 2))});
-        const Outcome outcome = outcome_of([&] { Reducer sync(comm, views); });
-        finding.check(outcome.is(Errc::parameter_mismatch) && outcome.says("'layer.99999' f32 [1]"), outcome.text);
-    }) == "");
+              std::vector<float> memory(200'000);
+              std::vector<ParameterView> views;
+              for (std::size_t i = 0; i < 100'000; ++i)
+                  views.push_back({.name = "layer." + std::to_string(i),
+                                   .gradient = buffer(std::span(memory).subspan(2 * i, i + 1 == 100'000 && comm.rank() == 1 ? 1 : 2))});
+              const Outcome outcome = outcome_of([&] { Reducer sync(comm, views); });
+              finding.check(outcome.is(Errc::parameter_mismatch) && outcome.says("'layer.99999' f32 [1]"), outcome.text);
+          }) == "");
 }

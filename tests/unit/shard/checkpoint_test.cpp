@@ -28,8 +28,12 @@ std::size_t files_in(const TemporaryDirectory& directory) {
 using One = ShardedOptimizer<ThreadBackend, AdamW, Zero1>;
 using Three = ShardedParameters<ThreadBackend, AdamW>;
 
-One make_one(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return One(comm, model, AdamW{.steps = steps}, {}, SizeCappedBuckets(4000)); }
-Three make_three(ThreadBackend comm, std::vector<Tensor>& model, int steps) { return Three(comm, model, AdamW{.steps = steps}, awkward_units); }
+One make_one(ThreadBackend comm, std::vector<Tensor>& model, int steps) {
+    return One(comm, model, AdamW{.steps = steps}, {}, SizeCappedBuckets(4000));
+}
+Three make_three(ThreadBackend comm, std::vector<Tensor>& model, int steps) {
+    return Three(comm, model, AdamW{.steps = steps}, awkward_units);
+}
 
 /// Steps with the same data on every rank, so that the number of ranks does not matter (where it is a power of two).
 void train(One& sharded, int first, int last) {
@@ -91,7 +95,8 @@ TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to th
                                   const auto run = [&](auto&& sharded) {
                                       finding.check(load_shards(directory.path(), sharded) == "after 3", "the note is another");
                                       train(sharded, 3, 5);
-                                      finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+                                      finding.check(first_difference(expected, weights(sharded)).empty(),
+                                                    first_difference(expected, weights(sharded)) + " differs");
                                   };
                                   if (to_three) run(make_three(comm, model, 3));
                                   else run(make_one(comm, model, 3));
@@ -114,7 +119,8 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
               comm.barrier().wait();
               train(sharded, 1, 2);
               const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "bad"); });
-              finding.check(outcome.is(Errc::storage) && outcome.says("rank 1: ") && outcome.says("cannot be written"), "it says: " + outcome.text);
+              finding.check(outcome.is(Errc::storage) && outcome.says("rank 1: ") && outcome.says("cannot be written"),
+                            "it says: " + outcome.text);
               train(sharded, 2, 3);
               finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
               finding.check(weights(sharded) == good, "the weights are not those that were saved");
@@ -155,11 +161,12 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
         save_shards(directory.path(), sharded);
     });
     const auto load = [&](const std::vector<std::size_t>& counts) {
-        return outcomes(1, [&](ThreadBackend comm) {
-                   auto model = initial_tensors(counts, DType::f32);
-                   One sharded = make_one(comm, model, 0);
-                   load_shards(directory.path(), sharded);
-               })[0]
+        return outcomes(1,
+                        [&](ThreadBackend comm) {
+                            auto model = initial_tensors(counts, DType::f32);
+                            One sharded = make_one(comm, model, 0);
+                            load_shards(directory.path(), sharded);
+                        })[0]
             .text;
     };
     CHECK(says(load({10, 21}), "has 'p1' with 20 elements of f32 and 3 arrays; this training has 21 of f32 and 3"));

@@ -29,7 +29,8 @@ void train(Sharded& sharded, int world_rank, Use&& use) {
         for (std::size_t i = sharded.size(); i-- > 0;) {
             [[maybe_unused]] const auto in_use = use(i);
             const std::span<float> gradient = sharded.template gradient<float>(i);
-            for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((world_rank + 1) * static_cast<int>(k % 7 + i) + s);
+            for (std::size_t k = 0; k < gradient.size(); ++k)
+                gradient[k] = static_cast<float>((world_rank + 1) * static_cast<int>(k % 7 + i) + s);
             sharded.mark_ready(i);
         }
         sharded.finish();
@@ -47,7 +48,8 @@ std::vector<Bytes> expected_weights(int size) {
         for (int s = 0; s < 4; ++s) {
             for (std::size_t i = model.size(); i-- > 0;) {
                 const std::span<float> gradient = sync.gradient<float>(i);
-                for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] = static_cast<float>((comm.rank() + 1) * static_cast<int>(k % 7 + i) + s);
+                for (std::size_t k = 0; k < gradient.size(); ++k)
+                    gradient[k] = static_cast<float>((comm.rank() + 1) * static_cast<int>(k % 7 + i) + s);
                 sync.mark_ready(i);
             }
             sync.finish();
@@ -78,18 +80,22 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
                   finding.check(group.size() == per_group && replicas.size() == 4 / per_group, "the groups are of the wrong sizes");
 
                   auto one = given();
-                  ShardedOptimizer<ThreadBackend, Sgd, Zero2, SizeCappedBuckets, OverlapBackward, Hybrid> optimizer(group, one, Sgd{}, {}, SizeCappedBuckets(4000), {}, Hybrid(replicas));
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2, SizeCappedBuckets, OverlapBackward, Hybrid> optimizer(
+                      group, one, Sgd{}, {}, SizeCappedBuckets(4000), {}, Hybrid(replicas));
                   optimizer.broadcast_parameters();
                   train(optimizer, rank, [](std::size_t) { return 0; });
-                  for (std::size_t i = 0; i < one.size(); ++i) finding.check(one[i].value == expected[i], one[i].name + " differs where the optimizer is sharded");
+                  for (std::size_t i = 0; i < one.size(); ++i)
+                      finding.check(one[i].value == expected[i], one[i].name + " differs where the optimizer is sharded");
 
                   auto three = given();
-                  ShardedParameters<ThreadBackend, Sgd, OverlapBackward, Hybrid> parameters(group, three, Sgd{}, Units({0, 0, 1, 2, 2, 3, 3, 3}), {}, {}, Hybrid(replicas));
+                  ShardedParameters<ThreadBackend, Sgd, OverlapBackward, Hybrid> parameters(
+                      group, three, Sgd{}, Units({0, 0, 1, 2, 2, 3, 3, 3}), {}, {}, Hybrid(replicas));
                   parameters.broadcast_parameters();
                   train(parameters, rank, [&](std::size_t i) { return parameters.gather(parameters.unit_of(i)); });
                   for (std::size_t i = 0; i < three.size(); ++i) {
                       const auto use = parameters.gather(parameters.unit_of(i));
-                      finding.check(holds(parameters.parameter_value(i), expected[i]), "p" + std::to_string(i) + " differs where all is sharded");
+                      finding.check(holds(parameters.parameter_value(i), expected[i]),
+                                    "p" + std::to_string(i) + " differs where all is sharded");
                   }
               }) == "");
     }
@@ -122,7 +128,8 @@ TEST_CASE("ranks that are groups of one hear of an exception between another one
              auto [group, replicas] = hybrid_groups(world, 1);
              auto model = initial_tensors({100, 100}, DType::f32);
              try {
-                 ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter, NoOverlap, Hybrid> sharded(group, model, Sgd{}, {}, {}, {}, Hybrid(replicas));
+                 ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter, NoOverlap, Hybrid> sharded(group, model, Sgd{}, {}, {}, {},
+                                                                                                      Hybrid(replicas));
                  for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
                      const std::span<float> gradient = sharded.gradient<float>(i);
                      gradient[0] = 1;
@@ -147,7 +154,8 @@ TEST_CASE("what hybrid sharding does not do is told") {
     const auto averaging = outcomes(2, [](ThreadBackend world) {
         auto model = initial_tensors({10}, DType::f32);
         auto [group, replicas] = hybrid_groups(world, 2);
-        ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, {}, {}, Hybrid(replicas));
+        ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapBackward, Hybrid> sharded(
+            group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, {}, {}, Hybrid(replicas));
     });
     CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean and UnusedParameters::error only"));
 }

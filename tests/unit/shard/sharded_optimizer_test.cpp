@@ -76,12 +76,16 @@ void check_all_policies(const Training& t) {
 
 }  // namespace
 
-TEST_CASE("PyTorch parity: stage 1, with overlap and clipping by the global norm, trains to the bits of whole gradients and a whole optimizer") {
+TEST_CASE(
+    "PyTorch parity: stage 1, with overlap and clipping by the global norm, trains to the bits of whole gradients and a whole optimizer") {
     check_all_policies<Zero1>({});
     check_all_policies<Zero1>({.reducer = {.gradients = GradientStorage::in_buckets}});
 }
 
-TEST_CASE("PyTorch parity: stage 2, with overlap and clipping by the global norm, trains to the bits of whole gradients and a whole optimizer") { check_all_policies<Zero2>({}); }
+TEST_CASE(
+    "PyTorch parity: stage 2, with overlap and clipping by the global norm, trains to the bits of whole gradients and a whole optimizer") {
+    check_all_policies<Zero2>({});
+}
 
 TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
@@ -100,7 +104,8 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
         return findings(size, [&](ThreadBackend comm, Finding& finding) {
             auto model = mixed_tensors();
             ShardedOptimizer<ThreadBackend, AlignedAdamW, decltype(stage), decltype(buckets)> sharded(
-                comm, model, AlignedAdamW{}, {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets}, buckets);
+                comm, model, AlignedAdamW{},
+                {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets}, buckets);
             mark_aligned(sharded, model.size(), finding);
             sharded.finish();
             sharded.step();
@@ -126,7 +131,8 @@ TEST_CASE("bf16 weights whose gradients travel in f32") {
               for (std::size_t i = 0; i < model.size(); ++i) {
                   const auto a = numbers(sharded.parameter_value(i)), b = numbers({expected[i].data(), model[i].count(), DType::bf16});
                   for (std::size_t k = 0; k < a.size(); ++k)
-                      finding.check(std::abs(a[k] - b[k]) <= 0.02 + std::abs(b[k]) / 64, "p" + std::to_string(i) + " is " + std::to_string(a[k]) + ", not " + std::to_string(b[k]));
+                      finding.check(std::abs(a[k] - b[k]) <= 0.02 + std::abs(b[k]) / 64,
+                                    "p" + std::to_string(i) + " is " + std::to_string(a[k]) + ", not " + std::to_string(b[k]));
               }
           }) == "");
 }
@@ -143,7 +149,8 @@ TEST_CASE("micro-batches: stage 1 adds them up as a whole trainer does, stage 2 
               train(sharded, model, t, 0, t.steps);
               for (std::size_t i = 0; i < model.size(); ++i) {
                   const auto a = numbers(sharded.parameter_value(i)), b = numbers({expected[i].data(), model[i].count(), DType::f32});
-                  for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-6 * (1 + std::abs(b[k])), "too far off");
+                  for (std::size_t k = 0; k < a.size(); ++k)
+                      finding.check(std::abs(a[k] - b[k]) <= 1e-6 * (1 + std::abs(b[k])), "too far off");
               }
           }) == "");
 }
@@ -158,14 +165,18 @@ TEST_CASE("a rank keeps its share of the state, and of the gradients in stage 2"
                   // Padding: a share is rounded up to an element, a bucket's part to 64 bytes, and gaps are below 64 bytes a parameter.
                   const std::size_t padding = 4 * 64 + 4 * 64, share = elements / static_cast<std::size_t>(size);
                   const auto within = [&](std::size_t bytes, std::size_t least) { return bytes >= least && bytes <= least + 2 * padding; };
-                  ShardedOptimizer<ThreadBackend, AdamW, Zero1, Flat> one(comm, model, AdamW{}, {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets});
+                  ShardedOptimizer<ThreadBackend, AdamW, Zero1, Flat> one(
+                      comm, model, AdamW{},
+                      {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets});
                   finding.check(within(one.memory().parameters, 2 * elements), "stage 1: weights");
                   finding.check(within(one.memory().gradients, 2 * elements), "stage 1: gradients");
                   finding.check(within(one.memory().master_weights, 4 * share), "stage 1: master weights");
                   finding.check(within(one.memory().optimizer_state, 8 * share), "stage 1: optimizer");
-                  ShardedOptimizer<ThreadBackend, AdamW, Zero2, PerParameter> two(comm, model, AdamW{}, {.parameters = ParameterStorage::in_buckets});
+                  ShardedOptimizer<ThreadBackend, AdamW, Zero2, PerParameter> two(comm, model, AdamW{},
+                                                                                  {.parameters = ParameterStorage::in_buckets});
                   // Shards in f32, and two slots: as large as the two largest buckets.
-                  finding.check(within(two.memory().gradients, 4 * share + 2 * (60000 + 40000)), "stage 2: gradients are " + std::to_string(two.memory().gradients));
+                  finding.check(within(two.memory().gradients, 4 * share + 2 * (60000 + 40000)),
+                                "stage 2: gradients are " + std::to_string(two.memory().gradients));
                   finding.check(within(two.memory().optimizer_state, 8 * share), "stage 2: optimizer");
               }) == "");
     }
@@ -216,7 +227,8 @@ TEST_CASE("state that p ranks collect goes on, on q ranks, to the same bits") {
             });
             CHECK(findings(to, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors(t.counts, t.dtype);  // zeros: all comes from what was saved
-                      ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets> sharded(comm, model, AdamW{.steps = steps}, {}, SizeCappedBuckets(4000));
+                      ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets> sharded(comm, model, AdamW{.steps = steps}, {},
+                                                                                               SizeCappedBuckets(4000));
                       sharded.distribute_state(0, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
                           std::memcpy(piece.data, saved[i][a].data() + first * sizeof(float), piece.bytes());
                       });
@@ -226,7 +238,8 @@ TEST_CASE("state that p ranks collect goes on, on q ranks, to the same bits") {
                       if (to != 3) finding.check(first_difference(whole, now).empty(), first_difference(whole, now) + " differs");
                       for (std::size_t i = 0; i < model.size(); ++i) {
                           const auto a = numbers(sharded.parameter_value(i)), b = numbers({whole[i].data(), model[i].count(), DType::f32});
-                          for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])), "too far off");
+                          for (std::size_t k = 0; k < a.size(); ++k)
+                              finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])), "too far off");
                       }
                   }) == "");
         }
@@ -238,20 +251,22 @@ TEST_CASE("buckets are planned anew from the order of readiness, and state moves
     const auto expected = weights_of_whole(3, t, AdamW{});
     const auto check = [&](auto stage) {
         CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
-              auto model = initial_tensors(t.counts, t.dtype);
-              ShardedOptimizer<ThreadBackend, AdamW, decltype(stage)> sharded(comm, model, AdamW{}, {.parameters = ParameterStorage::in_buckets}, SizeCappedBuckets(4096));
-              for (int s = 0; s < t.steps; ++s) {
-                  for (const std::size_t i : shuffled(model.size(), 3)) {
-                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
-                      sharded.mark_ready(i);
+                  auto model = initial_tensors(t.counts, t.dtype);
+                  ShardedOptimizer<ThreadBackend, AdamW, decltype(stage)> sharded(
+                      comm, model, AdamW{}, {.parameters = ParameterStorage::in_buckets}, SizeCappedBuckets(4096));
+                  for (int s = 0; s < t.steps; ++s) {
+                      for (const std::size_t i : shuffled(model.size(), 3)) {
+                          write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                          sharded.mark_ready(i);
+                      }
+                      sharded.finish();
+                      sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                      const BucketPlan before = sharded.plan();
+                      if (s == 2) finding.check(sharded.rebuild_buckets() && sharded.plan() != before, "the plan has not changed");
                   }
-                  sharded.finish();
-                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
-                  const BucketPlan before = sharded.plan();
-                  if (s == 2) finding.check(sharded.rebuild_buckets() && sharded.plan() != before, "the plan has not changed");
-              }
-              finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
-          }) == "");
+                  finding.check(first_difference(expected, weights(sharded)).empty(),
+                                first_difference(expected, weights(sharded)) + " differs");
+              }) == "");
     };
     check(Zero1{});
     check(Zero2{});
@@ -307,7 +322,8 @@ TEST_CASE("a parameter that no rank used is not stepped") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors({100, 200, 300}, DType::f32);
               const Bytes before = model[1].value;
-              ShardedOptimizer<ThreadBackend, AdamW, Zero2> sharded(comm, model, AdamW{}, {.reducer = {.unused = UnusedParameters::agree}}, SizeCappedBuckets(500));
+              ShardedOptimizer<ThreadBackend, AdamW, Zero2> sharded(comm, model, AdamW{}, {.reducer = {.unused = UnusedParameters::agree}},
+                                                                    SizeCappedBuckets(500));
               for (int s = 0; s < 3; ++s) {
                   for (std::size_t i = model.size(); i-- > 0;) {
                       if (i == 1 || (i == 2 && comm.rank() == 1)) continue;
@@ -344,7 +360,8 @@ TEST_CASE("stage 2: gradients that several threads compute, in an order of their
                   sharded.finish();
                   sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
               }
-              finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+              finding.check(first_difference(expected, weights(sharded)).empty(),
+                            first_difference(expected, weights(sharded)) + " differs");
           }) == "");
 }
 
@@ -396,7 +413,8 @@ TEST_CASE("weights, and ranks that have run out of data, in every stage") {
                 sharded.finish();
                 sharded.step();
             }
-            for (const double w : numbers(sharded.parameter_value(0))) finding.check(std::abs(w - static_cast<double>(expected)) < 1e-5, "the weights are " + std::to_string(w));
+            for (const double w : numbers(sharded.parameter_value(0)))
+                finding.check(std::abs(w - static_cast<double>(expected)) < 1e-5, "the weights are " + std::to_string(w));
         });
     };
     CHECK(check(Zero1{}, Averaging::mean) == "");
@@ -409,7 +427,8 @@ TEST_CASE("stage 2 with a thread that makes progress, and sums instead of means"
     using enum ParameterStorage;
     for (int size = 1; size <= 3; ++size) {
         CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackwardThread>(size, {}, in_buckets, SizeCappedBuckets(3000)) == "");
-        CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, {.reducer = {.averaging = Averaging::sum}}, borrowed) == "");
+        CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, {.reducer = {.averaging = Averaging::sum}},
+                                                                               borrowed) == "");
     }
 }
 
@@ -450,7 +469,8 @@ TEST_CASE("misuse is told") {
                   for (std::size_t i = 0; i < 2; ++i) sharded.mark_ready(i);
                   sharded.finish();
               }
-          }) == "finish on rank 0: gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+          }) ==
+          "finish on rank 0: gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
     CHECK(says([&](ThreadBackend comm) {
               auto model = model_of();
               ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{});
@@ -464,7 +484,8 @@ TEST_CASE("misuse is told") {
                   sharded.finish();
                   sharded.step();
               }
-          }) == "finish on rank 0: weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+          }) ==
+          "finish on rank 0: weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
     CHECK(says([&](ThreadBackend comm) {
               auto model = initial_tensors({10}, DType::f64);
               ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
@@ -505,12 +526,13 @@ namespace {
 /// What `make(backend, parameters)` says where 'embedding' and 'head' have gradients of their own, and these values.
 template <class Make>
 std::string with_values(std::span<float> one, std::span<float> other, Make&& make, bool frozen = false) {
-    return outcomes(1, [&](ThreadBackend comm) {
-               std::vector<std::vector<float>> gradients = {std::vector<float>(one.size()), std::vector<float>(other.size())};
-               std::vector views = {parameter("embedding", one, gradients[0]), parameter("head", other, gradients[1])};
-               views[1].requires_grad = !frozen;
-               make(comm, views);
-           })[0]
+    return outcomes(1,
+                    [&](ThreadBackend comm) {
+                        std::vector<std::vector<float>> gradients = {std::vector<float>(one.size()), std::vector<float>(other.size())};
+                        std::vector views = {parameter("embedding", one, gradients[0]), parameter("head", other, gradients[1])};
+                        views[1].requires_grad = !frozen;
+                        make(comm, views);
+                    })[0]
         .text;
 }
 
@@ -531,7 +553,9 @@ TEST_CASE("tied weights that are registered twice, with gradients of their own, 
     };
     check([](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd>(comm, views, Sgd{}); });
     check([](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, views, Sgd{}); });
-    check([](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd>(comm, views, Sgd{}, {.parameters = ParameterStorage::in_buckets}); });
+    check([](auto comm, auto& views) {
+        ShardedOptimizer<ThreadBackend, Sgd>(comm, views, Sgd{}, {.parameters = ParameterStorage::in_buckets});
+    });
     // Unfreezing one of them is the same mistake.
     CHECK(with_values(
               all, all,
@@ -549,7 +573,8 @@ TEST_CASE("weights that live in the buckets need no memory of the trainer's, not
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors(t.counts, t.dtype);
               std::vector<ParameterView> views;
-              for (Tensor& p : model) views.push_back({.name = p.name, .value = {nullptr, p.count(), p.dtype}, .gradient = p.gradient_view()});
+              for (Tensor& p : model)
+                  views.push_back({.name = p.name, .value = {nullptr, p.count(), p.dtype}, .gradient = p.gradient_view()});
               ShardedOptimizer<ThreadBackend, AdamW, Zero1, Flat, OverlapBackward> sharded(comm, views, AdamW{{0.01, 0.02}},
                                                                                            {.parameters = ParameterStorage::in_buckets});
               for (std::size_t i = 0; i < model.size(); ++i) {
@@ -559,14 +584,16 @@ TEST_CASE("weights that live in the buckets need no memory of the trainer's, not
               sharded.adopt_values();
               sharded.broadcast_parameters();
               train(sharded, model, t, 0, t.steps);
-              finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+              finding.check(first_difference(expected, weights(sharded)).empty(),
+                            first_difference(expected, weights(sharded)) + " differs");
           }) == "");
 }
 
 TEST_CASE("ranks whose sharding differs are told, all the same") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);
-        ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.parameters = comm.rank() == 0 ? ParameterStorage::borrowed : ParameterStorage::in_buckets});
+        ShardedOptimizer<ThreadBackend, Sgd> sharded(
+            comm, model, Sgd{}, {.parameters = comm.rank() == 0 ? ParameterStorage::borrowed : ParameterStorage::in_buckets});
     });
     for (const Outcome& outcome : seen) {
         CHECK(outcome.is(Errc::parameter_mismatch));

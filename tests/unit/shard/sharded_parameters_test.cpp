@@ -30,7 +30,8 @@ void forward_backward(Sharded& sharded, int rank, int batch, Finding& finding) {
         const auto use = sharded.gather(u);
         for (std::size_t i = sharded.size(); i-- > 0;) {
             if (sharded.unit_of(i) != u) continue;
-            finding.check(holds(sharded.parameter_value(i), seen[i]), "p" + std::to_string(i) + " has changed between forward and backward");
+            finding.check(holds(sharded.parameter_value(i), seen[i]),
+                          "p" + std::to_string(i) + " has changed between forward and backward");
             write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), rank, batch, i);
             sharded.mark_ready(i);
         }
@@ -79,7 +80,8 @@ TEST_CASE("sharded parameters train to the bits of whole ones, however they are 
                     CAPTURE(prefetch);
                     CAPTURE(reshard);
                     CAPTURE(replicate);
-                    const ShardedParametersOptions options{.prefetch = prefetch, .reshard_after_forward = reshard, .replicate_below = replicate};
+                    const ShardedParametersOptions options{
+                        .prefetch = prefetch, .reshard_after_forward = reshard, .replicate_below = replicate};
                     CHECK(difference_from_whole<OverlapBackward>(size, {}, options) == "");
                     if (size == 3) CHECK(difference_from_whole<NoOverlap>(size, {}, options) == "");
                 }
@@ -94,7 +96,8 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
     for (int size = 1; size <= 3; ++size)
         CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
                   auto given = mixed_tensors();
-                  ShardedParameters<ThreadBackend, AlignedAdamW> sharded(comm, given, AlignedAdamW{}, Units(std::vector<std::size_t>(given.size())));
+                  ShardedParameters<ThreadBackend, AlignedAdamW> sharded(comm, given, AlignedAdamW{},
+                                                                         Units(std::vector<std::size_t>(given.size())));
                   const auto use = sharded.gather(0);
                   mark_aligned(sharded, sharded.size(), finding);
                   sharded.finish();
@@ -117,8 +120,12 @@ TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
               }
               const auto now = weights(sharded);
               for (std::size_t i = 0; i < t.counts.size(); ++i) {
-                  const auto a = numbers({now[i].data(), t.counts[i], DType::f32}), b = numbers({expected[i].data(), t.counts[i], DType::f32});
-                  for (std::size_t k = 0; k < a.size(); ++k) finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])), "p" + std::to_string(i) + "[" + std::to_string(k) + "] " + std::to_string(a[k]) + " is not " + std::to_string(b[k]));
+                  const auto a = numbers({now[i].data(), t.counts[i], DType::f32}),
+                             b = numbers({expected[i].data(), t.counts[i], DType::f32});
+                  for (std::size_t k = 0; k < a.size(); ++k)
+                      finding.check(std::abs(a[k] - b[k]) <= 1e-5 * (1 + std::abs(b[k])),
+                                    "p" + std::to_string(i) + "[" + std::to_string(k) + "] " + std::to_string(a[k]) + " is not " +
+                                        std::to_string(b[k]));
               }
           }) == "");
 }
@@ -144,7 +151,8 @@ TEST_CASE("micro-batches that are added up without communication: the bits of a 
                       const double norm = sharded.gradient_norm() / t.micro_batches;
                       sharded.step(sharded.clip_factor(norm, t.max_norm) / t.micro_batches);
                   }
-                  finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+                  finding.check(first_difference(expected, weights(sharded)).empty(),
+                                first_difference(expected, weights(sharded)) + " differs");
               }) == "");
     }
 }
@@ -169,7 +177,8 @@ TEST_CASE("what a rank keeps shrinks with the number of ranks, and weights exist
                   finding.check(within(memory.master_weights, 4 * share), "master weights: " + std::to_string(memory.master_weights));
                   finding.check(within(memory.optimizer_state, 8 * share), "optimizer: " + std::to_string(memory.optimizer_state));
                   finding.check(within(memory.gradients, 4 * share + 2 * 2 * 20000), "gradients: " + std::to_string(memory.gradients));
-                  finding.check(within(memory.parameters, 2 * 2 * 20000), "weights: " + std::to_string(memory.parameters));  // one in use, one ahead
+                  finding.check(within(memory.parameters, 2 * 2 * 20000),
+                                "weights: " + std::to_string(memory.parameters));  // one in use, one ahead
               }) == "");
     }
 }
@@ -226,13 +235,15 @@ TEST_CASE("an exception of the trainer's, while units are gathered ahead: nobody
 TEST_CASE("small parameters that stay whole cost no more than their size") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto given = initial_tensors({100000, 10, 100000, 10, 100000, 10}, DType::f32);
-              ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, Units({0, 0, 1, 1, 2, 2}), {.prefetch = 0, .replicate_below = 100});
+              ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, Units({0, 0, 1, 1, 2, 2}),
+                                                            {.prefetch = 0, .replicate_below = 100});
               {
                   const auto use = sharded.gather(1);
                   finding.check(sharded.parameter_value(5).data != nullptr, "p5 is not there");
               }
               const std::size_t needed = (100000 + 3 * 16) * sizeof(float);
-              finding.check(sharded.memory().parameters == needed, "the weights take " + std::to_string(sharded.memory().parameters) + ", not " + std::to_string(needed));
+              finding.check(sharded.memory().parameters == needed,
+                            "the weights take " + std::to_string(sharded.memory().parameters) + ", not " + std::to_string(needed));
           }) == "");
 }
 
@@ -250,18 +261,21 @@ TEST_CASE("ranks whose options differ are told, all the same") {
 
 TEST_CASE("misuse is told") {
     const auto says = [](auto&& f) {
-        return outcomes(1, [&](ThreadBackend comm) {
-                   auto given = initial_tensors(awkward_sizes, DType::f32);
-                   f(comm, given);
-               })[0]
+        return outcomes(1,
+                        [&](ThreadBackend comm) {
+                            auto given = initial_tensors(awkward_sizes, DType::f32);
+                            f(comm, given);
+                        })[0]
             .text;
     };
     using Sharded = ShardedParameters<ThreadBackend, Sgd>;
     CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).parameter_value(4); }) ==
           "parameter_value on rank 0: the weights of 'p4' are not here; call gather(2) first");
-    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).acquire(4); }) == "gather on rank 0: there is no unit 4 among 4");
-    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, Units({0, 1})); }) ==
-          "ShardedParameters on rank 0: there are 8 parameters, but units for 2");
+    CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).acquire(4); }) ==
+          "gather on rank 0: there is no unit 4 among 4");
+    CHECK(says([](auto comm, auto& given) {
+              Sharded(comm, given, Sgd{}, Units({0, 1}));
+          }) == "ShardedParameters on rank 0: there are 8 parameters, but units for 2");
     CHECK(says([](auto comm, auto& given) {
               auto views = std::vector<ParameterView>{parameter_view(given[0])};
               views[0].gradient.count /= 2;

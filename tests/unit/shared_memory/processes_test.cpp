@@ -131,7 +131,9 @@ std::vector<std::string> run_engines(int size, int repeats, F&& f) {
     });
 }
 
-float value(int rank, std::size_t i, int step) { return static_cast<float>((i * 7 + static_cast<std::size_t>(rank * 31 + step)) % 1000) / 8 + 0.1f; }
+float value(int rank, std::size_t i, int step) {
+    return static_cast<float>((i * 7 + static_cast<std::size_t>(rank * 31 + step)) % 1000) / 8 + 0.1f;
+}
 
 }  // namespace
 
@@ -293,7 +295,9 @@ TEST_CASE("processes: a rank that stops between the pieces of a collective is na
             expect(false, "nothing was thrown");
         } catch (const gs::Error& error) {
             expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
-            expect(std::strstr(error.what(), "5000000 elements), collective #1: rank 1 started it, as all did, but did not go on") != nullptr, error.what());
+            expect(
+                std::strstr(error.what(), "5000000 elements), collective #1: rank 1 started it, as all did, but did not go on") != nullptr,
+                error.what());
         }
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));

@@ -96,7 +96,8 @@ TEST_CASE("StagedPieces: pieces that are brought, combined in the areas and fetc
                             CHECK(pieces[r].all_taken() == pieces[0].all_taken());
                             REQUIRE(now[r].range.size() <= most);
                             const auto [range, begins] = pieces[r].brings(now[r]);
-                            for (std::size_t i = range.first; i < range.last; ++i) areas[r][i - now[r].range.first] = ranks[r].in.at(i - begins);
+                            for (std::size_t i = range.first; i < range.last; ++i)
+                                areas[r][i - now[r].range.first] = ranks[r].in.at(i - begins);
                         }
                         std::byte area{};
                         const Call inner = pieces[0].call_on(&area, now[0]);
@@ -112,7 +113,8 @@ TEST_CASE("StagedPieces: pieces that are brought, combined in the areas and fetc
                         for (std::size_t r = 0; r < areas.size(); ++r) {
                             CHECK(pieces[r].call_on(&area, now[r]).root == inner.root);
                             const auto [range, begins] = pieces[r].fetches(now[r]);
-                            for (std::size_t i = range.first; i < range.last; ++i) ranks[r].out.at(i - begins) = result[i - now[r].range.first];
+                            for (std::size_t i = range.first; i < range.last; ++i)
+                                ranks[r].out.at(i - begins) = result[i - now[r].range.first];
                         }
                     }
                     CHECK(taken >= 1);
