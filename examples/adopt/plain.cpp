@@ -12,15 +12,15 @@ constexpr int steps = 200, batch = 48;
 constexpr float rate = 1;
 
 void train(const std::string& text) {
-    float embedding[letters * width], embedding_gradient[letters * width];
-    float output[letters * inputs] = {}, output_gradient[letters * inputs];
+    float embedding[letters * width], embedding_grad[letters * width];
+    float output[letters * inputs] = {}, output_grad[letters * inputs];
     unsigned seed = 1;
     for (float& x : embedding) x = static_cast<float>((seed = seed * 1664525 + 1013904223) >> 8) / 16777216.0f - 0.5f;
 
     for (int step = 1; step <= steps; ++step) {
         float loss = 0;
-        for (float& g : embedding_gradient) g = 0;
-        for (float& g : output_gradient) g = 0;
+        for (float& g : embedding_grad) g = 0;
+        for (float& g : output_grad) g = 0;
         for (int i = 0; i < batch; ++i) {
             const std::size_t place = static_cast<std::size_t>(step * batch + i) * 7919 % (text.size() - 2);
             const int first = text[place] & 127, second = text[place + 1] & 127, next = text[place + 2] & 127;
@@ -37,14 +37,14 @@ void train(const std::string& text) {
 
             for (int c = 0; c < letters; ++c) {
                 const float g = (score[c] / sum - (c == next ? 1.0f : 0.0f)) / batch;
-                for (int k = 0; k < inputs; ++k) output_gradient[c * inputs + k] += g * x[k];
-                for (int k = 0; k < width; ++k) embedding_gradient[first * width + k] += g * output[c * inputs + k];
-                for (int k = 0; k < width; ++k) embedding_gradient[second * width + k] += g * output[c * inputs + width + k];
+                for (int k = 0; k < inputs; ++k) output_grad[c * inputs + k] += g * x[k];
+                for (int k = 0; k < width; ++k) embedding_grad[first * width + k] += g * output[c * inputs + k];
+                for (int k = 0; k < width; ++k) embedding_grad[second * width + k] += g * output[c * inputs + width + k];
             }
         }
 
-        for (int k = 0; k < letters * width; ++k) embedding[k] -= rate * embedding_gradient[k];
-        for (int k = 0; k < letters * inputs; ++k) output[k] -= rate * output_gradient[k];
+        for (int k = 0; k < letters * width; ++k) embedding[k] -= rate * embedding_grad[k];
+        for (int k = 0; k < letters * inputs; ++k) output[k] -= rate * output_grad[k];
         if (step % 20 == 0) std::printf("step %d: loss %.6f\n", step, static_cast<double>(loss));
     }
 }
