@@ -2,6 +2,7 @@
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -20,49 +21,44 @@ namespace gradsync_train {
 
 namespace {
 
-struct Place {
-    int rank = 0, size = 1;
-};
-
 /// Runs what every rank does before the training. If it throws anywhere, the lowest rank where it does says why, and
 /// all get the exit code; otherwise none.
 template <class F>
-std::optional<int> end_together(Place place, F&& f) {
+std::optional<int> end_together(gs::MpiRendezvous& ranks, F&& f) {
     std::optional<Ending> ending;
     try {
         f();
     } catch (...) {
         ending = ending_of_current_exception();
     }
-    int speaker = ending ? place.rank : place.size;
-    MPI_Allreduce(MPI_IN_PLACE, &speaker, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    if (speaker == place.size) return {};
-    if (speaker == place.rank) ending->print();
-    int code = ending ? ending->code : 0;
-    MPI_Bcast(&code, 1, MPI_INT, speaker, MPI_COMM_WORLD);
-    return code;
+    constexpr int goes_on = -1;
+    const auto codes = gs::bootstrap::exchange(ranks, ending ? ending->code : goes_on);
+    const auto speaker = std::find_if(codes.begin(), codes.end(), [](int code) { return code != goes_on; });
+    if (speaker == codes.end()) return {};
+    if (speaker - codes.begin() == ranks.rank()) ending->print();
+    return *speaker;
 }
 
 /// Machines that share no disk may each have a checkpoint of their own.
-void expect_one_checkpoint(Place place, const Job& job) {
-    std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : 0, first = digest;
-    MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    if (digest == first) return;
-    throw UsageError("--resume: rank " + std::to_string(place.rank) + " finds another checkpoint (after step " +
+void expect_one_checkpoint(gs::MpiRendezvous& ranks, const Job& job) {
+    const std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : 0;
+    if (gs::bootstrap::exchange(ranks, digest).front() == digest) return;
+    throw UsageError("--resume: rank " + std::to_string(ranks.rank()) + " finds another checkpoint (after step " +
                      std::to_string(job.checkpoint->progress().steps) + ") in " + job.options.checkpoint.string() +
                      " than rank 0; copy one of them to all machines");
 }
 
-int run(Place place, int argc, char** argv) {
-    const bool speaks = place.rank == 0;
+int run(int rank, int argc, char** argv) {
+    const bool speaks = rank == 0;
     std::optional<Job> job;
     std::optional<gs::MpiBackend> comm;
-    auto code = end_together(place, [&] { job = prepare(parse_options(argc, argv, place.size), speaks); });
-    if (code) return *code;
-    code = end_together(place, [&] { expect_one_checkpoint(place, *job); });
-    if (code) return *code;
-
     try {
+        gs::MpiRendezvous ranks(MPI_COMM_WORLD);
+        auto code = end_together(ranks, [&] { job = prepare(parse_options(argc, argv, ranks.size()), speaks); });
+        if (code) return *code;
+        code = end_together(ranks, [&] { expect_one_checkpoint(ranks, *job); });
+        if (code) return *code;
+
         comm.emplace(MPI_COMM_WORLD, gs::MpiOptions{.timeout = time_limit(job->options),
                                                     .shared_memory = !job->options.no_shared_memory,
                                                     .reproducible = job->options.reproducible});
@@ -75,7 +71,7 @@ int run(Place place, int argc, char** argv) {
     } catch (...) {
         // This rank has failed, or has lost another one. MPI_Finalize would wait for it forever.
         const Ending ending = ending_of_current_exception();
-        const std::string name = "rank " + std::to_string(place.rank) + ": ";  // the library's errors have it already
+        const std::string name = "rank " + std::to_string(rank) + ": ";  // the library's errors have it already
         std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
         if (comm) comm->fail(ending.text);
         std::fflush(nullptr);
@@ -87,12 +83,11 @@ int run(Place place, int argc, char** argv) {
 
 int main_over_mpi(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);  // which Open MPI's TCP raises where the process at the other end has died
-    int provided = 0;               // any level will do here: the main thread alone communicates
+    int provided = 0;               // any level will do: with less than MPI_THREAD_MULTIPLE this thread alone communicates
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
-    Place place;
-    MPI_Comm_rank(MPI_COMM_WORLD, &place.rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &place.size);
-    const int code = run(place, argc, argv);
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    const int code = run(rank, argc, argv);
     MPI_Finalize();
     return code;
 }

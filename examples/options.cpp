@@ -129,7 +129,7 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_option("--hidden", o.hidden, "widths of the mlp's hidden layers")->check(size)->delimiter(',')->take_all()->group(group);
     app.add_flag("--recompute", o.recompute,
                  "keep the blocks' inputs only and repeat each block before its backward pass:\n"
-                 "same result, less memory, about a third more time")
+                 "same result, less memory, about a quarter more time")
         ->group(group);
 
     group = "Training";

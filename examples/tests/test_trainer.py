@@ -643,7 +643,7 @@ class Mpi(Processes):
         planned = [("optimal", overlap, "in-buckets") for overlap in ("none", "backward-polls", "forward")]
         for ranks, (name, flags) in zip((2, 3, 4), MODELS.items()):
             expected = self.digest(*flags, "--ranks", ranks)
-            for buckets, overlap, gradients in POLICIES[ranks % 2::2] + planned:  # in buckets, borrowed, in buckets
+            for buckets, overlap, gradients in POLICIES + planned:
                 found = self.train_processes(
                     ranks, *flags, "--reproducible", "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
                     "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)["params_digest"]
@@ -752,6 +752,7 @@ class Mpi(Processes):
                 lost = [line for line in said if line.startswith(f"gradsync_train: rank {rank}: ")]
                 self.assertEqual(len(lost), 1, errors)
                 self.assertTrue(any(f"rank {victim} " in lost[0] for victim in victims), errors)
+                self.assertRegex(lost[0], r"bucket \d+|all_reduce\(|all_gather\(|reduce_scatter\(|broadcast\(|barrier", errors)
             kept = [line for line in said if "has kept" in line]
             self.assertEqual(len(said), len(left) + len(kept), errors)
             # If a rank dies while others have the last step complete and some do not, two states are kept in turn.
@@ -839,7 +840,14 @@ class Cluster(Processes):
         self.assertEqual(job.returncode, 143)
         self.assertTrue(wait_for(lambda: not any(map(self.process_of, range(4)))))
         self.assertEqual(interfaces(), before)
-        for expected, arguments in (("number of hosts is 1 to 100", ["0", "1gbit", "--", "true"]), ("the rate is a number", ["2", "fast", "--", "true"]),
+        # Also where it cannot clean up itself.
+        job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 100000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        job.stdout.readline()
+        job.kill()
+        job.communicate(timeout=60)
+        self.assertTrue(wait_for(lambda: not any(map(self.process_of, range(4)))))
+        self.assertEqual(interfaces(), before)
+        for expected, arguments in (("number of hosts is 1 to 100", ["0", "1gbit", "--", "true"]), ("the rate is a number", ["2", "fast", "--", "true"]), ("a number above 0", ["2", "0mbit", "--", "true"]),
                                     ("no command", ["2", "1gbit"]), ("unknown option --ranks", ["2", "1gbit", "--ranks", "2", "--", "true"])):
             done = subprocess.run([self.SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)

@@ -29,7 +29,6 @@
 #include "reducer/gather_progress.hpp"
 #include "reducer/gradient_buckets.hpp"
 #include "reducer/gradient_norm.hpp"
-#include "reducer/no_sync.hpp"
 #include "reducer/options.hpp"
 #include "reducer/parameters.hpp"
 #include "reducer/passes.hpp"
@@ -52,10 +51,11 @@ namespace gradsync::inline v0 {
 ///         model.step();
 ///     }
 ///
-/// Collective: construction, `broadcast_*`, `begin_step`, `finish`, `gradient_norm`, `clip_*`, `rebuild_buckets`: all
-/// ranks call them in the same order. Threads: `mark_ready` from any thread; everything else from one thread at a
-/// time, when no marks are under way. After an exception the object is of no more use, and so is its communicator;
-/// every call says so. The trainer's parameters and gradients outlive the object; it neither moves nor copies.
+/// Collective: construction, `broadcast_*`, `begin_step`, `finish`, `try_finish`, `gradient_norm`, `clip_gradients_by_norm`,
+/// `rebuild_buckets`: all ranks call them in the same order. Threads: `mark_ready` from any thread, and `gradient_view` of pooled
+/// gradients; everything else from one thread at a time, when no marks are under way. Errors: what is refused before anything has
+/// happened (an argument, a call at the wrong time) changes nothing; after any other exception the object is of no more use, and so is its
+/// communicator; every call says so. The trainer's parameters and gradients outlive the object; it neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>());
@@ -156,7 +156,9 @@ public:
 
     /// For uneven inputs: says whether this rank has a batch for the next step, and returns whether any rank has.
     /// A rank without a batch skips its backward and calls `finish()` all the same: it contributes nothing, but gets
-    /// the gradients, so that its weights stay in step; gradients that it marks all the same are not used. Collective.
+    /// the gradients, so that its weights stay in step; gradients that it marks all the same are not used, nor are those of its
+    /// micro-batches under `no_sync()` that this step was to end. With OverlapForward it calls `flush()`, and steps, before `finish()`,
+    /// as there is no forward in which it would wait for the averages of the step before. Collective.
     ///
     ///     while (sync.begin_step(batch.has_value())) { if (batch) backward(...); sync.finish(); step(); }
     bool begin_step(bool has_batch = true) {
@@ -164,7 +166,7 @@ public:
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
         guard([&] { detail::host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
-        step_.set_has_batch(has_batch || live == 0);  // with no batch anywhere there is no such step
+        set_has_batch(has_batch || live == 0);  // with no batch anywhere there is no such step
         return live > 0;
     }
 
@@ -184,11 +186,25 @@ public:
         step_.set_weight(weight);
     }
 
-    using NoSync = detail::NoSync;
+    /// While it lives, marks synchronise nothing: see `no_sync()`. The Reducer outlives it.
+    class [[nodiscard]] NoSync {
+    public:
+        explicit NoSync(Reducer& owner) noexcept : owner_(&owner) { owner.unsynchronised_ += one_guard; }
+        NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)) {}
+        NoSync& operator=(NoSync&&) = delete;
+        ~NoSync() {
+            if (owner_ != nullptr) owner_->end_no_sync(std::uncaught_exceptions() != exceptions_);
+        }
+
+    private:
+        Reducer* owner_;
+        int exceptions_ = std::uncaught_exceptions();
+    };
 
     /// While the guard lives, marks synchronise nothing: gradients of micro-batches add up (see Accumulation). Guards
-    /// nest; an exception that passes through leaves nothing switched on. Each mark of a gradient counts as the next micro-batch's: one too
-    /// many is not noticed here.
+    /// nest; an exception that passes through leaves nothing switched on, and what was marked by then counts: `discard()` forgets it. Each
+    /// mark of a gradient counts as the next micro-batch's: one too many is not noticed here. A gradient of several uses that got fewer
+    /// marks counts as complete when the last guard goes; unless an exception ended it, then as not marked at all.
     NoSync no_sync() {
         check_usable("no_sync");
         if (gradients_.pooled())
@@ -196,11 +212,29 @@ public:
                        "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
         if (step_.launched() != 0)
             throw_here(Errc::invalid_argument, "no_sync", "buckets of this step are in flight already; call finish() first");
-        return NoSync(no_sync_depth_);
+        return NoSync(*this);
+    }
+
+    /// Forgets the micro-batches that were marked under `no_sync()`, as if they had not been: after an exception, or where a step is
+    /// skipped. Gradients that add up in your memory (`Accumulation::in_gradients`) are yours to clear. Local, between steps; all ranks
+    /// do alike.
+    void discard() {
+        check_usable("discard");
+        check_between_steps("discard");
+        if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard)
+            throw_here(Errc::invalid_argument, "discard", "a guard of no_sync() lives; let it go first");
+        readiness_.reset();
+        gradients_.forget_sums();
+    }
+    /// Between steps: has a micro-batch been marked under `no_sync()` since the last `finish()`, or may it be, as a guard lives?
+    bool accumulates() const noexcept {
+        return unsynchronised_.load(std::memory_order_relaxed) >= one_guard || (between_steps() && readiness_.any_used());
     }
 
     /// Gradient i is final for this backward (at its `uses`-th mark). From any thread. May copy the gradient into its
-    /// bucket, start collectives and advance them, as the policies say.
+    /// bucket, start collectives and advance them, as the policies say. Throws Error(gradient_marked_twice) for a mark too many, which ends
+    /// the communicator, Error(invalid_argument) for an index that is none or a frozen parameter, and what `finish()` throws where other
+    /// ranks have failed.
     void mark_ready(std::size_t i) {
         check_index(i, "mark_ready");
         check_usable("mark_ready");
@@ -212,7 +246,9 @@ public:
         if constexpr (decoupled)
             if (gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
         if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
-        const bool synchronises = no_sync_depth_.load(std::memory_order_relaxed) == 0;
+        const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
+        if (unsynchronised & without_batch) return readiness_.rearm(i);
+        const bool synchronises = unsynchronised == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
         // Before it is copied twice; where that adds it twice, not even by two threads that mark it at the same moment.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
@@ -231,9 +267,9 @@ public:
             }
         }
         if (marks_watched_) watch_mark(i);
+        readiness_.used()[i] = 1;  // before it is filled in: a step that is full may end
         const auto filled = readiness_.fill(i);
         if (filled == detail::Readiness::Fill::too_often) refuse_mark(i);
-        readiness_.used()[i] = 1;
         if (step_.alone()) return;  // nothing travels; what is to be scaled is scaled in finish()
         const bool full = filled == detail::Readiness::Fill::bucket_full;
         // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
@@ -251,6 +287,7 @@ public:
     /// parameters, if some were not marked; whatever the backend throws. Collective.
     void finish() {
         check_usable("finish");
+        check_gathered("finish");
         auto held = step_.watch().hold(Activity::finish);
         guard([&] {
             close_step();
@@ -275,6 +312,7 @@ public:
             });
             return false;
         }
+        check_gathered("try_finish");
         const auto begin = step_.watch().now();
         bool complete = false;
         guard([&] {
@@ -308,7 +346,9 @@ public:
     }
 
     /// Where gradient i lives. With GradientStorage::in_buckets, memory of the Reducer's, zero at first, valid until
-    /// `rebuild_buckets` returns true.
+    /// `rebuild_buckets` returns true. With GradientStorage::pooled, memory that holds anything at first and is valid until the last
+    /// gradient of its bucket is marked: to be asked for in each backward, in the order in which gradients become ready. That may wait
+    /// for buckets that are in flight, and throws what `finish()` throws; from any thread, while others mark.
     BufferView gradient_view(std::size_t i) {
         check_index(i, "gradient_view");
         check_usable("gradient_view");
@@ -333,12 +373,19 @@ public:
 
     /// Where the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
     /// ones lie in memory of their own, in the accumulator's type.
-    BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
+    BufferView gradient_shard(std::size_t b) const noexcept
+        requires Exchange::scatters
+    {
+        return gradients_.shard(b);
+    }
     /// Pooled gradients: do shards of steps that come add to those that are there, as those of further micro-batches?
     void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
     /// Did any rank use parameter i in the last step, or the micro-batches that were added up? (UnusedParameters::agree; otherwise all are
     /// used.)
-    bool was_used(std::size_t i) const noexcept { return used_.empty() || used_[i] != 0; }
+    bool was_used(std::size_t i) const {
+        check_index(i, "was_used");
+        return used_.empty() || used_[i] != 0;
+    }
     /// Where parameter i lies in its bucket, and how long buckets are, in elements.
     const detail::BucketLayout& layout() const noexcept { return gradients_.layout(); }
     std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
@@ -348,14 +395,17 @@ public:
     detail::Watch<B>& watch() noexcept { return step_.watch(); }
     std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's
 
-    /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy. Each rank
-    /// reads only its share. Collective, after `finish()`.
+    /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy (but for OverlapForward with
+    /// a wider `reduce_dtype`, where averages that nobody has waited for are not rounded yet). Each rank reads only its share. The first
+    /// call takes memory: 8 bytes for 1,024 elements, and 8 KiB for each place where a bucket is cut into shards. Collective, after
+    /// `finish()`.
     double gradient_norm() {
         check_usable("gradient_norm");
         check_between_steps("gradient_norm");
         return guard([&] {
-            return norm_.compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
-                                               [[maybe_unused]] std::size_t offset) {
+            if (norm_ == std::nullopt) prepare_norm();
+            return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
+                                                [[maybe_unused]] std::size_t offset) {
                 if constexpr (Exchange::scatters) return gradients_.shard(b).subview(offset, count);
                 if constexpr (decoupled)
                     if (gathers_.pending(b)) return gradients_.shard(b).subview(offset, count);
@@ -396,7 +446,8 @@ public:
 
     /// Plans the buckets anew from the order in which gradients became ready in rank 0's first step (or in the steps
     /// after `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets those at which gradients
-    /// became ready, the latest of all ranks, and their order. Values are kept, accumulated ones too. True if the plan changed:
+    /// became ready, the latest of all ranks, and their order; where nothing was recorded yet, it plans as before. Values are kept,
+    /// accumulated ones too; for a moment there are both the old and the new buckets. True if the plan changed:
     /// then views from `gradient_view` are to be asked for again. Between steps. Collective.
     bool rebuild_buckets() {
         check_usable("rebuild_buckets");
@@ -404,7 +455,7 @@ public:
         flush();
         return guard([&] {
             const std::vector<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
-            gradients_.set_ready_seconds(ready_order_.seconds());
+            if (!ready_order_.seconds().empty()) gradients_.set_ready_seconds(ready_order_.seconds());
             if (!gradients_.reorder(backend_, order)) return false;
             readiness_.set_plan(plan());
             adopt_plan();
@@ -480,14 +531,19 @@ private:
         step_.adopt_plan();
         statistics_.buckets.assign(plan().size(), {});
         if constexpr (decoupled) gathers_.resize(plan().size());
+        norm_.reset();
+    }
+
+    /// Not before a norm is asked for: where gradients are sharded over many ranks, it takes memory.
+    void prepare_norm() {
         const std::vector<std::size_t> counts = detail::norm_counts(gradients_.parameters());
         if constexpr (scatters) {
             std::vector<std::vector<detail::ShardSlice>> slices;
             for (int r = 0; r < backend_.size(); ++r)
                 slices.push_back(detail::shard_slices(plan(), gradients_.layout(), gradients_.infos(), backend_.size(), r));
-            norm_ = detail::GradientNorm(counts, slices, backend_.rank());
+            norm_.emplace(counts, slices, backend_.rank());
         } else {
-            norm_ = detail::GradientNorm(counts, backend_.size(), backend_.rank());
+            norm_.emplace(counts, backend_.size(), backend_.rank());
         }
     }
 
@@ -495,6 +551,31 @@ private:
     static auto exchange_of_step([[maybe_unused]] const Exchange& exchange) {
         if constexpr (decoupled) return ReduceScatter{};
         else return exchange;
+    }
+
+    void set_has_batch(bool has_batch) noexcept {
+        step_.set_has_batch(has_batch);
+        if (has_batch) unsynchronised_ &= ~without_batch;
+        else unsynchronised_ |= without_batch;
+    }
+
+    /// A guard goes. With the last one, and where an exception ends the micro-batch, what is left of its marks does not count for the next.
+    void end_no_sync(bool unwinds) noexcept {
+        const bool last = (unsynchronised_ -= one_guard) < one_guard;
+        if (!(last || unwinds) || failure_.failed()) return;
+        try {
+            guard([&] {
+                for (std::size_t i : gradients_.order()) {
+                    const std::uint32_t remaining = readiness_.remaining(i);
+                    if (remaining == 0 || remaining == readiness_.uses(i)) continue;
+                    readiness_.rearm(i);
+                    if (unwinds || !step_.has_batch()) continue;
+                    readiness_.used()[i] = 1;
+                    if (options_.accumulation == Accumulation::in_buckets) gradients_.add_up(i);
+                }
+            });
+        } catch (...) {  // every later call says so
+        }
     }
 
     bool all_ready() const noexcept {
@@ -625,7 +706,7 @@ private:
             ready_order_.end_step();
             watch_marks();
         }
-        step_.set_has_batch(true);
+        set_has_batch(true);
         closed_ = false;
     }
 
@@ -666,6 +747,14 @@ private:
     void check_between_steps(const char* operation) const {
         if (!readiness_.untouched())
             throw_here(Errc::invalid_argument, operation, "gradients of this step are marked ready already; call finish() first");
+    }
+
+    /// With OverlapForward: what nobody has waited for would be lost.
+    void check_gathered([[maybe_unused]] const char* operation) const {
+        if constexpr (decoupled)
+            if (!closed_ && gathers_.pending() != 0)
+                throw_here(Errc::invalid_argument, operation,
+                           "averages of the last step were not waited for; call wait_gradient(i) before parameter i is used, or flush()");
     }
 
     void check_limit(double limit, const char* operation) const {
@@ -717,13 +806,14 @@ private:
     detail::Readiness readiness_;
     Step step_;
     detail::ReadyOrder<timed> ready_order_;
-    detail::GradientNorm norm_;
+    std::optional<detail::GradientNorm> norm_;
     std::conditional_t<decoupled, detail::DeferredGather<B>, detail::NoGather> gathers_;
     std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; where gradients are scattered and their use is agreed on
     typename detail::HostOf<B>::WorkType used_map_work_;
     Statistics statistics_;
 
-    std::atomic<int> no_sync_depth_{0};
+    static constexpr unsigned without_batch = 1, one_guard = 2;
+    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: guards of `no_sync()`, and a step without a batch
     bool closed_ = false;                         ///< all marks of this step are settled
     bool marks_watched_ = false;                  ///< they are recorded, or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told

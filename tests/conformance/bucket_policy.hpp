@@ -20,8 +20,8 @@
 
 namespace gradsync_test {
 
-/// The largest number of bytes that bucket number `k` of a (dtype, space) may hold, where it holds more than one
-/// parameter. By default a policy has no such limit.
+/// The largest number of bytes that bucket number `k` of a kind may hold, where it holds more than one parameter. By
+/// default a policy has no such limit.
 using BucketCap = std::size_t (*)(std::size_t k);
 inline std::size_t no_cap(std::size_t) { return std::numeric_limits<std::size_t>::max(); }
 
@@ -41,6 +41,7 @@ inline PlanningCase random_planning_case(std::mt19937_64& random, std::size_t co
         info.count = below(std::size_t{1} << below(21));
         if (!one_kind) {
             info.dtype = static_cast<DType>(below(dtype_count));
+            if (below(3) == 0) info.value_dtype = static_cast<DType>(below(dtype_count));
             info.space = below(4) == 0 ? MemorySpace::device : MemorySpace::host;
         }
         result.parameters.push_back(info);
@@ -58,7 +59,7 @@ inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketP
     std::vector<std::size_t> place(c.parameters.size(), nowhere);
     for (std::size_t at = 0; at < c.order.size(); ++at) place[c.order[at]] = at;
     std::vector<bool> seen(c.parameters.size());
-    std::vector<std::size_t> opened(dtype_count * 2);
+    std::vector<std::size_t> opened(ParameterInfo::kind_count);
     std::vector<std::pair<std::size_t, std::size_t>> by_opening;  // first place in order, bucket
     std::size_t total = 0, last_launch = 0;
     for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -71,8 +72,11 @@ inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketP
                 return name + " holds parameter " + std::to_string(i) + ", which does not take part";
             if (seen[i]) return "parameter " + std::to_string(i) + " stands in the plan twice";
             seen[i] = true;
-            if (c.parameters[i].dtype != c.parameters[bucket[0]].dtype) return name + " mixes dtypes";
-            if (c.parameters[i].space != c.parameters[bucket[0]].space) return name + " mixes memory spaces";
+            const ParameterInfo &own = c.parameters[i], &first = c.parameters[bucket[0]];
+            if (own.dtype != first.dtype) return name + " mixes dtypes";
+            if (own.value_dtype != first.value_dtype) return name + " mixes dtypes of values";
+            if (own.space != first.space) return name + " mixes memory spaces";
+            if (own.kind() != first.kind()) return name + " mixes kinds";
             if (i != bucket[0] && place[i] < previous) return name + " does not keep the order";
             previous = place[i];
             last = std::max(last, place[i]);
@@ -88,8 +92,7 @@ inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketP
     std::sort(by_opening.begin(), by_opening.end());
     for (const auto& [first, b] : by_opening) {
         const auto bucket = plan.bucket(b);
-        const ParameterInfo& kind = c.parameters[bucket[0]];
-        const std::size_t k = opened[static_cast<std::size_t>(kind.dtype) * 2 + static_cast<std::size_t>(kind.space)]++;
+        const std::size_t k = opened[c.parameters[bucket[0]].kind()]++;
         std::size_t bytes = 0;
         for (const std::size_t i : bucket) bytes += c.parameters[i].bytes();
         if (bucket.size() > 1 && bytes > cap(k))

@@ -57,7 +57,8 @@ public:
           scatter_(std::move(local)),
           machines_(std::move(machines)),
           across_(std::static_pointer_cast<MessageEngine>(flat_->split(counterparts()))),
-          gather_(std::static_pointer_cast<ProcessEngine>(scatter_->split(all_of(*scatter_)))),
+          gather_(split_here(*flat_, *scatter_, all_of(*scatter_))),
+          aside_(split_here(*flat_, *scatter_, all_of(*scatter_))),
           roll_call_(machines_.size()) {
         chores().enlist(*this);
     }
@@ -152,10 +153,10 @@ public:
 
     /// Memory of the machine's ranks, from and to which messages go without a copy.
     collective::Memory allocate(std::size_t bytes) override {
-        return bytes == 0 ? collective::Memory() : flat_->lend(scatter_->allocate(bytes), bytes);
+        return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
 
-    std::string remark() const override { return scatter_->remark(); }
+    std::string remark() const override { return aside_->remark(); }
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         collective::Group here{.split = group.split, .color = group.color};
@@ -167,7 +168,7 @@ public:
             here.members.push_back(local_rank(member));
         }
         auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, on all ranks
-        auto local = std::static_pointer_cast<ProcessEngine>(scatter_->split(here));
+        auto local = split_here(*flat_, *aside_, here);
         return combine(std::move(flat), std::move(local), std::move(machines));
     }
 
@@ -190,7 +191,30 @@ private:
     };
 
     collective::Chores& chores() const noexcept { return flat_->world().chores(); }
-    std::array<collective::Engine*, 4> engines() const noexcept { return {flat_.get(), scatter_.get(), across_.get(), gather_.get()}; }
+    std::array<collective::Engine*, 5> engines() const noexcept {
+        return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
+    }
+
+    /// A part of a machine's ranks. Where it is not to be had on one machine, all ranks throw. Collective over `flat`.
+    static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
+        std::shared_ptr<ProcessEngine> part;
+        std::string problem;
+        try {
+            part = std::static_pointer_cast<ProcessEngine>(local.split(group));
+        } catch (const Error& error) {
+            if (flat.world().failed()) throw;
+            problem = error.what();
+        }
+        const std::vector<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(part != nullptr));
+        const auto bad = std::find(good.begin(), good.end(), 0);
+        if (bad == good.end()) return part;
+        const int culprit = flat.world_rank(static_cast<int>(bad - good.begin())), rank = flat.world_rank(flat.rank());
+        throw Error(Errc::invalid_argument,
+                    problem.empty() ? "split on rank " + std::to_string(rank) + ": rank " + std::to_string(culprit) +
+                                          " has no shared memory for it; see what it says"
+                                    : problem,
+                    {.operation = "split", .rank = rank, .peer = culprit});
+    }
 
     int machine_of(int rank) const noexcept { return machines_[static_cast<std::size_t>(rank)]; }
     /// Place of a rank among those of its machine.
@@ -402,7 +426,8 @@ private:
     const std::shared_ptr<ProcessEngine> scatter_;  ///< of this machine's
     const std::vector<int> machines_;
     const std::shared_ptr<MessageEngine> across_;
-    const std::shared_ptr<ProcessEngine> gather_;  ///< of this machine's, with an order of its own
+    // Of this machine's, with orders of their own: of gathers, and of what all ranks make at the same place in the program.
+    const std::shared_ptr<ProcessEngine> gather_, aside_;
     collective::RollCall roll_call_;
 
     std::mutex mutex_;

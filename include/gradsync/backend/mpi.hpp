@@ -25,10 +25,12 @@ namespace gradsync::inline v0 {
 
 /// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`).
 enum class MpiCommunicator : std::uint8_t {
-    duplicate,  ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards
-    attach,  ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is finalised
-    take_ownership,  ///< the same, but it is the backend's, which frees it some time after the last handle is gone (not where its ranks
-                     ///< have failed); where construction throws, leave it alone
+    duplicate,  ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards. (Its largest tag, MPI_TAG_UB, is the
+                ///< library's, for ranks that wait for one another at construction.)
+    attach,     ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is
+                ///< finalised. Its errors are returned as long (MPI_ERRORS_RETURN)
+    take_ownership,  ///< the same, but it is the backend's, which frees it when the last handle is gone and another backend is made or
+                     ///< goes later (not where its ranks have failed); where construction throws, leave it alone
 };
 
 /// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
@@ -81,20 +83,16 @@ public:
 
         Sharing sharing;
         if (problem.empty()) sharing = share_memory(meeting, ranks, options, problem);
-        if (!sharing.engine) {
-            engine_ = send_messages(meeting, comm, ranks, options, sharing);
-            description_ = ranks.describe() + " that send messages (" + problem + ")";
-        } else if (!several) {
-            engine_ = sharing.engine;
-            description_ = ranks.describe() + " that share memory";
-        } else {
-            engine_ =
-                detail::HierarchicalEngine::combine(send_messages(meeting, comm, ranks, options, sharing), sharing.engine, ranks.machines);
-            description_ = ranks.describe() + " that share memory on each machine, and send messages between them";
-        }
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
-        wants_progress_thread_ = several && level == MPI_THREAD_MULTIPLE;
+        paths_ = {ranks.machines, sharing.engine != nullptr, level == MPI_THREAD_MULTIPLE, problem, {}};
+        if (sharing.engine && !several) {
+            engine_ = sharing.engine;
+        } else {
+            auto messages = send_messages(meeting, comm, ranks, options, sharing, paths_.unwatched);
+            if (sharing.engine) engine_ = detail::HierarchicalEngine::combine(std::move(messages), sharing.engine, ranks.machines);
+            else engine_ = std::move(messages);
+        }
         meeting.barrier();  // what ends a rank from now on ends no other rank's construction
         if (options.communicator == MpiCommunicator::take_ownership && sharing.engine && !several) {  // nothing is sent in it
             const std::lock_guard lock(bootstrap::mpi_mutex());
@@ -106,10 +104,10 @@ public:
     int size() const noexcept { return engine_->size(); }
 
     /// Between machines messages move only inside MPI's calls: those of a thread, if MPI_THREAD_MULTIPLE allows it.
-    bool wants_progress_thread() const noexcept { return wants_progress_thread_; }
+    bool wants_progress_thread() const { return paths_.any_thread && paths_.machine_count() > 1; }
 
     /// How the ranks reach one another, and why not by the faster way.
-    std::string describe() const { return description_ + engine_->remark(); }
+    std::string describe() const { return paths_.describe() + engine_->remark(); }
 
     /// Memory in which collectives are fastest; see the concept.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
@@ -120,12 +118,50 @@ private:
     using ProcessEngine = shared_memory::ProcessEngine;
     using Segment = shared_memory::Segment;
 
-    MpiBackend(std::shared_ptr<collective::Engine> engine, std::string description, bool wants_progress_thread) noexcept
-        : engine_(std::move(engine)), description_(std::move(description)), wants_progress_thread_(wants_progress_thread) {}
+    /// How ranks reach one another.
+    struct Paths {
+        std::vector<int> machines;  ///< by rank: a number for its machine
+        bool share = false;         ///< can those of one machine share memory?
+        bool any_thread = false;    ///< does MPI let in any thread at any time?
+        std::string problem;        ///< why memory is not shared
+        std::string unwatched;      ///< whose death would not be noticed: ", but ...", or nothing
+
+        int machine_count() const {
+            std::vector<int> numbers = machines;
+            std::sort(numbers.begin(), numbers.end());
+            return static_cast<int>(std::unique(numbers.begin(), numbers.end()) - numbers.begin());
+        }
+
+        Paths of(const collective::Group& group) const {
+            Paths part{{}, share, any_thread, problem, unwatched};
+            for (const int member : group.members) part.machines.push_back(machines[static_cast<std::size_t>(member)]);
+            return part;
+        }
+
+        /// "4 processes on 2 machines that ..."
+        std::string describe() const {
+            const auto counted = [](std::size_t count, const char* one, const char* many) {
+                return std::to_string(count) + (count == 1 ? one : many);
+            };
+            const auto count = static_cast<std::size_t>(machine_count());
+            const std::string text =
+                counted(machines.size(), " process", " processes") + (count > 1 ? " on " + std::to_string(count) + " machines" : "");
+            if (share && count == 1) return text + " that share memory";
+            if (share && count < machines.size() && detail::HierarchicalEngine::is_even(machines))
+                return text + " that share memory on each machine, and send messages between them" + unwatched;
+            return text + " that send messages (" +
+                   (!share                     ? problem
+                    : count == machines.size() ? "one on each machine"
+                                               : "machines have different numbers of them") +
+                   ")" + unwatched;
+        }
+    };
+
+    MpiBackend(std::shared_ptr<collective::Engine> engine, Paths paths) noexcept : engine_(std::move(engine)), paths_(std::move(paths)) {}
 
     int world_rank() const noexcept { return engine_->world_rank(rank()); }
     const std::shared_ptr<collective::Engine>& shared_engine() const noexcept { return engine_; }
-    MpiBackend join(const collective::Group& group) { return MpiBackend(engine_->split(group), description_, wants_progress_thread_); }
+    MpiBackend join(const collective::Group& group) { return MpiBackend(engine_->split(group), paths_.of(group)); }
 
     /// Where the ranks of a communicator run.
     struct Ranks {
@@ -169,15 +205,6 @@ private:
             std::iota(numbers.begin(), numbers.end(), 0);
             return numbers;
         }
-        /// "4 processes on 2 machines"
-        std::string describe() const {
-            const auto counted = [](int count, const char* one, const char* many) {
-                return std::to_string(count) + (count == 1 ? one : many);
-            };
-            return counted(size, " process", " processes") +
-                   (machine_count > 1 ? " on " + std::to_string(machine_count) + " machines" : "");
-        }
-
         int rank, size;
         int rank_here = 0;
         std::vector<collective::ProcessIdentity> processes;  ///< of all ranks
@@ -252,9 +279,10 @@ private:
         return {std::move(world), std::move(engine)};
     }
 
-    /// In `comm` or a duplicate of it. `sharing`: what fails with it, if anything.
+    /// In `comm` or a duplicate of it. `sharing`: what fails with it, if anything. `unwatched`: see Paths.
     static std::shared_ptr<message_passing::MessageEngine> send_messages(MpiRendezvous& meeting, MPI_Comm comm, const Ranks& ranks,
-                                                                         const MpiOptions& options, const Sharing& sharing) {
+                                                                         const MpiOptions& options, const Sharing& sharing,
+                                                                         std::string& unwatched) {
         using namespace message_passing;
         if (options.communicator == MpiCommunicator::duplicate) comm = meeting.duplicate();
         auto transport =
@@ -262,27 +290,29 @@ private:
         auto world = sharing.world ? MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(),
                                                         sharing.world->shared_state(), sharing.world->chores())
                                    : MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here());
-        watch(*world, meeting, ranks);
+        unwatched = watch(*world, meeting, ranks);
         return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(),
                                                options.timeout);
     }
 
-    /// Ranks that do not see one another's processes have themselves told by the network.
-    static void watch(message_passing::MessageWorld& world, MpiRendezvous& meeting, const Ranks& ranks) {
+    /// Ranks that do not see one another's processes have themselves told by the network; as far as that works, see Paths::unwatched.
+    static std::string watch(message_passing::MessageWorld& world, MpiRendezvous& meeting, const Ranks& ranks) {
         const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
         const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };
         bool any = false;
         for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
         auto lifeline = std::make_unique<message_passing::Lifeline>();
         const auto addresses = bootstrap::exchange(meeting, any ? lifeline->listen() : message_passing::Lifeline::Address());
-        if (!any) return;
-        lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart);
+        if (!any) return {};
+        const std::size_t wanted = lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart), got = lifeline->lines();
         world.hold(std::move(lifeline));
+        if (got == wanted) return {};
+        return ", but " + std::to_string(wanted - got) + " of " + std::to_string(wanted) +
+               " connections that tell of a process's death could not be made: it would show by the time limit only";
     }
 
     std::shared_ptr<collective::Engine> engine_;
-    std::string description_;
-    bool wants_progress_thread_ = false;
+    Paths paths_;
 };
 
 static_assert(Backend<MpiBackend>);

@@ -30,7 +30,7 @@ public:
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
         MPI_Query_thread(&thread_level_);
-        last_stream_ = bootstrap::roll_call_tag(comm_) - 1;
+        last_stream_ = bootstrap::roll_call_tag() - 1;
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
         MPI_Comm_create_keyval(
             MPI_COMM_NULL_COPY_FN,
@@ -49,7 +49,10 @@ public:
         std::lock_guard lock(mutex());
         MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // closes
         MPI_Comm_free_keyval(&key_);
-        MPI_Comm_set_errhandler(comm_, error_handler_);
+        MPI_Errhandler present = MPI_ERRHANDLER_NULL;
+        MPI_Comm_get_errhandler(comm_, &present);
+        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // else the program has another by now
+        if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
         MPI_Errhandler_free(&error_handler_);
         if (owns_ && requests_.empty()) MPI_Comm_free(&comm_);
     }

@@ -48,6 +48,25 @@ inline std::string mpi_text(const char* function, int code) {
     return std::string(function) + ": " + text;
 }
 
+/// While it lives, errors in a communicator are returned, whatever else they do there: MPI's default is to end the process.
+class MpiErrorsReturned {
+public:
+    explicit MpiErrorsReturned(MPI_Comm comm) noexcept : comm_(comm) {
+        MPI_Comm_get_errhandler(comm_, &before_);
+        MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    }
+    MpiErrorsReturned(const MpiErrorsReturned&) = delete;
+    MpiErrorsReturned& operator=(const MpiErrorsReturned&) = delete;
+    ~MpiErrorsReturned() {
+        MPI_Comm_set_errhandler(comm_, before_);
+        MPI_Errhandler_free(&before_);
+    }
+
+private:
+    MPI_Comm comm_;
+    MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+};
+
 }  // namespace bootstrap
 
 struct MpiRendezvousOptions {
@@ -62,7 +81,7 @@ struct MpiRendezvousOptions {
 /// largest tag, which is the library's.
 class MpiRendezvous {
 public:
-    /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread, and for MPI_COMM_NULL.
+    /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread, for MPI_COMM_NULL, and for an intercommunicator.
     explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
@@ -79,8 +98,13 @@ public:
                 Errc::invalid_argument,
                 "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
         const std::lock_guard lock(bootstrap::mpi_mutex());
-        MPI_Comm_rank(comm_, &rank_);
-        MPI_Comm_size(comm_, &size_);
+        const bootstrap::MpiErrorsReturned returned(comm_);
+        int two_groups = 0;
+        check(MPI_Comm_test_inter(comm_, &two_groups), "MPI_Comm_test_inter");
+        if (two_groups)
+            refuse(Errc::invalid_argument, "an intercommunicator has two groups of ranks; make one of them first (MPI_Intercomm_merge)");
+        check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+        check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
         roll_call_.emplace(comm_, rank_, size_);
     }
 
@@ -155,6 +179,7 @@ private:
             const auto spent = Clock::now() - begun;
             {
                 const std::lock_guard lock(bootstrap::mpi_mutex());
+                const bootstrap::MpiErrorsReturned returned(comm_);
                 if (first) check(begin(*memory, &request), function);
                 int over = 0;
                 check(MPI_Test(&request, &over, MPI_STATUS_IGNORE), function);

@@ -19,11 +19,11 @@
 namespace gradsync::inline v0::bootstrap {
 
 /// The largest tag, which is ours: of the communicators that the library is given, as long as backends are made.
-inline int roll_call_tag(MPI_Comm comm) noexcept {
+inline int roll_call_tag() noexcept {
     void* bound = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
-    return found ? *static_cast<int*>(bound) : 32767;  // what the standard guarantees
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // others need not have it: Open MPI copies it to duplicates only
+    return found ? *static_cast<int*>(bound) : 32767;               // what the standard guarantees
 }
 
 /// The number of the last call of all roll calls of a communicator, which is the same on all ranks: what was asked in an earlier one may
@@ -56,7 +56,7 @@ class MpiRollCall {
 public:
     MpiRollCall(MPI_Comm comm, int rank, int size)
         : comm_(comm),
-          tag_(roll_call_tag(comm)),
+          tag_(roll_call_tag()),
           rank_(rank),
           last_call_(last_call_of(comm)),
           earlier_(*last_call_),

@@ -9,28 +9,27 @@
 
 namespace gradsync::inline v0::detail {
 
-/// The loop that bucket policies share: takes the parameters in `order` and keeps one open bucket for each (dtype,
+/// The loop that bucket policies share: takes the parameters in `order` and keeps one open bucket for each kind (dtype,
 /// memory space). A parameter joins it if the total stays within the bucket's cap; else, or where it is the first, it
-/// opens the next one. The k-th bucket of its (dtype, space) may hold `caps[k]` bytes; the last cap repeats.
+/// opens the next one. The k-th bucket of its kind may hold `caps[k]` bytes; the last cap repeats.
 ///
 /// Buckets are launched in the order in which they become complete: by the place in `order` of their last
 /// parameter. Linear in the number of parameters.
 inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order,
                                  std::span<const std::size_t> caps) {
-    struct Sequence {  // the buckets of one (dtype, space)
+    struct Sequence {  // the buckets of one kind
         std::size_t opened = 0;
         std::size_t open = 0;  ///< number of the open bucket, where opened > 0
         std::size_t bytes = 0;
     };
-    constexpr std::size_t spaces = 2;
-    std::array<Sequence, dtype_count * spaces> sequences{};
+    std::array<Sequence, ParameterInfo::kind_count> sequences{};
     std::vector<std::size_t> bucket_of(order.size());  // by place in `order`
     std::vector<std::size_t> last;                     // by bucket: the place in `order` of its last parameter,
     std::vector<std::size_t> count;                    // and how many it has
 
     for (std::size_t at = 0; at < order.size(); ++at) {
         const ParameterInfo& parameter = parameters[order[at]];
-        Sequence& sequence = sequences[static_cast<std::size_t>(parameter.dtype) * spaces + static_cast<std::size_t>(parameter.space)];
+        Sequence& sequence = sequences[parameter.kind()];
         const auto joins = [&] {
             if (sequence.opened == 0) return false;
             const std::size_t cap = sequence.opened < caps.size() ? caps[sequence.opened - 1] : caps.back();

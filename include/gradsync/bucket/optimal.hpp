@@ -25,7 +25,7 @@ namespace gradsync::inline v0 {
 /// an all-reduce of n bytes takes; `plan::calibrate` measures it. As long as there are no times it plans as
 /// SizeCappedBuckets does by default; a Reducer measures them and plans anew: see `Reducer::rebuild_buckets`.
 ///
-/// A bucket holds one dtype and memory space. The optimum is over all ways to cut each of these kinds, and to interleave
+/// A bucket holds one kind (dtype, memory space). The optimum is over all ways to cut each of these kinds, and to interleave
 /// their buckets on one link, as long as there are not too many ways (`plan::optimal_buckets`).
 class OptimalBuckets {
 public:
@@ -52,14 +52,13 @@ public:
                         "OptimalBuckets: there are times of readiness for " + std::to_string(ready_.size()) + " parameters, not for " +
                             std::to_string(parameters.size()) + "; measure them again for this model",
                         {.operation = "OptimalBuckets"});
-        constexpr std::size_t spaces = 2;
-        std::array<std::size_t, dtype_count * spaces> kind_of{};  // 1 + the kind's number; 0: not seen yet
+        std::array<std::size_t, ParameterInfo::kind_count> kind_of{};  // 1 + the kind's number; 0: not seen yet
         plan::KindedGradients gradients;
         gradients.kind_count = 0;
         double ready = 0;  // `order` has its say: what stands later is not ready earlier
         for (const std::size_t i : order) {
             const ParameterInfo& p = parameters[i];
-            std::size_t& kind = kind_of[static_cast<std::size_t>(p.dtype) * spaces + static_cast<std::size_t>(p.space)];
+            std::size_t& kind = kind_of[p.kind()];
             if (kind == 0) kind = ++gradients.kind_count;
             ready = detail::larger(ready, ready_[i]);
             gradients.gradients.push_back({ready, p.bytes()});

@@ -11,13 +11,21 @@
 
 namespace gradsync::inline v0 {
 
-/// Parameters that are used together travel together: one bucket for each unit (a layer, a block), and for each dtype and memory space
+/// Parameters that are used together travel together: one bucket for each unit (a layer, a block), and for each kind (dtype, memory space)
 /// in it. Buckets are launched in the order in which they become complete.
 class Units {
 public:
-    /// `unit_of[i]`: the unit of parameter i, from 0.
+    /// `unit_of[i]`: the unit of parameter i, from 0; some may have no parameter. Throws Error(invalid_argument) for a unit that nobody can
+    /// mean: a negative number that was converted.
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
-        for (const std::size_t unit : unit_of_) count_ = unit < count_ ? count_ : unit + 1;
+        for (const std::size_t unit : unit_of_) {
+            if (unit > static_cast<std::size_t>(-1) / 2)
+                throw Error(Errc::invalid_argument,
+                            "Units: there is a parameter of unit " + std::to_string(static_cast<std::ptrdiff_t>(unit)) +
+                                "; number units from 0, and give frozen parameters one, too",
+                            {.operation = "Units"});
+            count_ = unit < count_ ? count_ : unit + 1;
+        }
     }
 
     std::size_t count() const noexcept { return count_; }          ///< of units
@@ -32,18 +40,17 @@ public:
                 "Units: there are " + std::to_string(parameters.size()) + " parameters, but units for " + std::to_string(unit_of_.size()),
                 {.operation = "Units"});
         struct Bucket {
-            DType dtype;
-            MemorySpace space;
+            std::size_t kind;
             std::size_t last;  // the place in `order` of its last parameter
             std::vector<std::size_t> parameters;
         };
         std::vector<std::vector<Bucket>> units(count_);
         for (std::size_t at = 0; at < order.size(); ++at) {
-            const ParameterInfo& info = parameters[order[at]];
+            const std::size_t kind = parameters[order[at]].kind();
             std::vector<Bucket>& unit = units[unit_of_[order[at]]];
             std::size_t b = 0;
-            while (b < unit.size() && (unit[b].dtype != info.dtype || unit[b].space != info.space)) ++b;
-            if (b == unit.size()) unit.push_back({info.dtype, info.space, at, {}});
+            while (b < unit.size() && unit[b].kind != kind) ++b;
+            if (b == unit.size()) unit.push_back({kind, at, {}});
             unit[b].last = at;
             unit[b].parameters.push_back(order[at]);
         }

@@ -17,7 +17,7 @@ namespace gradsync::inline v0 {
 /// Reducer:
 ///
 ///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {},
-///     gs::PowerSgd<B>({.rank = 2}));
+///                                                                                      gs::PowerSgd<B>({.rank = 2}));
 ///
 /// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. In each step what travels,
 /// plus what the ranks keep, is the sum of all their gradients and of what they had kept (but for rounding, and for what came of a

@@ -34,8 +34,7 @@ struct Messages {
 /// - `adopt_plan(contents, rank)`: what lies in which bucket from now on;
 /// - `words(b)`: of what a rank writes of bucket b;
 /// - `write(b, held, count, words)`: takes what travels out of `held`, all `count` elements of the bucket in f32. False where it cannot say
-/// which
-///   elements are not finite: then all of the bucket is NaN on every rank;
+///   which elements are not finite: then all of the bucket is NaN on every rank;
 /// - `put_back(b, words, held)`: the finite ones of what was taken;
 /// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages; what none of them says anything of is 0, gaps
 ///   between parameters may stay as they are. Words of zeros say nothing.

@@ -30,11 +30,12 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// |---|---|
 /// | `all_reduce(b, op, c)` | in place: every rank's `b` becomes the reduction of all; `c` for `mean` only |
 /// | `reduce(b, op, root, c)` | in place: the root's `b` becomes it; other ranks' buffers are only read |
-/// | `reduce_scatter(in, out, op, c)` | `in` whole on every rank; `out` receives this rank's shard of the reduction; may alias its place in
-/// `in` | | `all_gather(in, out)` | `in` is this rank's shard; `out` receives all of them; `in` may be its place in `out` | | `broadcast(b,
-/// root)` | every rank's `b` becomes the root's | | `gather(in, out, root)` | `in` is this rank's shard; the root's `out` receives all of
-/// them; others pass `{}` | | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` | | `barrier()` |
-/// complete when every rank has started it |
+/// | `reduce_scatter(in, out, op, c)` | `in` whole on every rank; `out` receives this rank's shard; may alias its place in `in` |
+/// | `all_gather(in, out)` | `in` is this rank's shard; `out` receives all of them; `in` may be its place in `out` |
+/// | `broadcast(b, root)` | every rank's `b` becomes the root's |
+/// | `gather(in, out, root)` | `in` is this rank's shard; the root's `out` receives all of them; others pass `{}` |
+/// | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` |
+/// | `barrier()` | complete when every rank has started it |
 ///
 /// Min and max: a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. A backend
 /// that cannot sum in rank order says so.

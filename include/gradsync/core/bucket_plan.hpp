@@ -16,8 +16,16 @@ struct ParameterInfo {
     std::size_t count = 0;     ///< elements
     DType dtype = DType::f32;  ///< of the bucket that it will lie in
     MemorySpace space = MemorySpace::host;
+    DType value_dtype = DType::f32;  ///< of its values, where buckets of these travel, too (sharding); else f32, whatever they are
 
     constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
+
+    /// Parameters of one kind may share a bucket: what differs in neither type nor place. Less than `kind_count`.
+    constexpr std::size_t kind() const noexcept {
+        return (static_cast<std::size_t>(dtype) * dtype_count + static_cast<std::size_t>(value_dtype)) * 2 +
+               static_cast<std::size_t>(space);
+    }
+    static constexpr std::size_t kind_count = dtype_count * dtype_count * 2;
 };
 
 /// Which parameters travel together. Bucket b holds `bucket(b)`, indices of parameters in the order in which
@@ -49,7 +57,7 @@ private:
 ///
 /// `plan(parameters, order)` is a pure function, no communication: `order` lists the indices of the parameters
 /// that take part, in the order in which their gradients are expected to become ready; each of them stands in
-/// exactly one bucket of the result. A bucket holds one dtype and one memory space. `describe()` names the
+/// exactly one bucket of the result. A bucket holds parameters of one `ParameterInfo::kind()`. `describe()` names the
 /// policy and its numbers; the ranks compare it at construction.
 template <class P>
 concept BucketPolicy =

@@ -15,7 +15,7 @@ namespace gradsync::inline v0 {
 /// A parameter as the library sees it: names for messages, views of memory that belongs to the trainer.
 struct ParameterView {
     std::string name = {};
-    BufferView value = {};                ///< the weights; needed by `broadcast_parameters` only
+    BufferView value = {};                ///< the weights; needed by `broadcast_parameters`, and for sharding
     BufferView gradient = {};             ///< data may be null where gradients live in the buckets
     std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
     bool requires_grad = true;            ///< false: frozen, takes no part in synchronisation

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,8 +21,9 @@ namespace gradsync::inline v0::message_passing {
 /// Notices when a process on another machine dies, whatever it was doing: its system closes its connections then. Every
 /// rank has one to the two ranks after it, and so sees four others; what one sees all hear of.
 ///
-/// No byte travels but at the beginning and the end. Where no connection is to be had, a death shows by the time limit only.
-/// `lost` is for concurrent use.
+/// No byte travels but at the beginning and the end, and the system's own when nothing has for half a minute: so firewalls that forget
+/// quiet connections leave these alone, and a machine that lost its power is noticed. Where no connection is to be had, a death shows by
+/// the time limit only. `lost` is for concurrent use.
 class Lifeline {
 public:
 #if defined(__linux__)
@@ -41,9 +43,9 @@ public:
     }
 
     /// Connects this rank: collective, over the ranks whose addresses these are. `apart(r)`: whether r is a rank that can
-    /// only be watched so. Takes `limit` at most, or a few times that where addresses lead nowhere.
+    /// only be watched so. Takes `limit` at most, or a few times that where addresses lead nowhere. How many there are to watch.
     template <class Apart>
-    void connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
+    std::size_t connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
         std::vector<int> after, before;
         for (int distance = 1; distance <= 2 && distance < size; ++distance) {
@@ -53,13 +55,25 @@ public:
         }
         std::vector<Line> heard;
         const auto deadline = Clock::now() + limit;
-        std::thread answering([&] { heard = answer(before, deadline); });
+        std::thread answering;
+        struct Joined {  // whatever happens, before what it works on goes
+            std::thread& thread;
+            ~Joined() {
+                if (thread.joinable()) thread.join();
+            }
+        } const joined{answering};
+        try {
+            answering = std::thread([&] { heard = answer(before, deadline); });
+        } catch (const std::system_error&) {  // no more threads: those who call are not watched
+        }
         for (const int other : after)
             if (net::Socket socket = net::call(all[static_cast<std::size_t>(other)], rank, limit / 4))
                 lines_.push_back({other, std::move(socket)});
-        answering.join();
+        if (answering.joinable()) answering.join();
         for (Line& line : heard) lines_.push_back(std::move(line));
+        for (const Line& line : lines_) line.socket.keep_alive(std::chrono::seconds(30));
         reception_.close();
+        return after.size() + before.size();
     }
 
     /// Has a process that this one watches died?
@@ -115,7 +129,9 @@ private:
     struct Address {};
     Address listen() { return {}; }
     template <class Apart>
-    void connect(int, std::span<const Address>, std::chrono::milliseconds, Apart&&) {}
+    std::size_t connect(int, std::span<const Address>, std::chrono::milliseconds, Apart&&) {
+        return 0;
+    }
     bool lost(int) noexcept { return false; }
     std::size_t lines() const noexcept { return 0; }
 #endif

@@ -33,7 +33,7 @@ public:
     /// have in common, so that both fail together.
     ///
     /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
-    /// goes later: when a new one is made, and all others have said good-bye to this one. A world that has failed stays.
+    /// goes later: when another one is made or goes, and all others have said good-bye to this one. A world that has failed stays.
     static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes,
                                               int ranks_here, std::shared_ptr<State> state = std::make_shared<State>(),
                                               std::shared_ptr<collective::Chores> chores = std::make_shared<collective::Chores>()) {
@@ -176,6 +176,7 @@ private:
                 // It stays, then.
             }
         }
+        retired().sweep();
         retired().add(this);
     }
 

@@ -118,6 +118,15 @@ public:
         const int on = 1;
         ::setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
+    /// The system asks the other end for a sign of life when nothing was heard for so long, and takes it for dead when it gives none in
+    /// half a minute.
+    void keep_alive(std::chrono::seconds quiet) const noexcept {
+        const int on = 1, idle = static_cast<int>(quiet.count()), interval = 10, probes = 3;
+        ::setsockopt(descriptor_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    }
 
 private:
     bool may_try_again(short events, Clock::time_point deadline) const noexcept {

@@ -31,7 +31,7 @@ public:
         if (thread_.running()) thread_.wake();
     }
     void gradients_ready(BucketEngine auto& engine) {
-        if (!thread_.running() && engine.in_flight()) engine.poll();
+        if (!thread_.working() && engine.in_flight()) engine.poll();
     }
     void detach() noexcept { thread_.stop(); }
     std::string describe() const { return "OverlapBackward"; }

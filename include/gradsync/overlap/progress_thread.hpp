@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -18,6 +19,9 @@ public:
     ~ProgressThread() { stop(); }
 
     bool running() const noexcept { return thread_.joinable(); }
+    /// Does it advance anything? Not where it may not communicate (MPI_THREAD_FUNNELED, say), or the engine has failed: then whoever
+    /// else polls does, or hears of it.
+    bool working() const noexcept { return running() && !gave_up_.load(std::memory_order_relaxed); }
 
     /// `engine` outlives `stop()`.
     template <BucketEngine Engine>
@@ -38,8 +42,7 @@ public:
                         else std::this_thread::sleep_for(std::chrono::microseconds(50));
                     }
                 } catch (...) {
-                    // The engine has failed for good, and finish() reports it where somebody listens; or this thread may not
-                    // communicate, and finish() does all the work.
+                    gave_up_.store(true, std::memory_order_relaxed);
                 }
                 lock.lock();
             }
@@ -72,6 +75,7 @@ private:
     std::condition_variable wake_;
     bool work_ = false;  ///< collectives may be in flight
     bool stop_ = false;
+    std::atomic<bool> gave_up_{false};
     std::thread thread_;
 };
 

@@ -43,7 +43,7 @@ struct BucketContents {
 ///   collective.
 /// - `traffic(backend, b, bucket)`, a `Traffic`, for the statistics: where it is not one collective of the bucket's bytes.
 /// - `progress_time()`: what it has computed itself, inside `WorkType::test`, and what communicators of its own have, so far; for the
-/// statistics, too.
+///   statistics, too.
 template <class X, class B>
 concept ExchangePolicy =
     std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&

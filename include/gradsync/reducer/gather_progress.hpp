@@ -36,7 +36,7 @@ public:
     void complete() noexcept { engine_.gathers.fetch_sub(1, std::memory_order_relaxed); }
 
     void poll() {
-        if (!thread_.running() && engine_.in_flight()) engine_.poll();
+        if (!thread_.working() && engine_.in_flight()) engine_.poll();
     }
 
 private:

@@ -38,7 +38,7 @@ public:
           rank_(backend.rank()),
           policy_(std::move(policy)),
           parameters_(std::move(parameters)),
-          infos_(bucket_infos(parameters_, options_, B::memory_space, backend.rank())),
+          infos_(bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank())),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
           passes_(passes_of(backend)),

@@ -86,11 +86,12 @@ std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
 /// Is there an element at a place where one may be? The elements' sizes are their alignments.
 inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 
-/// What the bucket policy is to know: each parameter with the dtype that its bucket will have. Throws Error, naming
-/// the parameter, where a gradient cannot be synchronised as the options want it.
+/// What the bucket policy is to know: each parameter with the dtype that its bucket will have, and where gradients are `scattered` to those
+/// who step their values, which are gathered in buckets, with that of its values. Throws Error, naming the parameter, where a gradient
+/// cannot be synchronised as the options want it.
 template <class = void>
 std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
-                                        int rank) {
+                                        bool scattered, int rank) {
     const auto refuse = [&](const std::string& what, const std::string& parameter = {}) {
         throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": " + what,
                     {.operation = "Reducer", .rank = rank, .parameter = parameter});
@@ -133,6 +134,7 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
         };
         check_alignment(p.value, "value");
         info = {g.count, g.dtype, space};
+        if (scattered) info.value_dtype = p.value.dtype;
         if (!p.requires_grad) continue;
 
         check(!borrowed || g.data != nullptr || g.count == 0,

@@ -96,6 +96,11 @@ public:
 
     /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
     std::vector<std::uint8_t>& used() noexcept { return used_; }
+    bool any_used() const noexcept {
+        for (const std::uint8_t used : used_)
+            if (used != 0) return true;
+        return false;
+    }
     void forget_used() noexcept { used_.assign(used_.size(), 0); }
 
     /// Gradient i, which is not ready, counts as ready in its bucket, however often it was marked; a mark that comes later is too many.

@@ -41,13 +41,18 @@ public:
     }
 
     /// The order of what all ranks are to plan by: by the latest times of all ranks, or rank 0's. `present`: those that take part,
-    /// as they are planned now; among equals, and those that were not marked, that order stays. Collective.
+    /// as they are planned now; among equals, and those that were not marked, that order stays, and all of it where no rank has recorded
+    /// anything. Collective.
     template <class B>
     std::vector<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
         std::vector<std::uint64_t> order(present.begin(), present.end());
         if constexpr (timed) {
-            seconds_ = times_.mean();
-            host_of(backend).all_reduce(buffer(seconds_), ReduceOp::max).wait();
+            std::vector<double> seconds = times_.mean();
+            seconds.push_back(times_.any() ? 1 : 0);
+            host_of(backend).all_reduce(buffer(seconds), ReduceOp::max).wait();
+            if (seconds.back() == 0) return order;
+            seconds.pop_back();
+            seconds_ = std::move(seconds);
             sort_by_times(order, seconds_);
         } else {
             if (backend.rank() == 0) put_recorded_first(order, present);

@@ -32,6 +32,13 @@ public:
         }
     }
 
+    /// Has anything been recorded?
+    bool any() const noexcept {
+        for (const std::uint32_t steps : steps_)
+            if (steps != 0) return true;
+        return false;
+    }
+
     /// By parameter; those that were never recorded come with the last of the others. 0 where nothing was recorded at all.
     std::vector<double> mean() const {
         std::vector<double> times(sums_);

@@ -38,6 +38,9 @@ private:
     std::uint64_t value_ = 0xcbf29ce484222325u;
 };
 
+/// Are there values, of another dtype than the gradient?
+inline bool has_other_values(const ParameterView& p) noexcept { return p.value.count != 0 && p.value.dtype != p.gradient.dtype; }
+
 inline std::uint64_t digest_of(const ParameterView& p) noexcept {
     Digest digest;
     digest.add(p.name);
@@ -46,6 +49,7 @@ inline std::uint64_t digest_of(const ParameterView& p) noexcept {
     if (p.shape.size() > 1)  // one dimension is the count
         for (std::size_t extent : p.shape) digest.add(std::uint64_t{extent});
     digest.add(std::uint64_t{p.requires_grad} << 32 | p.uses);
+    if (has_other_values(p)) digest.add(static_cast<std::uint64_t>(p.value.dtype));
     return digest.value();
 }
 
@@ -64,6 +68,7 @@ inline std::string describe(const ParameterView& p) {
     if (p.shape.empty()) text += std::to_string(p.gradient.count);
     for (std::size_t i = 0; i < p.shape.size(); ++i) text += (i ? ", " : "") + std::to_string(p.shape[i]);
     text += ']';
+    if (has_other_values(p)) text += ", values of " + std::string(name_of(p.value.dtype));
     if (!p.requires_grad) text += ", frozen";
     if (p.uses != 1) text += ", used " + std::to_string(p.uses) + " times";
     return text;
@@ -77,7 +82,7 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
         throw Error(Errc::invalid_argument,
                     "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " put parameter '" + name + "' in " +
                         (b < 0 ? "no bucket" : "bucket " + std::to_string(b)) + what +
-                        "; a policy puts each trainable parameter in exactly one bucket, and one dtype and memory space in each",
+                        "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each",
                     {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
     };
     std::vector<bool> seen(parameters.size());
@@ -94,7 +99,11 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
             if (!parameters[i].requires_grad) refuse(i, b, ", but it is frozen");
             if (seen[i]) refuse(i, b, ", but it was in one before");
             const ParameterInfo &own = infos[i], &first = infos[bucket.front()];
-            if (own.dtype != first.dtype || own.space != first.space)
+            if (own.kind() != first.kind() && own.dtype == first.dtype && own.space == first.space)
+                refuse(i, b,
+                       " beside values of " + std::string(name_of(first.value_dtype)) + ", but its own are of " +
+                           std::string(name_of(own.value_dtype)));
+            if (own.kind() != first.kind())
                 refuse(i, b,
                        " of " + std::string(name_of(first.dtype)) + ", but its gradient travels as " + std::string(name_of(own.dtype)));
             seen[i] = true;

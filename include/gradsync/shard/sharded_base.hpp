@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,8 +63,8 @@ public:
         reducer_->set_weight(weight);
         weight_ = weight;
     }
-    /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until this backward's `finish()`, and
-    /// that holds anything at first: ask in each backward, in the order in which gradients become ready.
+    /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until the last gradient of its bucket is marked,
+    /// and that holds anything at first: ask in each backward, in the order in which gradients become ready. See Reducer::gradient_view.
     BufferView gradient_view(std::size_t i) { return reducer_->gradient_view(i); }
     template <Element T>
     std::span<T> gradient(std::size_t i) {
@@ -77,13 +78,23 @@ public:
     /// Averaging::sum. Collective.
     void finish() {
         check_usable("finish");
+        self().check_before_finish();
         guard([&] {
-            self().check_before_finish();
             reducer_->finish();
             ++micro_batches_;
             reducer_->add_to_shards(true);
             step_ += reducer_->statistics().last;
         });
+    }
+
+    /// Skips the step: forgets what was averaged since the last one, and the micro-batches under `no_sync()`; where gradients are not
+    /// finite, say, as the loss scale was too large. Local, instead of `step()`; all ranks do alike (`gradient_norm()` tells all the same).
+    /// What it took counts in the next step's statistics.
+    void discard() {
+        check_usable("discard");
+        reducer_->discard();
+        micro_batches_ = 0;
+        reducer_->add_to_shards(false);
     }
 
     /// The L2 norm of what `step()` goes by, in double; the same bits as Reducer::gradient_norm has with whole gradients (unless those
@@ -104,7 +115,11 @@ public:
     const BucketPlan& plan() const noexcept { return reducer_->plan(); }
     const B& backend() const noexcept { return backend_; }
     std::size_t size() const noexcept { return parameters_.size(); }  ///< parameters, frozen ones too
-    const ParameterView& parameter(std::size_t i) const { return reducer_->parameter(i); }
+    /// As registered; in ShardedParameters trainable ones have no values any more after `broadcast_parameters()`.
+    const ParameterView& parameter(std::size_t i) const {
+        check_index(i, "parameter");
+        return parameters_[i];
+    }
 
     /// This rank's own state: `use(parameter, first element, array, view)` for each slice and array; array 0 is the master weights,
     /// array 1 + k the optimizer's k-th. Views may be read and, after `flush()`, written; call `publish()` (collective) then. Local.
@@ -178,17 +193,26 @@ protected:
                 if (p.requires_grad && p.value.dtype == DType::f64)
                     refuse(Derived::name, "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)",
                            p.name);
-        Digest types;
-        for (const ParameterView& p : parameters_)
-            types.add(std::uint64_t{p.requires_grad ? static_cast<std::uint64_t>(p.value.dtype) : dtype_count});
-        const std::string all =
-            settings + " states=" + std::to_string(optimizer_.state_count()) + " value_types=" + std::to_string(types.value());
-        verify<B>(backend_, {}, {}, all);
+        const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
+        verify<B>(backend_, parameters_, {}, all);
+        // Aside: where it throws, the old one is there to say so.
+        auto made = std::make_unique<Engine>(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
         if (reducer_) take_times();
-        reducer_.emplace(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
+        reducer_ = std::move(made);
         if (weight_) reducer_->set_weight(*weight_);
         exchange_.with_replicas(
             [&](B& replicas) { verify<B>(replicas, parameters_, reducer_->plan(), all + " " + describe(options_of_reducer_)); });
+    }
+
+    /// For `broadcast_parameters`, before anything is under way.
+    void check_broadcast(int root) const {
+        check_usable("broadcast_parameters");
+        if (root < 0 || root >= backend_.size())
+            refuse("broadcast_parameters", "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+        for (const ParameterView& p : parameters_)
+            if (!p.requires_grad && p.value.data == nullptr && p.gradient.count != 0)
+                refuse("broadcast_parameters",
+                       "frozen parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
     }
 
     /// Gives every rank the root's buffer, with hybrid sharding that of the first group's.
@@ -268,7 +292,7 @@ protected:
     Overlap overlap_;
     Exchange exchange_;
     O optimizer_;
-    std::optional<Engine> reducer_;
+    std::unique_ptr<Engine> reducer_;
     ShardState<B> state_;
     std::optional<double> weight_;   ///< as set
     std::size_t micro_batches_ = 0;  ///< reduced since the last step

@@ -76,7 +76,7 @@ public:
 
     /// Gives every rank the root's weights, of frozen parameters too. Collective.
     void broadcast_parameters(int root = 0) {
-        this->check_usable("broadcast_parameters");
+        this->check_broadcast(root);
         this->guard([&] {
             flush();
             for (std::size_t i = 0; i < this->size(); ++i) this->broadcast(parameter_value(i), root);
@@ -123,11 +123,12 @@ public:
     /// With OverlapForward: returns when the weights of parameter i are those of the last step. The ranks may call it in any order.
     void wait_parameter(std::size_t i) {
         this->check_index(i, "wait_parameter");
-        if (this->parameters_[i].requires_grad) land(bucket_of_[i]);
+        if (this->parameters_[i].requires_grad) land(bucket_of_[i], "wait_parameter");
     }
     /// The same for all parameters.
     void flush() {
-        for (std::size_t b = this->plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b);
+        this->check_usable("flush");
+        for (std::size_t b = this->plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
     /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets); shards and their state
@@ -144,8 +145,9 @@ public:
         });
     }
 
-    /// These parameters take part from now on (they were registered with requires_grad = false); their optimizer state is zero. Views
-    /// are to be asked for again. Collective, between steps.
+    /// These parameters take part from now on (they were registered with requires_grad = false); their optimizer state is zero. Buckets
+    /// are planned as at construction (`rebuild_buckets` after a step does the rest); for a moment there are both the old and the new
+    /// ones. Views are to be asked for again. Collective, between steps.
     void unfreeze(std::span<const std::size_t> which) {
         this->check_usable("unfreeze");
         for (std::size_t i : which) {
@@ -153,8 +155,15 @@ public:
             const ParameterView& p = this->parameters_[i];
             if (p.value.data == nullptr && p.gradient.count != 0)
                 this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
+            if (this->options_of_reducer_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
+                this->refuse(
+                    "unfreeze",
+                    "parameter '" + p.name + "' has no gradient memory; register it with some, or let gradients live in the buckets",
+                    p.name);
         }
         check_no_gradients("unfreeze");
+        if (this->reducer_->accumulates())
+            this->refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
         this->guard([&] {
             flush();
             const BucketPlan before = this->plan();
@@ -201,8 +210,8 @@ private:
         this->count_gather(values_.bucket(b).bytes());
     }
 
-    void land(std::size_t b) {
-        this->check_usable("wait_parameter");
+    void land(std::size_t b, const char* operation) {
+        this->check_usable(operation);
         if (!gathers_.pending(b)) return this->guard([&] { gathers_.poll(); });
         const auto held = this->watch().hold(Activity::wait, b);
         this->guard([&] { gathers_.wait(b); });

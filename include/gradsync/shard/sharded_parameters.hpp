@@ -107,10 +107,10 @@ public:
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
     /// construction, and so only once. Collective.
     void broadcast_parameters(int root = 0) {
-        this->check_usable("broadcast_parameters");
+        this->check_broadcast(root);
         this->guard([&] {
             for (const ParameterView& p : this->parameters_)
-                if (!p.requires_grad && p.value.data != nullptr) this->broadcast(p.value, root);
+                if (!p.requires_grad) this->broadcast(p.value, root);
             detail::StateTransfer<B>(this->backend_, this->plan(), this->state_, this->parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
                     const ParameterView& p = this->parameters_[i];
@@ -134,7 +134,7 @@ public:
         Use(Use&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), unit_(other.unit_) {}
         Use& operator=(Use&&) = delete;
         ~Use() {
-            if (owner_ != nullptr) owner_->release(unit_);
+            if (owner_ != nullptr) owner_->unit_values_.release(unit_);
         }
 
     private:
@@ -150,7 +150,7 @@ public:
     /// The same where a scope does not fit: `release(u)` comes once for each.
     void acquire(std::size_t u) {
         this->check_usable("gather");
-        if (u >= unit_count_) this->refuse("gather", "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
+        check_unit(u, "gather");
         const Unit& unit = unit_values_[u];
         const bool is_here = unit.bytes == 0 || (unit.slot != detail::UnitValues<B>::none && !unit.gathering);
         this->guard([&] {
@@ -159,16 +159,24 @@ public:
             use(u);
         });
     }
-    void release(std::size_t u) noexcept { unit_values_.release(u); }
+    /// Throws Error(invalid_argument) where the unit is not in use.
+    void release(std::size_t u) {
+        check_unit(u, "release");
+        if (unit_values_[u].users == 0) this->refuse("release", "unit " + std::to_string(u) + " is not in use; acquire() it first");
+        unit_values_.release(u);
+    }
 
-    /// The weights of parameter i, while its unit is in use. Throws Error otherwise. Their place may be another next time.
+    /// The weights of parameter i, while its unit is in use (without `reshard_after_forward`: from then until the step). Throws Error
+    /// otherwise. Their place may be another next time.
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
         const Place& place = places_[i];
-        const BufferView whole =
-            unit_values_[this->buckets_.unit_of(i)].parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
-        if (whole.data == nullptr && whole.count != 0)
+        const Unit& unit = unit_values_[this->buckets_.unit_of(i)];
+        const BufferView whole = unit.parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
+        // Others may be there, too: on their way, as they were gathered ahead, or until their memory is needed for the next.
+        const bool stays = unit.users != 0 || !options_.reshard_after_forward;
+        if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
             this->refuse(
                 "parameter_value",
                 "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(unit_of(i)) + ") first",
@@ -252,6 +260,10 @@ private:
                 kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
         if (unit_values_.size() > unit_count_) unit_values_[unit_count_].users = 1;
         renew();
+    }
+
+    void check_unit(std::size_t u, const char* operation) const {
+        if (u >= unit_count_) this->refuse(operation, "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
     }
 
     BufferView own_part(BufferView whole) const noexcept { return detail::shard_of(whole, this->backend_.size(), this->backend_.rank()); }

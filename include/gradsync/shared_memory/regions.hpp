@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "../core/error.hpp"
 #include "address_space.hpp"
 
 namespace gradsync::inline v0::shared_memory {
@@ -15,26 +17,33 @@ namespace gradsync::inline v0::shared_memory {
 /// travels as number and offset, in the 64 bits of a pointer. For concurrent use.
 class Regions {
 public:
-    static constexpr int offset_bits = 40;  ///< a region is smaller than 1 TiB; there are 2^24 - 2 of them
+    static constexpr int offset_bits = 40;  ///< a region is smaller than 1 TiB
+    static constexpr std::uint32_t most = (std::uint32_t{1} << (64 - offset_bits)) - 2;
 
-    /// `number` has no region yet.
+    /// `number` has no region yet, and no later one has it either. Throws Error(invalid_argument) beyond `most`.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
+        if (number >= most)
+            throw Error(Errc::invalid_argument,
+                        "allocate: " + std::to_string(number) + " pieces of shared memory were made; make a new backend for more",
+                        {.operation = "allocate"});
         std::lock_guard lock(mutex_);
         if (number >= regions_.size()) regions_.resize(number + 1);
+        live_.push_back(number);
         regions_[number] = {base, bytes};
     }
     void remove(std::uint32_t number) noexcept {
         std::lock_guard lock(mutex_);
         regions_[number] = {};
+        std::erase(live_, number);
     }
 
     /// False where not all of `bytes` bytes lie in one region.
     bool publish(const void* address, std::size_t bytes, const void*& published) const noexcept {
         const auto at = reinterpret_cast<std::uintptr_t>(address);
         std::lock_guard lock(mutex_);
-        for (std::size_t number = 0; number < regions_.size(); ++number) {
+        for (const std::size_t number : live_) {
             const auto base = reinterpret_cast<std::uintptr_t>(regions_[number].base);
-            if (base == 0 || at < base || at - base > regions_[number].bytes || bytes > regions_[number].bytes - (at - base)) continue;
+            if (at < base || at - base > regions_[number].bytes || bytes > regions_[number].bytes - (at - base)) continue;
             published = reinterpret_cast<const void*>(((number + 1) << offset_bits) | (at - base));
             return true;
         }
@@ -55,7 +64,8 @@ private:
     };
 
     mutable std::mutex mutex_;
-    std::vector<Region> regions_;
+    std::vector<Region> regions_;      ///< by number
+    std::vector<std::uint32_t> live_;  ///< numbers of those that there are
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 
@@ -85,6 +95,7 @@ public:
     }
 
     static void idle() noexcept {}
+    static constexpr bool keeps_memory = true;
 
 private:
     bool find(const void* address, std::size_t count, DType dtype, const void*& published) const noexcept {

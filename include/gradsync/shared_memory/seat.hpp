@@ -332,13 +332,19 @@ private:
         board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
     }
 
-    /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor
-    /// may be the caller: chunks take microseconds, so the limit is reached only if a thread was stopped for good.
+    /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor may be the caller, and by
+    /// one deadline for all calls, of which there may be many: chunks take microseconds, so it is reached only if a rank was stopped for
+    /// good. Where memory stays mapped, that one can do no harm when it goes on.
     void quiesce() noexcept {
-        const auto deadline = std::chrono::steady_clock::now() + larger<std::chrono::nanoseconds>(timeout(), std::chrono::seconds(1));
+        using Clock = std::chrono::steady_clock;
+        const std::chrono::nanoseconds second = std::chrono::seconds(1), limit = Space::keeps_memory ? second : larger(timeout(), second);
+        Clock::rep none = 0;
+        const Clock::time_point now = Clock::now();
+        quiet_by_.compare_exchange_strong(none, (now + limit).time_since_epoch().count(), std::memory_order_relaxed);
+        const Clock::time_point deadline{Clock::duration(quiet_by_.load(std::memory_order_relaxed))};
         for (int r = 0; r < board_->size(); ++r)
             while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
-                   std::chrono::steady_clock::now() < deadline)
+                   Clock::now() < deadline)
                 std::this_thread::yield();
     }
 
@@ -360,6 +366,7 @@ private:
     std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
+    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< when a failed world counts as quiet at the latest; 0: not failed
     std::vector<Call> calls_;
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     ChunkWorker worker_;

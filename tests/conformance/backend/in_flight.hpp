@@ -52,6 +52,34 @@ void check_in_flight() {
             }
         });
     }
+    SUBCASE("memory is allocated, and groups are made, while some are under way") {
+        each_world<L>([&](typename L::Backend backend, Findings& findings) {
+            const int size = backend.size();
+            for (std::uint64_t round = 0; round < 20; ++round) {
+                std::vector<Part> parts;
+                std::vector<Work> works;
+                const auto start = [&](std::uint64_t seed) {
+                    const Collective c{.operation = Operation::all_reduce, .op = gradsync::ReduceOp::mean, .count = 1000, .seed = seed};
+                    parts.push_back(std::make_unique<Exchange<typename L::Memory>>(c, backend.rank(), size));
+                    works.push_back(parts.back()->start(backend));
+                };
+                start(3 * round);
+                const auto memory = backend.allocate(1000 * sizeof(float));
+                findings.check(memory.data() != nullptr, at(backend.rank(), size) + "no memory");
+                start(3 * round + 1);
+                {
+                    auto group = backend.split(backend.rank() % 2, backend.rank());
+                    group.barrier().wait();
+                }
+                start(3 * round + 2);
+                for (std::size_t k = 0; k < works.size(); ++k) {
+                    works[k].wait();
+                    const std::string wrong = parts[k]->verify(L::rank_order);
+                    findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
+                }
+            }
+        });
+    }
     SUBCASE("random sequences, waited for by wait() and test(), in random order") {
         for (const std::uint64_t seed : {1u, 2u, 3u, 4u})
             each_world<L>([&](typename L::Backend backend, Findings& findings) {

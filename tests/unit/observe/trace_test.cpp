@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <filesystem>
 #include <string>
 
 #include <gradsync/backend/run_threads.hpp>
@@ -96,5 +97,23 @@ TEST_CASE("a trace that cannot be written is an error that says where") {
         CHECK(e.errc() == Errc::storage);
         CHECK(e.context().rank == 2);
         CHECK(std::string(e.what()).find("/nonexistent/trace.json") != std::string::npos);
+    }
+}
+
+TEST_CASE("a full disk is said to be one, whether it shows when the text is written or only when the file is closed") {
+    const std::string full = "/dev/full";
+    if (!std::filesystem::exists(full)) {
+        MESSAGE("skipped: there is no ", full);
+        return;
+    }
+    for (const int events : {0, 100'000}) {  // what waits in stdio's buffer until the end, and what does not fit there
+        CAPTURE(events);
+        Timeline timeline;
+        for (int k = 0; k < events; ++k) timeline.ready(static_cast<std::size_t>(k), at_time(k));
+        const Outcome outcome = outcome_of([&] { write_trace(timeline, 2, full); });
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::storage));
+        CHECK(outcome.says("cannot write '/dev/full'"));
+        CHECK(outcome.says("No space left on device"));
     }
 }

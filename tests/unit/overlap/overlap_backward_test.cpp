@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 
 #include <gradsync/overlap/overlap_backward.hpp>
@@ -43,6 +44,30 @@ TEST_CASE("marks poll, unless the backend wants a thread") {
     CHECK(polled.own_polls == 10);
     CHECK(thread_polls(threaded, OverlapBackward()));
     CHECK(threaded.own_polls == 0);
+}
+
+TEST_CASE("where the thread may not communicate, marks poll") {
+    struct Shy {
+        const std::thread::id caller = std::this_thread::get_id();
+        std::atomic<int> own_polls{0}, refused{0};
+
+        void launch_full_buckets() {}
+        bool in_flight() { return true; }
+        void poll() {
+            if (std::this_thread::get_id() == caller) ++own_polls;
+            else if (++refused; true) throw std::runtime_error("MPI was initialised for the main thread alone");
+        }
+        bool wants_thread() const { return true; }
+    };
+    Shy shy;
+    OverlapBackward policy;
+    policy.attach(shy);
+    policy.bucket_full(shy);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (shy.own_polls == 0 && std::chrono::steady_clock::now() < deadline) policy.gradients_ready(shy);
+    policy.detach();
+    CHECK(shy.own_polls > 0);
+    CHECK(shy.refused == 1);
 }
 
 TEST_CASE("who polls may be said") {

@@ -3,6 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -25,6 +28,28 @@ std::vector<Sample> shard(const std::vector<Sample>& all, int rank, int size) {
     std::vector<Sample> own;
     for (std::size_t k = static_cast<std::size_t>(rank); k < all.size(); k += static_cast<std::size_t>(size)) own.push_back(all[k]);
     return own;
+}
+
+/// Who adds up the micro-batches, and where: the trainer in its own memory, the Reducer, the trainer in the buckets.
+const std::vector<ReducerOptions> ways_to_accumulate{
+    {}, {.accumulation = Accumulation::in_buckets}, {.gradients = GradientStorage::in_buckets}};
+
+/// Gradient i of a micro-batch is computed: `adds` it to what is there, or overwrites that.
+template <class Sync>
+void write_micro_batch(Sync& sync, const Tensor& t, int rank, int batch, std::size_t i, bool adds) {
+    const Bytes own = random_gradient(t, rank, batch, i);
+    write(sync.gradient_view(i), adds ? sum_of(t.dtype, {bytes_of(sync.gradient_view(i)), own}) : own);
+}
+
+/// The mean over the ranks of what each has summed up over these micro-batches.
+Bytes mean_of_sums(const Tensor& t, int ranks, const std::vector<int>& batches, std::size_t i) {
+    std::vector<Bytes> sums;
+    for (int r = 0; r < ranks; ++r) {
+        std::vector<Bytes> terms;
+        for (const int batch : batches) terms.push_back(random_gradient(t, r, batch, i));
+        sums.push_back(sum_of(t.dtype, terms));
+    }
+    return mean_of(t.dtype, sums);
 }
 
 }  // namespace
@@ -262,4 +287,309 @@ TEST_CASE("Accumulation::in_buckets and reduce_dtype are for borrowed gradients 
         CHECK(refused({.reduce_dtype = dtype}).text == "");
     }
     CHECK(refused({}, DType::i64).says("Averaging::sum"));
+}
+
+TEST_CASE("a micro-batch that used a tied weight less often than the next one leaves no marks to that one") {
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        for (const ReducerOptions& way : ways_to_accumulate)
+            for (const UnusedParameters unused : {UnusedParameters::agree, UnusedParameters::error})
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = tensors({10, 20, 700, 5});
+                          model[1].uses = 2;
+                          model[3].uses = 3;
+                          const int rank = comm.rank();
+                          ReducerOptions options = way;
+                          options.unused = unused;
+                          const bool adds = way.accumulation == Accumulation::in_gradients;
+                          Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, options, SizeCappedBuckets(100));
+                          for (int step = 0; step < 2; ++step) {
+                              const int first = 2 * step, last = 2 * step + 1;
+                              {
+                                  const auto guard = sync.no_sync();
+                                  for (std::size_t i = model.size(); i-- > 0;) {
+                                      write_micro_batch(sync, model[i], rank, first, i, false);
+                                      for (std::uint32_t use = 0; use == 0 || use + 1 < model[i].uses; ++use) sync.mark_ready(i);
+                                  }
+                              }
+                              // Tied weights are used in the first layers of the backward, long before they are complete.
+                              sync.mark_ready(1);
+                              sync.mark_ready(3);
+                              for (const std::size_t i : {2u, 0u}) {
+                                  write_micro_batch(sync, model[i], rank, last, i, adds);
+                                  sync.mark_ready(i);
+                              }
+                              sync.mark_ready(3);
+                              for (const std::size_t i : {1u, 3u}) {
+                                  write_micro_batch(sync, model[i], rank, last, i, adds);
+                                  sync.mark_ready(i);
+                              }
+                              sync.finish();
+                              for (std::size_t i = 0; i < model.size(); ++i)
+                                  finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], ranks, {first, last}, i)),
+                                                "gradient " + std::to_string(i) + ", step " + std::to_string(step));
+                          }
+                      }) == "");
+}
+
+TEST_CASE("a tied weight that was used less often in every micro-batch but the last one still counts each of them once") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              model[1].uses = 2;
+              const int rank = comm.rank();
+              Reducer<ThreadBackend, Flat> sync(comm, model, {.accumulation = Accumulation::in_buckets});
+              for (const int batch : {0, 1}) {
+                  const auto guard = sync.no_sync();
+                  for (std::size_t i = 0; i < 2; ++i) {
+                      write_micro_batch(sync, model[i], rank, batch, i, false);
+                      sync.mark_ready(i);
+                  }
+              }
+              {
+                  const auto outer = sync.no_sync();
+                  write_micro_batch(sync, model[1], rank, 2, 1, false);
+                  {
+                      const auto inner = sync.no_sync();
+                      sync.mark_ready(1);
+                  }
+                  sync.mark_ready(1);  // the end of an inner guard is not that of a micro-batch
+                  write_micro_batch(sync, model[0], rank, 2, 0, false);
+                  sync.mark_ready(0);
+              }
+              backward(sync, model, rank, 3);
+              sync.finish();
+              for (std::size_t i = 0; i < 2; ++i)
+                  finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], 2, {0, 1, 2, 3}, i)), "gradient " + std::to_string(i));
+          }) == "");
+}
+
+TEST_CASE("an exception between two marks of a tied weight: what was complete counts, and the next micro-batch starts anew") {
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        for (const ReducerOptions& way : ways_to_accumulate)
+            for (const bool once_more : {false, true})  // is the next one under no_sync(), too?
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = tensors({10, 20, 700});
+                          model[1].uses = 2;
+                          const int rank = comm.rank();
+                          ReducerOptions options = way;
+                          options.unused = UnusedParameters::agree;
+                          const bool adds = way.accumulation == Accumulation::in_gradients;
+                          Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, options, SizeCappedBuckets(100));
+                          try {
+                              const auto guard = sync.no_sync();
+                              write_micro_batch(sync, model[2], rank, 0, 2, false);
+                              sync.mark_ready(2);
+                              write(sync.gradient_view(1), constant_bytes(DType::f32, 20, std::numeric_limits<double>::quiet_NaN()));
+                              sync.mark_ready(1);
+                              throw std::runtime_error("a batch that cannot be read");
+                          } catch (const std::runtime_error&) {
+                          }
+                          std::vector<int> batches;
+                          for (int batch = once_more ? 1 : 2; batch <= 2; ++batch) {
+                              std::optional<decltype(sync.no_sync())> guard;
+                              if (batch == 1) guard.emplace(sync.no_sync());
+                              sync.mark_ready(1);
+                              for (const std::size_t i : {2u, 0u, 1u}) {  // only what was complete has something to add to
+                                  write_micro_batch(sync, model[i], rank, batch, i, adds && (i == 2 || !batches.empty()));
+                                  sync.mark_ready(i);
+                              }
+                              batches.push_back(batch);
+                          }
+                          sync.finish();
+                          for (const std::size_t i : {0u, 1u})
+                              finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], ranks, batches, i)),
+                                            "gradient " + std::to_string(i));
+                          batches.insert(batches.begin(), 0);
+                          finding.check(holds(sync.gradient_view(2), mean_of_sums(model[2], ranks, batches, 2)), "gradient 2");
+                          // Nothing of it is left for the step after.
+                          for (std::size_t i = 0; i < model.size(); ++i) write(sync.gradient_view(i), Bytes(model[i].gradient.size()));
+                          backward(sync, model, rank, 7);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, 7).empty(), wrong_mean(sync, model, ranks, 7));
+                      }) == "");
+}
+
+TEST_CASE("an exception between two marks of a tied weight, caught within another guard") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              model[1].uses = 2;
+              const int rank = comm.rank();
+              Reducer<ThreadBackend, Flat> sync(comm, model, {.accumulation = Accumulation::in_buckets});
+              {
+                  const auto outer = sync.no_sync();
+                  try {
+                      const auto inner = sync.no_sync();
+                      write_micro_batch(sync, model[1], rank, 100, 1, false);
+                      sync.mark_ready(1);
+                      throw std::runtime_error("a sample that cannot be read");
+                  } catch (const std::runtime_error&) {
+                  }
+                  backward(sync, model, rank, 0);
+              }
+              backward(sync, model, rank, 1);
+              sync.finish();
+              for (std::size_t i = 0; i < 2; ++i)
+                  finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], 2, {0, 1}, i)), "gradient " + std::to_string(i));
+          }) == "");
+}
+
+TEST_CASE("discard() forgets the micro-batches before it, and only those") {
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        for (const DType dtype : {DType::f32, DType::f64, DType::bf16})
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors({50, 3, 700}, dtype);
+                      model[1].uses = 2;
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets},
+                                                                     SizeCappedBuckets(300));
+                      for (int step = 0; step < 3; ++step) {
+                          {
+                              const auto guard = sync.no_sync();
+                              backward(sync, model, rank, 100 + step);
+                              sync.mark_ready(1);  // half a micro-batch more
+                          }
+                          sync.discard();
+                          sync.discard();  // there is nothing more to forget
+                          backward(sync, model, rank, step);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      }
+                      // A normal step of two micro-batches after a discarded one.
+                      for (const int batch : {200, 10}) {
+                          {
+                              const auto guard = sync.no_sync();
+                              backward(sync, model, rank, batch);
+                          }
+                          if (batch == 200) sync.discard();
+                      }
+                      backward(sync, model, rank, 11);
+                      sync.finish();
+                      if (dtype != DType::bf16)  // whose sums the oracle rounds, too
+                          for (std::size_t i = 0; i < model.size(); ++i)
+                              finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], ranks, {10, 11}, i)),
+                                            "gradient " + std::to_string(i) + " of two micro-batches");
+                  }) == "");
+}
+
+TEST_CASE("discard() of micro-batches that are summed beside their buckets, in 16 bits on the way") {
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors({50, 3, 700}, DType::bf16);
+                  const int rank = comm.rank();
+                  Reducer<ThreadBackend, Flat> sync(comm, model, {.accumulation = Accumulation::in_buckets, .reduce_dtype = DType::bf16});
+                  for (int step = 0; step < 2; ++step) {
+                      {
+                          const auto guard = sync.no_sync();
+                          backward(sync, model, rank, 100);
+                      }
+                      sync.discard();
+                      backward(sync, model, rank, step);
+                      sync.finish();
+                      finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                  }
+              }) == "");
+}
+
+TEST_CASE("a parameter that only a discarded micro-batch used is unused") {
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        for (const ReducerOptions& way : ways_to_accumulate)
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors({10, 20, 30});
+                      const int rank = comm.rank();
+                      ReducerOptions options = way;
+                      options.unused = UnusedParameters::agree;
+                      Reducer<ThreadBackend, Flat> sync(comm, model, options);
+                      {
+                          const auto guard = sync.no_sync();
+                          backward(sync, model, rank, 100);
+                      }
+                      sync.discard();
+                      const Bytes left = bytes_of(sync.gradient_view(1));  // by the trainer, who may clear it
+                      for (const std::size_t i : {2u, 0u}) {
+                          write(sync.gradient_view(i), random_gradient(model[i], rank, 0, i));
+                          sync.mark_ready(i);
+                      }
+                      sync.finish();
+                      finding.check(holds(sync.gradient_view(1), left), "p1 was touched");
+                      for (const std::size_t i : {2u, 0u})
+                          finding.check(holds(sync.gradient_view(i), expected_mean(model[i], ranks, 0, i)),
+                                        "not the mean of gradient " + std::to_string(i));
+                  }) == "");
+}
+
+TEST_CASE("accumulates() tells whether there are micro-batches that wait for their step") {
+    for (const int ranks : {1, 2})
+        for (const ReducerOptions& way : ways_to_accumulate)
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors({10, 20});
+                      model[1].uses = 2;
+                      const int rank = comm.rank();
+                      Reducer<ThreadBackend, PerParameter> sync(comm, model, way);
+                      const auto is = [&](bool expected, const std::string& when) {
+                          finding.check(sync.accumulates() == expected, when + (expected ? ": nothing waits" : ": something waits"));
+                      };
+                      for (int step = 0; step < 2; ++step) {
+                          is(false, "at first, and after finish()");
+                          {
+                              const auto guard = sync.no_sync();
+                              is(true, "a guard lives");
+                          }
+                          is(false, "nothing was marked");
+                          try {
+                              const auto guard = sync.no_sync();
+                              sync.mark_ready(1);
+                              throw std::runtime_error("before its second use");
+                          } catch (const std::runtime_error&) {
+                          }
+                          is(false, "an exception left half of a gradient");
+                          {
+                              const auto outer = sync.no_sync();
+                              {
+                                  const auto inner = sync.no_sync();
+                                  sync.mark_ready(0);
+                              }
+                              is(true, "the outer guard lives");
+                          }
+                          is(true, "one gradient was marked");
+                          sync.discard();
+                          is(false, "it was discarded");
+                          {
+                              const auto guard = sync.no_sync();
+                              backward(sync, model, rank, 100);
+                          }
+                          is(true, "a micro-batch was marked");
+                          sync.discard();
+                          is(false, "that was discarded");
+                          backward(sync, model, rank, step);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      }
+                  }) == "");
+}
+
+TEST_CASE("discard() in the middle of a step, and while a guard lives, is refused, and nothing is lost by it") {
+    for (const int ranks : {1, 2, 3})
+        CHECK(
+            findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                auto model = tensors({10, 20, 30});
+                const int rank = comm.rank();
+                Reducer<ThreadBackend, PerParameter> sync(comm, model, {.accumulation = Accumulation::in_buckets});
+                const auto refused = [&](const std::string& words) {
+                    const Outcome outcome = outcome_of([&] { sync.discard(); });
+                    finding.check(outcome.is(Errc::invalid_argument) && outcome.says("discard") && outcome.says(words), outcome.text);
+                };
+                {
+                    const auto guard = sync.no_sync();
+                    refused("a guard of no_sync() lives");
+                    backward(sync, model, rank, 0);
+                    refused("a guard of no_sync() lives");
+                }
+                for (const std::size_t i : {2u, 1u, 0u}) {
+                    write(sync.gradient_view(i), random_gradient(model[i], rank, 1, i));
+                    sync.mark_ready(i);
+                    refused("call finish() first");
+                }
+                sync.finish();
+                for (std::size_t i = 0; i < model.size(); ++i)
+                    finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], ranks, {0, 1}, i)), "gradient " + std::to_string(i));
+            }) == "");
 }

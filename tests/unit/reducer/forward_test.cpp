@@ -2,7 +2,11 @@
 // OverlapForward: reduce-scatters in the backward, all-gathers under the next forward.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -19,6 +23,18 @@ namespace {
 
 template <class Buckets>
 using ForwardReducer = Reducer<ThreadBackend, Buckets, OverlapForward>;
+
+/// A forward that waits for each gradient before its parameter is used, and a backward.
+template <class Sync>
+void forward_and_backward(Sync& sync, const std::vector<Tensor>& model, int rank, int batch) {
+    for (std::size_t i = 0; i < model.size(); ++i) sync.wait_gradient(i);
+    backward(sync, model, rank, batch);
+}
+
+/// What finish() and try_finish() are to say, of averages that nobody has waited for.
+bool tells_to_wait(const Outcome& outcome) {
+    return outcome.is(Errc::invalid_argument) && outcome.says("were not waited for") && outcome.says("flush()");
+}
 
 }  // namespace
 
@@ -137,4 +153,109 @@ TEST_CASE("buckets are planned anew between steps") {
                   finding.check(wrong_mean(sync, model, 3, step).empty(), wrong_mean(sync, model, 3, step));
               }
           }) == "");
+}
+
+TEST_CASE("uneven inputs: a rank without a batch flushes, and every step's gradients are the oracle's on all ranks") {
+    for (const std::vector<int>& batches : {std::vector<int>{4, 2}, {3, 0}, {4, 1, 2}, {3, 0, 0}})
+        for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
+            for (const std::size_t cap : {200u, 4096u}) {
+                const int ranks = static_cast<int>(batches.size());
+                CAPTURE(ranks);
+                CAPTURE(cap);
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = tensors({700, 1, 3000, 0, 5, 1025});
+                          const int rank = comm.rank(), own = batches[static_cast<std::size_t>(rank)];
+                          ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(cap));
+                          // Only once they are waited for, as a forward does or flush(): nothing else is to complete them.
+                          const auto check_step = [&](int step) {
+                              std::vector<Contribution> by;
+                              for (const int n : batches) by.push_back(step < n ? Contribution{1, 1} : Contribution{0, 0});
+                              for (std::size_t i = 0; i < model.size(); ++i)
+                                  finding.check(
+                                      holds(sync.gradient_view(i), combined(DType::f32, gradients_of_all(model[i], ranks, step, i), by)),
+                                      "gradient " + std::to_string(i) + ", step " + std::to_string(step));
+                          };
+                          int step = 0;
+                          for (; sync.begin_step(step < own); ++step) {
+                              if (step < own)
+                                  for (std::size_t i = 0; i < model.size(); ++i) sync.wait_gradient(i);
+                              else sync.flush();
+                              if (step > 0) check_step(step - 1);
+                              if (step < own) {
+                                  backward(sync, model, rank, step);
+                              } else {
+                                  for (std::size_t i = 0; i < model.size(); ++i)  // what is left in its gradients must not matter
+                                      write(sync.gradient_view(i),
+                                            constant_bytes(DType::f32, model[i].count(), std::numeric_limits<double>::quiet_NaN()));
+                              }
+                              sync.finish();
+                          }
+                          sync.flush();
+                          check_step(step - 1);
+                          finding.check(step == *std::max_element(batches.begin(), batches.end()),
+                                        "stopped after " + std::to_string(step) + " steps");
+                          forward_and_backward(sync, model, rank, 50);  // the next epoch
+                          sync.finish();
+                          sync.flush();
+                          finding.check(wrong_mean(sync, model, ranks, 50).empty(), wrong_mean(sync, model, ranks, 50));
+                      }) == "");
+            }
+}
+
+TEST_CASE("a step that ends before the averages of the last one were waited for is refused, and nothing is lost by it") {
+    for (int ranks = 1; ranks <= 3; ++ranks)
+        for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors({700, 1, 3000, 0, 5, 1025});
+                      const int rank = comm.rank();
+                      ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
+                      for (int step = 0; step < 3; ++step) {
+                          forward_and_backward(sync, model, rank, step);
+                          sync.finish();
+                          // A loop that skips the backward, on all ranks.
+                          const Outcome finished = outcome_of([&] { sync.finish(); });
+                          finding.check(tells_to_wait(finished), "finish(): " + finished.text);
+                          const Outcome tried = outcome_of([&] { finding.check(!sync.try_finish(), "it has finished without a mark"); });
+                          finding.check(tried.text.empty(), "try_finish(): " + tried.text);
+                          // Some of them only.
+                          sync.wait_gradient(5);
+                          const Outcome again = outcome_of([&] { sync.finish(); });
+                          finding.check(tells_to_wait(again), "finish() after one was waited for: " + again.text);
+                          sync.flush();
+                          finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                      }
+                  }) == "");
+}
+
+TEST_CASE("a rank without a batch that has not flushed is told, by finish() and try_finish(), and may do so then") {
+    for (const int ranks : {2, 3})
+        for (const bool polls : {false, true})
+            for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = tensors({700, 1, 3000, 0, 5, 1025});
+                          const int rank = comm.rank();
+                          ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
+                          for (int step = 0; step < 4; ++step) {
+                              const bool idles = step > 0 && rank == 1;  // the others know nothing of its mistake
+                              sync.begin_step(!idles);
+                              if (idles) {
+                                  const Outcome finished = outcome_of([&] { sync.finish(); });
+                                  finding.check(tells_to_wait(finished), "finish(): " + finished.text);
+                                  const Outcome tried = outcome_of([&] { sync.try_finish(); });
+                                  finding.check(tells_to_wait(tried), "try_finish(): " + tried.text);
+                                  sync.flush();
+                              } else {
+                                  forward_and_backward(sync, model, rank, step);
+                              }
+                              if (!polls) sync.finish();
+                              else
+                                  while (!sync.try_finish()) std::this_thread::yield();
+                          }
+                          sync.flush();
+                          std::vector<Contribution> by(static_cast<std::size_t>(ranks));
+                          by[1] = {0, 0};
+                          for (std::size_t i = 0; i < model.size(); ++i)
+                              finding.check(holds(sync.gradient_view(i), combined(DType::f32, gradients_of_all(model[i], ranks, 3, i), by)),
+                                            "gradient " + std::to_string(i));
+                      }) == "");
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/ranks.hpp"
@@ -50,6 +51,44 @@ std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, G
         backward(sync, model, rank, 50);
         sync.finish();
         finding.check(wrong_mean(sync, model, ranks, 50).empty(), wrong_mean(sync, model, ranks, 50));
+    });
+}
+
+/// Ranks take turns at having no batch, and mark everything all the same, with whatever they hold. Of those that have one nobody uses
+/// p1, and one of them uses p3.
+template <class Buckets, class Overlap>
+std::string check_marks_without_batch(int ranks, GradientStorage storage, Buckets buckets = {}) {
+    return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+        auto model = tensors({10, 20, 0, 300, 7});
+        const int rank = comm.rank();
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree}, buckets);
+        for (int step = 0; step < 2 * ranks; ++step) {
+            const int idle = step % ranks, eager = (step + 1) % ranks;
+            const auto uses = [&](int r, std::size_t i) { return r != idle && i != 1 && (i != 3 || r == eager); };
+            sync.begin_step(rank != idle);
+            Bytes held;  // by p1, when the backward is over
+            for (const std::size_t i : shuffled(model.size(), static_cast<std::uint32_t>(rank + step * 10))) {
+                Bytes own = random_gradient(model[i], rank, step, i);
+                // What it marks must not matter, not even where it is no number.
+                if (rank == idle) own = constant_bytes(DType::f32, model[i].count(), std::numeric_limits<double>::quiet_NaN());
+                if (rank == idle && step % 2 == 1) own = random_gradient(model[i], rank, 1000 + step, i);
+                if (i == 1) held = own;
+                if (rank == idle || i == 1 || uses(rank, i)) write(sync.gradient_view(i), own);
+                if (rank == idle || uses(rank, i)) sync.mark_ready(i);
+            }
+            sync.finish();
+            for (std::size_t i = 0; i < model.size(); ++i) {
+                std::vector<Bytes> inputs;
+                std::vector<Contribution> by;
+                for (int r = 0; r < ranks; ++r) {
+                    inputs.push_back(uses(r, i) ? random_gradient(model[i], r, step, i) : Bytes(model[i].gradient.size()));
+                    by.push_back(r == idle ? Contribution{0, 0} : Contribution{1, 1});
+                }
+                sync.wait_gradient(i);
+                finding.check(holds(sync.gradient_view(i), i == 1 ? held : combined(DType::f32, inputs, by)),
+                              "gradient " + std::to_string(i) + ", step " + std::to_string(step));
+            }
+        }
     });
 }
 
@@ -145,4 +184,50 @@ TEST_CASE("begin_step in the middle of a step is refused") {
               sync.mark_ready(0);
               sync.finish();
           }) == "");
+}
+
+TEST_CASE("a rank without a batch that marks all the same: agreed use is that of the others, and what nobody used is left untouched") {
+    for (const int ranks : {2, 3, 4})
+        for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
+            CAPTURE(ranks);
+            CAPTURE(static_cast<int>(storage));
+            CHECK(check_marks_without_batch<Flat, NoOverlap>(ranks, storage) == "");
+            CHECK(check_marks_without_batch<PerParameter, OverlapBackward>(ranks, storage) == "");
+            CHECK(check_marks_without_batch<SizeCappedBuckets, OverlapBackwardThread>(ranks, storage, SizeCappedBuckets(130)) == "");
+            CHECK(check_marks_without_batch<PerParameter, OverlapForward>(ranks, storage) == "");
+        }
+}
+
+TEST_CASE("micro-batches of a rank that has no batch for the step which was to end them are not used") {
+    for (const int ranks : {2, 3})
+        for (const bool marks : {false, true})  // in that step, too
+            for (const ReducerOptions& way :
+                 {ReducerOptions{}, {.accumulation = Accumulation::in_buckets}, {.gradients = GradientStorage::in_buckets}})
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = tensors({10, 20, 300});
+                          const int rank = comm.rank();
+                          ReducerOptions options = way;
+                          options.unused = UnusedParameters::agree;
+                          Reducer<ThreadBackend, PerParameter> sync(comm, model, options);
+                          const bool idle = rank == ranks - 1;
+                          if (idle) {
+                              const auto guard = sync.no_sync();
+                              backward(sync, model, rank, 100);
+                          }
+                          sync.begin_step(!idle);
+                          if (!idle || marks)
+                              for (const std::size_t i : {2u, 0u}) {
+                                  write(sync.gradient_view(i), random_gradient(model[i], rank, 0, i));
+                                  sync.mark_ready(i);
+                              }
+                          const Bytes left = bytes_of(sync.gradient_view(1));
+                          sync.finish();
+                          finding.check(holds(sync.gradient_view(1), left), "p1 was touched, which no rank with a batch used");
+                          for (const std::size_t i : {2u, 0u})
+                              finding.check(holds(sync.gradient_view(i), expected_mean(model[i], ranks - 1, 0, i)),
+                                            "not the mean over live ranks of gradient " + std::to_string(i));
+                          backward(sync, model, rank, 1);
+                          sync.finish();
+                          finding.check(wrong_mean(sync, model, ranks, 1).empty(), wrong_mean(sync, model, ranks, 1));
+                      }) == "");
 }

@@ -171,3 +171,52 @@ TEST_CASE("a gradient that nobody used is expected no earlier than the last one"
     });
     CHECK(finding.text() == "");
 }
+
+TEST_CASE("times that the policy was given stay until a step has been recorded") {
+    const plan::CallCost cost{1e-5, 1e-9};
+    const auto optimum = [&](const std::vector<double>& times) {
+        return OptimalBuckets(cost, times).plan(floats(counts), reversed(counts.size()));
+    };
+    const std::vector<double> given = expected_times(100);
+    REQUIRE(optimum(given) != optimum(std::vector<double>(counts.size())));  // which "nothing was recorded" must not be taken for
+    REQUIRE(optimum(given) != optimum(expected_times()));
+    Finding finding;
+    run_simulated({.cluster = cluster, .moves_buckets = false}, [&](SimulatedBackend comm) {
+        Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets}, OptimalBuckets(cost, given));
+        const auto stays = [&](const std::vector<double>& times, const std::string& when) {
+            finding.check(!sync.rebuild_buckets(), when + ": the plan has changed");
+            finding.check(sync.plan() == optimum(times), when + ": not the plan of the times that it had");
+        };
+        finding.check(sync.plan() == optimum(given), "at first: not the plan of the given times");
+        stays(given, "before a step");
+        finding.check(sync.ready_seconds().empty(), "times that nobody has recorded");
+        sync.record_order(3);
+        stays(given, "after record_order(), before a step");
+        finding.check(sync.ready_seconds().empty(), "times that nobody has recorded");
+        backward(comm, sync);
+        sync.finish();
+        finding.check(sync.plan() == optimum(given), "a step alone has changed the plan");
+        finding.check(sync.rebuild_buckets(), "a recorded step has changed nothing");
+        finding.check(close(sync.ready_seconds(), expected_times()), "other times than the step's");
+        finding.check(sync.plan() == optimum(expected_times()), "not the plan of the recorded times");
+        sync.record_order(3);  // forgets what was recorded, not what was planned by
+        stays(expected_times(), "after another record_order()");
+        finding.check(close(sync.ready_seconds(), expected_times()), "the times are gone");
+    });
+    CHECK(finding.text() == "");
+}
+
+TEST_CASE("a rank that has recorded nothing goes by the others' times, not by those that it was given") {
+    const plan::CallCost cost{1e-5, 1e-9};
+    Finding finding;
+    run_simulated({.cluster = cluster, .moves_buckets = false}, [&](SimulatedBackend comm) {
+        Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets}, OptimalBuckets(cost, expected_times(100)));
+        sync.begin_step(comm.rank() == 2);
+        if (comm.rank() == 2) backward(comm, sync);
+        sync.finish();
+        finding.check(sync.rebuild_buckets(), "the plan did not change");
+        finding.check(close(sync.ready_seconds(), expected_times()), "other times");
+        finding.check(sync.plan() == OptimalBuckets(cost, expected_times()).plan(floats(counts), reversed(counts.size())), "another plan");
+    });
+    CHECK(finding.text() == "");
+}

@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -14,6 +17,7 @@
 #include <gradsync/overlap/overlap_backward_thread.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
 
 #include "support/sharding.hpp"
 
@@ -646,4 +650,565 @@ TEST_CASE("weights come from the root") {
                       finding.check(holds(sharded.parameter_value(i), expected[i].value), model[i].name + " is not the root's");
               }
           }) == "");
+}
+
+namespace {
+
+/// The weights of a whole trainer, with Sgd, that steps parameter i from step `since[i]` on: before, it was frozen.
+std::vector<Bytes> weights_of_thawed(int size, const std::vector<std::size_t>& sizes, const std::vector<int>& since, int steps) {
+    std::vector<Bytes> result;
+    run_threads(
+        size,
+        [&](ThreadBackend comm) {
+            auto model = initial_tensors(sizes, DType::f32);
+            WholeOptimizer<Sgd> whole(Sgd{}, model);
+            Reducer sync(comm, model);
+            for (int s = 0; s < steps; ++s) {
+                for (std::size_t i = model.size(); i-- > 0;) {
+                    write_gradient(sync.gradient_view(i), model[i].value_view(), comm.rank(), s, i);
+                    sync.mark_ready(i);
+                }
+                sync.finish();
+                for (std::size_t i = 0; i < model.size(); ++i)
+                    if (s >= since[i]) whole.step(i, sync.gradient_view(i), 1, model[i].value_view());
+            }
+            if (comm.rank() == 0)
+                for (const Tensor& p : model) result.push_back(p.value);
+        },
+        patient);
+    return result;
+}
+
+/// Computes and marks the gradients of micro-batch `batch` of what takes part; `poisoned` ones are not finite.
+template <class Sharded>
+void sharded_backward(Sharded& sharded, int batch, bool poisoned = false) {
+    for (std::size_t i = sharded.size(); i-- > 0;) {
+        if (!sharded.parameter(i).requires_grad) continue;
+        const auto compute = [&] {
+            const BufferView gradient = sharded.gradient_view(i);
+            write_gradient(gradient, sharded.parameter_value(i), sharded.backend().rank(), batch, i);
+            if (poisoned) write(gradient, constant_bytes(gradient.dtype, gradient.count, std::numeric_limits<double>::infinity()));
+            sharded.mark_ready(i);
+        };
+        if constexpr (requires { sharded.unit_of(i); }) {
+            const auto use = sharded.gather(sharded.unit_of(i));
+            compute();
+        } else {
+            sharded.wait_parameter(i);
+            compute();
+        }
+    }
+}
+
+template <class Call>
+void check_refused(Finding& finding, Call&& call, const std::string& words, const std::string& parameter = {}) {
+    const Outcome outcome = outcome_of(call);
+    finding.check(outcome.is(Errc::invalid_argument) && outcome.says(words) && outcome.error->context().parameter == parameter,
+                  words + ": " + outcome.text);
+}
+
+}  // namespace
+
+TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the training goes on") {
+    const std::vector<std::size_t> sizes = {300, 40, 50, 2000};
+    constexpr int never = 99;
+    for (int size = 1; size <= 3; ++size) {
+        const auto expected = weights_of_thawed(size, sizes, {never, 3, 0, 0}, 5);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(sizes, DType::f32);
+                  model[0].requires_grad = model[1].requires_grad = false;
+                  std::vector<ParameterView> views;
+                  for (Tensor& p : model) views.push_back(parameter_view(p));
+                  views[0].gradient.data = nullptr;
+                  ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
+                  for (int s = 0; s < 5; ++s) {
+                      const BucketPlan before = sharded.plan();
+                      const std::vector<std::size_t> bad = {0}, mixed = {1, 0}, good = {1};
+                      for (const auto& which : {bad, mixed})
+                          check_refused(
+                              finding, [&] { sharded.unfreeze(which); }, "parameter 'p0' has no gradient memory", "p0");
+                      finding.check(
+                          sharded.plan() == before && !sharded.parameter(0).requires_grad && sharded.parameter(1).requires_grad == (s > 3),
+                          "what was refused has changed something");
+                      if (s == 3) sharded.unfreeze(good);
+                      sharded_backward(sharded, s);
+                      sharded.finish();
+                      sharded.step();
+                  }
+                  finding.check(first_difference(expected, weights(sharded)).empty(),
+                                first_difference(expected, weights(sharded)) + " differs");
+              }) == "");
+    }
+}
+
+TEST_CASE("gradients that live with the library need no memory to be unfrozen") {
+    const std::vector<std::size_t> sizes = {300, 50, 2000};
+    const auto check = [&](auto stage, int size) {
+        const auto expected = weights_of_thawed(size, sizes, {2, 0, 0}, 4);
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors(sizes, DType::f32);
+            std::vector<ParameterView> views;
+            for (Tensor& p : model) views.push_back(parameter_view(p));
+            views[0].requires_grad = false;
+            views[0].gradient.data = nullptr;
+            ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)> sharded(comm, views, Sgd{},
+                                                                          {.reducer = {.gradients = GradientStorage::in_buckets}});
+            for (int s = 0; s < 4; ++s) {
+                const std::size_t which[] = {0};
+                if (s == 2) sharded.unfreeze(which);
+                sharded_backward(sharded, s);
+                sharded.finish();
+                sharded.step();
+            }
+            finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+        });
+    };
+    for (int size = 1; size <= 3; ++size) {
+        CHECK(check(Zero1{}, size) == "");
+        CHECK(check(Zero2{}, size) == "");
+    }
+}
+
+TEST_CASE("while micro-batches wait for their step nothing is unfrozen; once they are discarded, or stepped, it is") {
+    const std::vector<std::size_t> sizes = {300, 50, 2000};
+    for (int size = 1; size <= 3; ++size)
+        for (const Accumulation accumulation : {Accumulation::in_gradients, Accumulation::in_buckets})
+            for (const bool discards : {true, false}) {
+                const auto expected = weights_of_thawed(size, sizes, {discards ? 2 : 3, 0, 0}, 4);
+                CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = initial_tensors(sizes, DType::f32);
+                          model[0].requires_grad = false;
+                          ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.reducer = {.accumulation = accumulation}});
+                          const std::size_t which[] = {0};
+                          for (int s = 0; s < 4; ++s) {
+                              if (s == 2) {
+                                  {
+                                      const auto guard = sharded.no_sync();
+                                      check_refused(
+                                          finding, [&] { sharded.unfreeze(which); }, "no_sync()");
+                                      // Of zeros where the step is to count it: the sum is that of the other micro-batch then.
+                                      for (const std::size_t i : {2u, 1u}) {
+                                          const double left = discards ? std::numeric_limits<double>::quiet_NaN() : 0;
+                                          write(sharded.gradient_view(i), constant_bytes(DType::f32, sizes[i], left));
+                                          sharded.mark_ready(i);
+                                      }
+                                      check_refused(
+                                          finding, [&] { sharded.unfreeze(which); }, "no_sync()");
+                                  }
+                                  check_refused(
+                                      finding, [&] { sharded.unfreeze(which); }, "discard()");
+                                  finding.check(!sharded.parameter(0).requires_grad, "p0 takes part");
+                                  if (discards) {
+                                      sharded.discard();
+                                      sharded.unfreeze(which);
+                                  }
+                              }
+                              if (s == 3 && !discards) sharded.unfreeze(which);
+                              sharded_backward(sharded, s);
+                              check_refused(
+                                  finding, [&] { sharded.unfreeze(which); }, "marked ready already");
+                              sharded.finish();
+                              check_refused(
+                                  finding, [&] { sharded.unfreeze(which); }, "averaged already");
+                              sharded.step();
+                          }
+                          finding.check(first_difference(expected, weights(sharded)).empty(),
+                                        first_difference(expected, weights(sharded)) + " differs");
+                      }) == "");
+            }
+}
+
+namespace {
+
+/// A training in which some backwards are not finite, as with a loss scale that is too large, and are discarded, once or more. With
+/// `micro_batches` several come before each discard().
+template <class Sharded>
+void train_with_discarded(Sharded& sharded, const Training& t, int micro_batches, Finding& finding) {
+    const auto nothing_averaged = [&] {
+        for (const auto& outcome : {outcome_of([&] { sharded.step(); }), outcome_of([&] { sharded.gradient_norm(); })})
+            finding.check(outcome.is(Errc::invalid_argument) && outcome.says("there are no averaged gradients"), outcome.text);
+    };
+    for (int s = 0; s < t.steps; ++s) {
+        for (int k = 0; k < s; ++k) {
+            for (int m = 0; m < micro_batches; ++m) {
+                sharded_backward(sharded, 1000 + 10 * s + m, m + 1 == micro_batches);
+                sharded.finish();
+            }
+            finding.check(!std::isfinite(sharded.gradient_norm()), "the norm of what is discarded is finite");
+            sharded.discard();
+            nothing_averaged();
+        }
+        sharded_backward(sharded, t.batch(s, 0));
+        sharded.finish();
+        sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+        sharded.discard();  // nothing is left to forget
+        nothing_averaged();
+    }
+    finding.check(sharded.statistics().steps == static_cast<std::size_t>(t.steps), "discarded steps count as steps");
+}
+
+template <class Stage, class Buckets, class Overlap>
+std::string difference_with_discarded(int size, const Training& t, ParameterStorage parameters, Buckets buckets = {},
+                                      int micro_batches = 1) {
+    const std::vector<Bytes> expected = weights_of_whole(size, t, AdamW{{0.01, 0.02}});
+    return findings(size, [&](ThreadBackend comm, Finding& finding) {
+        auto model = initial_tensors(t.counts, t.dtype);
+        ShardedOptimizer<ThreadBackend, AdamW, Stage, Buckets, Overlap> sharded(comm, model, AdamW{{0.01, 0.02}},
+                                                                                {.reducer = t.reducer, .parameters = parameters}, buckets);
+        train_with_discarded(sharded, t, micro_batches, finding);
+        sharded.flush();
+        finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+    });
+}
+
+}  // namespace
+
+TEST_CASE("a backward that is discarded leaves no trace: stages 1 and 2") {
+    using enum ParameterStorage;
+    for (int size = 1; size <= 3; ++size) {
+        CAPTURE(size);
+        CHECK(difference_with_discarded<Zero1, Flat, NoOverlap>(size, {}, borrowed) == "");
+        CHECK(difference_with_discarded<Zero1, PerParameter, OverlapBackward>(size, {.reducer = {.gradients = GradientStorage::in_buckets}},
+                                                                              in_buckets) == "");
+        CHECK(difference_with_discarded<Zero1, SizeCappedBuckets, OverlapForward>(size, {}, borrowed, SizeCappedBuckets(4096)) == "");
+        for (const int micro_batches : {1, 2}) {
+            CHECK(difference_with_discarded<Zero2, Flat, NoOverlap>(size, {}, borrowed, {}, micro_batches) == "");
+            CHECK(difference_with_discarded<Zero2, SizeCappedBuckets, OverlapBackward>(size, {.dtype = DType::bf16}, in_buckets,
+                                                                                       SizeCappedBuckets(4096), micro_batches) == "");
+            CHECK(difference_with_discarded<Zero2, PerParameter, OverlapForward>(size, {}, borrowed, {}, micro_batches) == "");
+        }
+    }
+}
+
+TEST_CASE("a backward that is discarded leaves no trace: sharded parameters") {
+    const Training t;
+    for (int size = 1; size <= 3; ++size) {
+        const std::vector<Bytes> expected = weights_of_whole(size, t);
+        for (const bool shards : {true, false})
+            for (const std::size_t prefetch : {0u, 2u})
+                for (const bool reshards : {true, false})
+                    CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                              auto given = initial_tensors(t.counts, t.dtype);
+                              ShardedParameters<ThreadBackend, AdamW> sharded(
+                                  comm, given, AdamW{}, awkward_units,
+                                  {.shard_gradients = shards, .prefetch = prefetch, .reshard_after_forward = reshards});
+                              train_with_discarded(sharded, t, shards ? 2 : 1, finding);
+                              finding.check(first_difference(expected, weights(sharded)).empty(),
+                                            first_difference(expected, weights(sharded)) + " differs");
+                          }) == "");
+    }
+}
+
+TEST_CASE("micro-batches under no_sync() that are discarded leave no trace, before finish() and after it") {
+    const Training t{.micro_batches = 2};
+    for (int size = 1; size <= 3; ++size)
+        for (const bool finishes : {false, true})
+            for (const Accumulation accumulation : {Accumulation::in_gradients, Accumulation::in_buckets}) {
+                const auto expected = weights_of_whole(size, t);
+                CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = initial_tensors(t.counts, t.dtype);
+                          ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{}, {.reducer = {.accumulation = accumulation}});
+                          for (int s = 0; s < t.steps; ++s) {
+                              for (const bool discarded : {true, false}) {
+                                  for (int m = 0; m < t.micro_batches; ++m) {
+                                      if (discarded && m > 0 && !finishes) break;
+                                      std::optional<decltype(sharded.no_sync())> guard;
+                                      if (m == 0) guard.emplace(sharded.no_sync());
+                                      for (std::size_t i = model.size(); i-- > 0;) {
+                                          const bool adds = accumulation == Accumulation::in_gradients && m > 0;
+                                          write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(),
+                                                         discarded ? 1000 + s : t.batch(s, m), i, adds);
+                                          sharded.mark_ready(i);
+                                      }
+                                  }
+                                  if (finishes || !discarded) sharded.finish();
+                                  if (discarded) sharded.discard();
+                              }
+                              const double norm = sharded.gradient_norm() / t.micro_batches;
+                              sharded.step(sharded.clip_factor(norm, t.max_norm) / t.micro_batches);
+                          }
+                          finding.check(first_difference(expected, weights(sharded)).empty(),
+                                        first_difference(expected, weights(sharded)) + " differs");
+                      }) == "");
+            }
+}
+
+TEST_CASE("a parameter that only a discarded backward used is not stepped") {
+    const auto check = [](auto stage) {
+        return findings(2, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors({100, 200, 300}, DType::f32);
+            const auto before = model;
+            ShardedOptimizer<ThreadBackend, AdamW, decltype(stage)> sharded(comm, model, AdamW{},
+                                                                            {.reducer = {.unused = UnusedParameters::agree}});
+            for (int s = 0; s < 3; ++s)
+                for (const bool discarded : {true, false}) {
+                    for (const std::size_t i : {2u, 1u, 0u}) {
+                        if (i == 1 && !discarded) continue;
+                        write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                        sharded.mark_ready(i);
+                    }
+                    sharded.finish();
+                    if (discarded) sharded.discard();
+                    else sharded.step();
+                }
+            finding.check(model[1].value == before[1].value, "p1 was stepped");
+            finding.check(model[2].value != before[2].value, "p2 was not");
+        });
+    };
+    CHECK(check(Zero1{}) == "");
+    CHECK(check(Zero2{}) == "");
+}
+
+TEST_CASE("discard() in the middle of a backward, and while a guard lives, is refused, and nothing is lost by it") {
+    const Training t;
+    const auto expected = weights_of_whole(2, t);
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(t.counts, t.dtype);
+              ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{});
+              for (int s = 0; s < t.steps; ++s) {
+                  {
+                      const auto guard = sharded.no_sync();
+                      check_refused(
+                          finding, [&] { sharded.discard(); }, "a guard of no_sync() lives");
+                  }
+                  for (std::size_t i = model.size(); i-- > 0;) {
+                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                      sharded.mark_ready(i);
+                      check_refused(
+                          finding, [&] { sharded.discard(); }, "call finish() first");
+                  }
+                  sharded.finish();
+                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+              }
+              finding.check(first_difference(expected, weights(sharded)).empty(),
+                            first_difference(expected, weights(sharded)) + " differs");
+          }) == "");
+}
+
+TEST_CASE("ranks whose frozen parameters differ, or whose values have another type, are told which, all the same") {
+    struct Difference {
+        std::string says;
+        std::function<void(ParameterView&)> make;  ///< of p1, on the last rank
+    };
+    const auto narrow = [](ParameterView& p) { p.value.dtype = DType::bf16; };  // it lies in the same memory, as nobody gets to read it
+    const auto check = [&](const Difference& difference, bool frozen, auto&& construct) {
+        for (const int size : {2, 3}) {
+            const auto seen = outcomes(size, [&](ThreadBackend comm) {
+                auto model = initial_tensors({10, 20, 30}, DType::f32);
+                model[1].requires_grad = !frozen;
+                std::vector<ParameterView> views;
+                for (Tensor& p : model) views.push_back(parameter_view(p));
+                if (comm.rank() == size - 1) difference.make(views[1]);
+                construct(comm, views);
+            });
+            for (const Outcome& outcome : seen) {
+                INFO(outcome.text);
+                REQUIRE(outcome.is(Errc::parameter_mismatch));
+                CHECK(outcome.error->context().parameter == "p1");
+                CHECK(outcome.text == seen[0].text);
+                CHECK(outcome.says("rank 0 has 'p1' f32 [20]"));
+                CHECK(outcome.says("rank " + std::to_string(size - 1) + " has 'p1' "));
+                CHECK(outcome.says(difference.says));
+            }
+        }
+    };
+    const auto check_all = [&](const Difference& difference, bool frozen) {
+        CAPTURE(difference.says);
+        CAPTURE(frozen);
+        check(difference, frozen, [](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd>(comm, views, Sgd{}); });
+        check(difference, frozen, [](auto comm, auto& views) {
+            ShardedOptimizer<ThreadBackend, Sgd, Zero1>(comm, views, Sgd{}, {.parameters = ParameterStorage::in_buckets});
+        });
+        check(difference, frozen, [](auto comm, auto& views) { ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, views, Sgd{}); });
+        check(difference, frozen, [](auto comm, auto& views) {
+            ShardedParameters<ThreadBackend, Sgd>(comm, views, Sgd{}, Units({0, 0, 1}));
+        });
+    };
+    for (const bool frozen : {false, true}) {
+        check_all({"values of bf16", narrow}, frozen);
+        check_all({"'p1' f32 [19]",
+                   [](ParameterView& p) {
+                       p.shape = {19};
+                       --p.value.count;
+                       --p.gradient.count;
+                   }},
+                  frozen);
+        check_all({frozen ? "f32 [20], frozen" : "[20], frozen", [&](ParameterView& p) { p.requires_grad = frozen; }}, frozen);
+    }
+    check_all({"'p1' bf16 [20], frozen",
+               [](ParameterView& p) {
+                   p.value.dtype = DType::bf16;
+                   p.gradient.dtype = DType::bf16;
+               }},
+              true);
+}
+
+namespace {
+
+/// Matrices in bf16 and norms in f32, of which each rank has gradients in f32, or in the type of their values.
+struct MixedModel {
+    std::vector<Tensor> values;
+    std::vector<std::vector<float>> gradients;
+    std::vector<ParameterView> views;
+
+    explicit MixedModel(bool f32_gradients) {
+        for (const std::size_t count : {600u, 16u, 3000u, 16u, 0u, 5u, 1025u, 1u}) {
+            const std::size_t i = values.size();
+            Tensor& p =
+                values.emplace_back("p" + std::to_string(i), i % 2 == 0 ? DType::bf16 : DType::f32, std::vector{std::size_t{count}});
+            p.value = random_gradient(p, 77, 0, i);
+            gradients.emplace_back(count);
+        }
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            views.push_back(parameter_view(values[i]));
+            if (f32_gradients) views[i].gradient = buffer(gradients[i]);
+        }
+    }
+};
+
+/// The weights after some steps of what `make(backend, views)` returns a pointer to; `norms` are those of all steps.
+template <class Make>
+std::vector<Bytes> mixed_weights(int size, bool f32_gradients, Make&& make, std::vector<double>& norms) {
+    std::vector<Bytes> result;
+    norms.clear();
+    run_threads(
+        size,
+        [&](ThreadBackend comm) {
+            MixedModel model(f32_gradients);
+            const auto sharded = make(comm, model.views);
+            sharded->broadcast_parameters();
+            for (int s = 0; s < 4; ++s) {
+                sharded_backward(*sharded, s);
+                sharded->finish();
+                const double norm = sharded->gradient_norm();
+                if (comm.rank() == 0) norms.push_back(norm);
+                sharded->step(sharded->clip_factor(norm, 1.5));
+            }
+            const auto mine = weights(*sharded);
+            if (comm.rank() == 0) result = mine;
+        },
+        patient);
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("bf16 matrices and f32 norms with f32 gradients share buckets and units as far as they can, and train to the same bits") {
+    for (int size = 1; size <= 3; ++size) {
+        CAPTURE(size);
+        std::vector<double> expected_norms, norms;
+        const auto optimizer = [](auto stage, auto buckets, ParameterStorage storage, const ReducerOptions& options = {}) {
+            return [=](ThreadBackend comm, const std::vector<ParameterView>& views) {
+                return std::make_unique<ShardedOptimizer<ThreadBackend, AdamW, decltype(stage), decltype(buckets)>>(
+                    comm, views, AdamW{}, ShardingOptions{.reducer = options, .parameters = storage}, buckets);
+            };
+        };
+        const auto expected = mixed_weights(size, true, optimizer(Zero1{}, PerParameter{}, ParameterStorage::borrowed), expected_norms);
+        const auto check = [&](auto&& make, const std::string& what) {
+            CAPTURE(what);
+            CHECK(first_difference(expected, mixed_weights(size, true, make, norms)) == "");
+            CHECK(norms == expected_norms);
+        };
+        const auto check_optimizers = [&](auto stage, ParameterStorage storage) {
+            CAPTURE(static_cast<int>(storage));
+            check(optimizer(stage, PerParameter{}, storage), "PerParameter");
+            check(optimizer(stage, SizeCappedBuckets{}, storage), "the default");
+            check(optimizer(stage, SizeCappedBuckets(3000), storage), "small buckets");
+            check(optimizer(stage, Flat{}, storage), "Flat");
+        };
+        for (const ParameterStorage storage : {ParameterStorage::borrowed, ParameterStorage::in_buckets}) {
+            check_optimizers(Zero1{}, storage);
+            check_optimizers(Zero2{}, storage);
+        }
+        const auto parameters = [](const Units& units, ShardedParametersOptions options) {
+            return [=](ThreadBackend comm, const std::vector<ParameterView>& views) {
+                return std::make_unique<ShardedParameters<ThreadBackend, AdamW>>(comm, views, AdamW{}, units, options);
+            };
+        };
+        check(parameters(Units({0, 1, 2, 3, 4, 5, 6, 7}), {}), "a unit for each parameter");
+        for (const bool shards : {true, false}) {
+            check(parameters(Units({0, 0, 0, 0, 1, 1, 2, 2}), {.shard_gradients = shards}), "units of both types");
+            check(parameters(Units({0, 0, 0, 0, 1, 1, 2, 2}), {.shard_gradients = shards, .reshard_after_forward = false}),
+                  "units that stay");
+            check(parameters(Units(std::vector<std::size_t>(8)), {.shard_gradients = shards, .replicate_below = 100}), "one unit of all");
+        }
+    }
+}
+
+TEST_CASE("bf16 matrices and f32 norms whose gradients travel in f32 share buckets as far as they can, and train to the same bits") {
+    for (int size = 1; size <= 3; ++size) {
+        CAPTURE(size);
+        std::vector<double> expected_norms, norms;
+        const auto optimizer = [](auto buckets, ParameterStorage storage) {
+            return [=](ThreadBackend comm, const std::vector<ParameterView>& views) {
+                return std::make_unique<ShardedOptimizer<ThreadBackend, AdamW, Zero1, decltype(buckets)>>(
+                    comm, views, AdamW{}, ShardingOptions{.reducer = {.reduce_dtype = DType::f32}, .parameters = storage}, buckets);
+            };
+        };
+        const auto expected = mixed_weights(size, false, optimizer(PerParameter{}, ParameterStorage::borrowed), expected_norms);
+        for (const ParameterStorage storage : {ParameterStorage::borrowed, ParameterStorage::in_buckets}) {
+            const auto check = [&](auto buckets) {
+                CAPTURE(buckets.describe());
+                CHECK(first_difference(expected, mixed_weights(size, false, optimizer(buckets, storage), norms)) == "");
+                CHECK(norms == expected_norms);
+            };
+            check(PerParameter{});
+            check(SizeCappedBuckets{});
+            check(SizeCappedBuckets(3000));
+            check(Flat{});
+        }
+    }
+}
+
+TEST_CASE("stage 1: calls at the wrong time, and with wrong arguments, are refused, and the training goes on to the same bits") {
+    const Training t;
+    for (int size = 1; size <= 3; ++size) {
+        const auto expected = weights_of_whole(size, t);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(t.counts, t.dtype);
+                  ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{});
+                  const std::string averaged =
+                      "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()";
+                  for (int s = 0; s < t.steps; ++s) {
+                      for (const int root : {99, comm.size(), -1})
+                          check_refused(
+                              finding, [&] { sharded.broadcast_parameters(root); }, "there is no rank " + std::to_string(root));
+                      sharded_backward(sharded, s);
+                      sharded.finish();
+                      check_refused(
+                          finding, [&] { sharded.finish(); }, averaged);
+                      const double norm = sharded.gradient_norm();
+                      check_refused(
+                          finding, [&] { sharded.finish(); }, averaged);
+                      sharded.step(sharded.clip_factor(norm, t.max_norm));
+                  }
+                  sharded.broadcast_parameters();
+                  finding.check(first_difference(expected, weights(sharded)).empty(),
+                                first_difference(expected, weights(sharded)) + " differs");
+              }) == "");
+    }
+}
+
+TEST_CASE("with OverlapForward finish() before weights were waited for is refused, and works after flush()") {
+    const Training t;
+    const auto expected = weights_of_whole(2, t);
+    const auto check = [&](auto stage) {
+        return findings(2, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors(t.counts, t.dtype);
+            ShardedOptimizer<ThreadBackend, AdamW, decltype(stage), SizeCappedBuckets, OverlapForward> sharded(comm, model, AdamW{}, {},
+                                                                                                               SizeCappedBuckets(4096));
+            for (int s = 0; s < t.steps; ++s) {
+                sharded_backward(sharded, s);
+                sharded.finish();
+                sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                check_refused(
+                    finding, [&] { sharded.finish(); }, "weights of the last step were not waited for");
+                if (s % 2 == 0) sharded.flush();  // else the next forward waits for them
+            }
+            sharded.flush();
+            finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+        });
+    };
+    CHECK(check(Zero1{}) == "");
+    CHECK(check(Zero2{}) == "");
 }

@@ -69,6 +69,14 @@ std::string difference_from_whole(int size, const Training& t, ShardedParameters
     return found;
 }
 
+/// Does parameter_value(i) say that its unit is to be gathered?
+template <class Sharded>
+bool is_not_here(const Sharded& sharded, std::size_t i) {
+    const Outcome outcome = outcome_of([&] { (void)sharded.parameter_value(i); });
+    return outcome.is(Errc::invalid_argument) && outcome.error->context().parameter == "p" + std::to_string(i) &&
+           outcome.says("'p" + std::to_string(i) + "' are not here; call gather(" + std::to_string(sharded.unit_of(i)) + ")");
+}
+
 }  // namespace
 
 TEST_CASE("sharded parameters train to the bits of whole ones, however they are gathered") {
@@ -285,4 +293,189 @@ TEST_CASE("misuse is told") {
               Sharded sharded(comm, given, Sgd{}, awkward_units);
               sharded.step();
           }) == "step on rank 0: there are no averaged gradients; call finish() first");
+}
+
+TEST_CASE("weights that are not in use are not handed out: not those gathered ahead, nor those whose use has ended") {
+    const Training t{.steps = 2, .max_norm = 0};
+    for (int size = 1; size <= 3; ++size) {
+        const auto expected = weights_of_whole(size, t);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors(t.counts, t.dtype);
+                  ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, awkward_units, {.prefetch = 1});
+                  const auto refuses = [&](std::size_t i, const std::string& when) {
+                      finding.check(is_not_here(sharded, i), "p" + std::to_string(i) + ", " + when + ", is handed out");
+                  };
+                  for (const std::size_t i : {0u, 2u, 4u, 7u}) refuses(i, "before the first gather");
+                  for (int s = 0; s < t.steps; ++s) {
+                      forward_backward(sharded, comm.rank(), s, finding);
+                      sharded.finish();
+                      sharded.step();
+                  }
+                  refuses(0, "on its way since the step");
+                  refuses(1, "on its way since the step");
+                  sharded.flush();
+                  refuses(0, "gathered ahead");
+                  refuses(2, "not gathered at all");
+                  {
+                      const auto use = sharded.gather(0);
+                      finding.check(holds(sharded.parameter_value(0), expected[0]), "p0 is in use, and has other weights");
+                      refuses(2, "on its way while unit 0 is in use");
+                      sharded.flush();
+                      refuses(2, "gathered ahead while unit 0 is in use");
+                      refuses(4, "two units away");
+                      { const auto again = sharded.gather(0); }
+                      finding.check(holds(sharded.parameter_value(0), expected[0]), "p0 is gone, though it is in use once more");
+                  }
+                  refuses(0, "after its use");
+                  refuses(1, "after its use");
+                  const auto use = sharded.gather(1);
+                  finding.check(holds(sharded.parameter_value(2), expected[2]), "p2 is in use, and has other weights");
+                  refuses(0, "after its use, while another unit is in use");
+              }) == "");
+    }
+}
+
+TEST_CASE("without resharding weights stay readable after their use, until the step") {
+    for (int size = 1; size <= 3; ++size)
+        for (const std::size_t prefetch : {0u, 1u}) {
+            const Training t{.max_norm = 0};
+            std::vector<std::vector<Bytes>> expected;  // by step
+            for (int s = 1; s <= 3; ++s) {
+                Training shorter = t;
+                shorter.steps = s;
+                expected.push_back(weights_of_whole(size, shorter));
+            }
+            CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                      auto given = initial_tensors(t.counts, t.dtype);
+                      ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, awkward_units,
+                                                                      {.prefetch = prefetch, .reshard_after_forward = false});
+                      for (int s = 0; s < 3; ++s) {
+                          forward_backward(sharded, comm.rank(), s, finding);
+                          sharded.finish();
+                          for (std::size_t i = 0; i < sharded.size(); ++i)
+                              finding.check(holds(sharded.parameter_value(i), s == 0 ? initial_tensors(t.counts, t.dtype)[i].value
+                                                                                     : expected[static_cast<std::size_t>(s) - 1][i]),
+                                            "p" + std::to_string(i) + " is not there before step " + std::to_string(s));
+                          sharded.step();
+                          for (const std::size_t i : {0u, 2u, 4u, 7u})
+                              finding.check(is_not_here(sharded, i),
+                                            "p" + std::to_string(i) + " is handed out after step " + std::to_string(s));
+                      }
+                      finding.check(first_difference(expected.back(), weights(sharded)).empty(), "other weights");
+                  }) == "");
+        }
+}
+
+TEST_CASE("release() of a unit that there is not, or that is not in use, is refused, and changes nothing") {
+    for (int size = 1; size <= 2; ++size)
+        CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors(awkward_sizes, DType::f32);
+                  // p1, p3, p4 and p6 lie in a unit of the library's, behind the user's: nobody else may let it go.
+                  ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, awkward_units, {.prefetch = 2, .replicate_below = 10});
+                  const auto refuses = [&](std::size_t u, const std::string& words) {
+                      const Outcome outcome = outcome_of([&] { sharded.release(u); });
+                      finding.check(outcome.is(Errc::invalid_argument) && outcome.says("release") && outcome.says(words),
+                                    std::to_string(u) + ": " + outcome.text);
+                  };
+                  for (int s = 0; s < 2; ++s) {  // in the second step units are gathered ahead
+                      refuses(4, "there is no unit 4 among 4");
+                      refuses(static_cast<std::size_t>(-1), "there is no unit");
+                      for (std::size_t u = 0; u < 4; ++u) refuses(u, "unit " + std::to_string(u) + " is not in use; acquire() it first");
+                      sharded.acquire(0);
+                      sharded.acquire(0);
+                      refuses(1, "unit 1 is not in use");
+                      sharded.release(0);
+                      finding.check(sharded.value<float>(0).size() == 700, "p0 is gone, though it is in use once more");
+                      sharded.release(0);
+                      refuses(0, "unit 0 is not in use");
+                      finding.check(sharded.parameter_value(1).data != nullptr, "the library's own unit is gone");
+                      forward_backward(sharded, comm.rank(), s, finding);
+                      sharded.finish();
+                      sharded.step();
+                  }
+              }) == "");
+}
+
+TEST_CASE("after broadcast_parameters() trainable parameters have no values of the trainer's any more, frozen ones keep theirs") {
+    for (int size = 1; size <= 2; ++size)
+        CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors({100, 7, 0, 300}, DType::bf16);
+                  given[1].requires_grad = false;
+                  const auto expected = given;
+                  if (comm.rank() != 0)
+                      for (Tensor& p : given) p.value = constant_bytes(p.dtype, p.count(), 9);
+                  ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, Units({0, 0, 1, 1}));
+                  for (std::size_t i = 0; i < 4; ++i)
+                      finding.check(sharded.parameter(i).value == given[i].value_view(), given[i].name + " was registered otherwise");
+                  sharded.broadcast_parameters();
+                  for (const std::size_t i : {0u, 2u, 3u}) {
+                      const BufferView value = sharded.parameter(i).value;
+                      finding.check(value.data == nullptr, given[i].name + " points to memory that may be gone");
+                      finding.check(value.count == given[i].count() && value.dtype == DType::bf16, given[i].name + " has another type");
+                  }
+                  finding.check(sharded.parameter(1).value == given[1].value_view(), "the frozen one has lost its value");
+                  finding.check(holds(sharded.parameter_value(1), expected[1].value), "the frozen one is not the root's");
+                  const Outcome outcome = outcome_of([&] { (void)sharded.parameter(4); });
+                  finding.check(outcome.is(Errc::invalid_argument) && outcome.says("no parameter 4 among 4"), outcome.text);
+              }) == "");
+}
+
+TEST_CASE("calls at the wrong time, and with wrong arguments, are refused, and the training goes on to the same bits") {
+    const Training t;
+    for (int size = 1; size <= 3; ++size) {
+        const auto expected = weights_of_whole(size, t);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors(t.counts, t.dtype);
+                  if (comm.rank() != 0)
+                      for (Tensor& p : given) p.value = constant_bytes(p.dtype, p.count(), 9);
+                  ShardedParameters<ThreadBackend, AdamW> sharded(comm, given, AdamW{}, awkward_units, {.shard_gradients = false});
+                  const auto refuses = [&](auto&& call, const std::string& words) {
+                      const Outcome outcome = outcome_of(call);
+                      finding.check(outcome.is(Errc::invalid_argument) && outcome.says(words), words + ", not: " + outcome.text);
+                  };
+                  const int ranks = comm.size();
+                  for (const int root : {99, ranks, -1})
+                      refuses([&] { sharded.broadcast_parameters(root); }, "there is no rank " + std::to_string(root));
+                  sharded.broadcast_parameters();
+                  for (int s = 0; s < t.steps; ++s) {
+                      refuses([&] { sharded.step(); }, "there are no averaged gradients");
+                      refuses([&] { sharded.gradient_norm(); }, "there are no averaged gradients");
+                      forward_backward(sharded, comm.rank(), s, finding);
+                      sharded.finish();
+                      refuses([&] { sharded.finish(); }, "gradients are averaged already; call step() first");
+                      const double norm = sharded.gradient_norm();
+                      refuses([&] { sharded.finish(); }, "gradients are averaged already; call step() first");
+                      sharded.step(sharded.clip_factor(norm, t.max_norm));
+                      refuses([&] { sharded.broadcast_parameters(99); }, "there is no rank 99");
+                      refuses([&] { sharded.acquire(4); }, "there is no unit 4");
+                  }
+                  finding.check(first_difference(expected, weights(sharded)).empty(),
+                                first_difference(expected, weights(sharded)) + " differs");
+              }) == "");
+    }
+}
+
+TEST_CASE("a frozen parameter without a value is named by broadcast_parameters(), and what needs none goes on") {
+    for (int size = 1; size <= 2; ++size)
+        CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
+                  auto given = initial_tensors({100, 7, 30}, DType::f32);
+                  std::vector<ParameterView> views;
+                  for (Tensor& p : given) views.push_back(parameter_view(p));
+                  views[1].name = "embedding";
+                  views[1].requires_grad = false;
+                  views[1].value = {};
+                  ShardedParameters<ThreadBackend, Sgd> sharded(comm, views, Sgd{}, Units({0, 0, 1}));
+                  const Outcome outcome = outcome_of([&] { sharded.broadcast_parameters(); });
+                  finding.check(outcome.is(Errc::invalid_argument) && outcome.says("frozen parameter 'embedding' has no value"),
+                                outcome.text);
+                  finding.check(outcome.error && outcome.error->context().parameter == "embedding", "it is not named in the context");
+                  for (const std::size_t i : {2u, 0u}) {
+                      const auto use = sharded.gather(sharded.unit_of(i));
+                      finding.check(holds(sharded.parameter_value(i), given[i].value), given[i].name + " is another");
+                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), 0, i);
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+                  sharded.step();
+              }) == "");
 }

@@ -253,6 +253,36 @@ TEST_CASE("processes: a rank that stops in the middle of some work is named, who
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
 
+TEST_CASE("processes: a rank that was stopped in the middle of some work, for good, delays the others once, however often they are told") {
+    const auto ends = run_processes(3, 30s, [](Rank& rank) {
+        sm::Board& board = rank.seat.board();
+        rank.wait({});
+        const std::uint64_t n = rank.seat.start(all_reduce(rank.own, elements));
+        while (!board.all_arrived(n)) ::usleep(100);
+        if (rank.rank == 1) {  // it lives, but never says that it has let go
+            board.presence(1).busy = 1;
+            board.share(n, 2).next.fetch_add(1);
+            while (board.presence(0).busy.load() != -1 || board.presence(2).busy.load() != -1) ::usleep(1000);
+            board.presence(1).busy = 0;
+            return;
+        }
+        while (board.share(n, 2).next.load() == 0) ::usleep(100);
+        rank.seat.set_timeout(300ms);
+        try {
+            rank.seat.wait(n);
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::timeout && error.context().peer == 1, error.what());
+        }
+        rank.seat.set_timeout(60s);  // what each of these would wait
+        for (int k = 0; k < 3; ++k) rank.seat.fail({gs::Errc::peer_failed, rank.rank, "again"});
+        board.presence(rank.rank).busy = -1;  // for rank 1 to see
+        while (board.presence(1).busy.load() != 0) ::usleep(1000);
+        board.presence(rank.rank).busy = 0;
+    });
+    CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
 TEST_CASE("processes: a rank that is killed in the middle of another's share is named, long before the limit, also where its own is done") {
     const auto begin = std::chrono::steady_clock::now();
     const auto ends = run_processes(3, 60s, [](Rank& rank) {
