@@ -19,71 +19,83 @@ namespace gradsync::inline v0::kernel {
 /// a shuffle.
 template <Element T, std::size_t register_bytes>
 struct Packs {
+private:
+    /// F16C, a part of `Isa::avx2` and wider. It gives the same bits, also where the thread flushes to zero.
+    static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
+
+    using Numbers = detail::Pack<float, register_bytes>;
+    using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
+    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< a register's elements in 16 bits each
+
+public:
     using A = accumulator_t<T>;
     using Pack = typename detail::Pack<A, register_bytes>::type;
 
     static constexpr std::size_t elements = 2 * sizeof(Pack) / sizeof(A);
     static constexpr std::size_t bytes = elements * sizeof(T);
 
+    /// A step's elements as they lie in memory.
+    using Stored = std::conditional_t<processor_converts, HalfWords, std::conditional_t<is_low_precision(dtype_of<T>), Words, Pack>>;
+    static constexpr std::size_t stores = bytes / sizeof(Stored);
+
     GRADSYNC_ALWAYS_INLINE static void load(const void* from, Pack (&to)[2]) {
+        Stored stored[stores];
+        for (std::size_t i = 0; i < stores; ++i) read(static_cast<const std::byte*>(from) + i * sizeof(Stored), stored[i]);
         if constexpr (processor_converts) {
-            widen_half(from, to[0]);
-            widen_half(static_cast<const std::byte*>(from) + bytes / 2, to[1]);
+            widen_half(stored[0], to[0]);
+            widen_half(stored[1], to[1]);
         } else if constexpr (is_low_precision(dtype_of<T>)) {
-            Words words;
-            read(from, words);
-            detail::widen<T, Numbers>(words & 0xffffu, to[0]);
-            detail::widen<T, Numbers>(words >> 16, to[1]);
+            detail::widen<T, Numbers>(stored[0] & 0xffffu, to[0]);
+            detail::widen<T, Numbers>(stored[0] >> 16, to[1]);
         } else {
-            read(from, to[0]);
-            read(static_cast<const std::byte*>(from) + bytes / 2, to[1]);
+            to[0] = stored[0];
+            to[1] = stored[1];
         }
     }
 
-    GRADSYNC_ALWAYS_INLINE static void store(const Pack (&from)[2], void* to) {
+    /// Once for all places that they are written to.
+    GRADSYNC_ALWAYS_INLINE static void round(const Pack (&from)[2], Stored (&to)[stores]) {
         if constexpr (processor_converts) {
-            narrow_half(from[0], to);
-            narrow_half(from[1], static_cast<std::byte*>(to) + bytes / 2);
+            narrow_half(from[0], to[0]);
+            narrow_half(from[1], to[1]);
         } else if constexpr (is_low_precision(dtype_of<T>)) {
             Words lower, upper;
             detail::narrow<T, Numbers>(from[0], lower);
             detail::narrow<T, Numbers>(from[1], upper);
-            write(lower | upper << 16, to);
+            to[0] = lower | upper << 16;
         } else {
-            write(from[0], to);
-            write(from[1], static_cast<std::byte*>(to) + bytes / 2);
+            to[0] = from[0];
+            to[1] = from[1];
         }
     }
 
-private:
-    using Numbers = detail::Pack<float, register_bytes>;
-    using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
-
-    /// F16C, a part of `Isa::avx2` and wider. It gives the same bits, also where the thread flushes to zero.
-    static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
-
-    // Unaligned types of half a step or a whole one, because GCC makes no register load of a memcpy.
-#if defined(__clang__)
-    using Halves [[gnu::vector_size(register_bytes / 2), gnu::aligned(1), gnu::may_alias]] = __fp16;
-
-    GRADSYNC_ALWAYS_INLINE static void widen_half(const void* from, Pack& to) {
-        to = __builtin_convertvector(*static_cast<const Halves*>(from), Pack);
+    GRADSYNC_ALWAYS_INLINE static void store(const Stored (&from)[stores], void* to) {
+        for (std::size_t i = 0; i < stores; ++i) write(from[i], static_cast<std::byte*>(to) + i * sizeof(Stored));
     }
-    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, void* to) {
-        *static_cast<Halves*>(to) = __builtin_convertvector(from, Halves);
+
+private:
+#if defined(__clang__)
+    using Halves [[gnu::vector_size(register_bytes / 2)]] = __fp16;
+
+    GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
+        to = __builtin_convertvector(__builtin_bit_cast(Halves, from), Pack);
+    }
+    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
+        to = __builtin_bit_cast(HalfWords, __builtin_convertvector(from, Halves));
+        // Else Clang 14 keeps them as halves, and takes the vector apart, element by element, where it is stored in a loop.
+        asm("" : "+m"(to));
     }
 #elif defined(__GNUC__)
     // GCC 12 has vectors of half precision only for AVX512-FP16.
-    using Halves [[gnu::vector_size(register_bytes / 2), gnu::aligned(1), gnu::may_alias]] = std::uint16_t;
-
-    GRADSYNC_ALWAYS_INLINE static void widen_half(const void* from, Pack& to) {
-        asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(to) : "m"(*static_cast<const Halves*>(from)));
+    GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
+        asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(to) : "vm"(from));
     }
-    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, void* to) {
-        asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=m"(*static_cast<Halves*>(to)) : "v"(from));  // 0: ties to even
+    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
+        asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(to) : "v"(from));  // 0: ties to even
     }
 #endif
 
+    // Unaligned types of a whole register, because GCC makes no register load of a memcpy.
     template <class P>
     GRADSYNC_ALWAYS_INLINE static void read(const void* from, P& to) {
 #if defined(__GNUC__) || defined(__clang__)

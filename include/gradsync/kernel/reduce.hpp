@@ -125,59 +125,85 @@ struct RegisterSum {
         using Step = Packs<T, register_bytes>;
 
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-            if (r->inputs.size() == 2 && r->outputs.size() == 2) {  // the loops over them cost most where they are short
-                const void* const inputs[] = {r->inputs[0], r->inputs[1]};
-                void* const outputs[] = {r->outputs[0], r->outputs[1]};
-                sum_all(inputs, outputs, r->count * sizeof(T), r->factor);
-            } else {
-                sum_all(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            // Loops over few inputs and outputs cost as much as what is done in them. So there are none (of other types than float only for
+            // two: each takes the compiler a while); else two steps share them, but where more is done in one (measured, docs/performance.md).
+            const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
+            if (ranks == 2) return sum_each<2>(r);
+            if constexpr (std::is_same_v<T, float>) {
+                if (ranks == 3) return sum_each<3>(r);
+                if (ranks == 4) return sum_each<4>(r);
             }
+            sum_all<is_low_precision(dtype_of<T>) ? 1 : 2>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
         }
 
     private:
         using Pack = typename Step::Pack;
 
-        template <class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
-            std::size_t first = 0;
-            for (; first + Step::bytes <= bytes; first += Step::bytes) step<true>(inputs, outputs, first, Step::bytes, factor);
-            if (first < bytes) step<false>(inputs, outputs, first, bytes - first, factor);
+        /// `ranks` inputs and as many outputs, a number that the compiler knows.
+        template <std::size_t ranks>
+        GRADSYNC_ALWAYS_INLINE static void sum_each(const Reduction* r) {
+            const void* inputs[ranks];
+            void* outputs[ranks];
+            for (std::size_t i = 0; i < ranks; ++i) {
+                inputs[i] = r->inputs[i];
+                outputs[i] = r->outputs[i];
+            }
+            sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// Where there is less than a whole step left, `rest` bytes, it is done on padded copies.
-        template <bool whole, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void step(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
-                                                double factor) {
-            Pack sum[2];
+        /// So many steps at a time.
+        template <std::size_t steps, class Inputs, class Outputs>
+        GRADSYNC_ALWAYS_INLINE static void sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
+            constexpr std::size_t all = steps * Step::bytes;
+            std::size_t first = 0;
+            for (; first + all <= bytes; first += all) sum_some<steps, true>(inputs, outputs, first, all, factor);
+            if (first < bytes) sum_some<steps, false>(inputs, outputs, first, bytes - first, factor);
+        }
+
+        /// Where there are not as many left, `rest` bytes, they are done on padded copies.
+        template <std::size_t steps, bool whole, class Inputs, class Outputs>
+        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
+                                                    double factor) {
+            Pack sum[steps][2];
             load<whole>(inputs[0], first, rest, sum);
             for (std::size_t i = 1; i < std::size(inputs); ++i) {
-                Pack next[2];
+                Pack next[steps][2];
                 load<whole>(inputs[i], first, rest, next);
-                sum[0] += next[0];
-                sum[1] += next[1];
+                for (std::size_t s = 0; s < steps; ++s) {
+                    sum[s][0] += next[s][0];
+                    sum[s][1] += next[s][1];
+                }
             }
             if (factor != 1) {
-                sum[0] *= static_cast<typename Step::A>(factor);
-                sum[1] *= static_cast<typename Step::A>(factor);
+                for (std::size_t s = 0; s < steps; ++s) {
+                    sum[s][0] *= static_cast<typename Step::A>(factor);
+                    sum[s][1] *= static_cast<typename Step::A>(factor);
+                }
             }
-            std::byte padded[Step::bytes];
-            if constexpr (!whole) Step::store(sum, padded);
+            typename Step::Stored stored[steps][Step::stores];
+            for (std::size_t s = 0; s < steps; ++s) Step::round(sum[s], stored[s]);
+            std::byte padded[steps * Step::bytes];
+            if constexpr (!whole) store(stored, padded);
             for (void* output : outputs) {
                 void* const to = static_cast<std::byte*>(output) + first;
-                if constexpr (whole) Step::store(sum, to);
+                if constexpr (whole) store(stored, to);
                 else std::memcpy(to, padded, rest);
             }
         }
 
-        template <bool whole>
-        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest, Pack (&to)[2]) {
-            const void* const from = static_cast<const std::byte*>(input) + first;
-            if constexpr (whole) {
-                Step::load(from, to);
-            } else {
-                std::byte padded[Step::bytes] = {};
-                Step::load(std::memcpy(padded, from, rest), to);
+        template <bool whole, std::size_t steps>
+        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest, Pack (&to)[steps][2]) {
+            const std::byte* from = static_cast<const std::byte*>(input) + first;
+            std::byte padded[steps * Step::bytes];
+            if constexpr (!whole) {
+                std::memset(padded, 0, sizeof padded);
+                from = static_cast<const std::byte*>(std::memcpy(padded, from, rest));
             }
+            for (std::size_t s = 0; s < steps; ++s) Step::load(from + s * Step::bytes, to[s]);
+        }
+        template <std::size_t steps>
+        GRADSYNC_ALWAYS_INLINE static void store(const typename Step::Stored (&from)[steps][Step::stores], void* to) {
+            for (std::size_t s = 0; s < steps; ++s) Step::store(from[s], static_cast<std::byte*>(to) + s * Step::bytes);
         }
     };
 };
