@@ -5,6 +5,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "numbers.hpp"
+
 namespace gradsync_train {
 
 namespace {
@@ -107,8 +109,7 @@ Options parse_options(int argc, char** argv, int processes) {
     app.name("gradsync_train")->option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     for (const char* type : {"UINT", "INT", "FLOAT"}) app.get_formatter()->label(type, "N");
     app.get_formatter()->column_width(36);
-    // Limits are checked, but would only clutter the help page.
-    const auto within = [](auto least, auto most) { return CLI::Range(least, most).description(""); };
+    using gradsync_examples::within;
     const auto count = within(std::uint64_t{1}, std::uint64_t{1'000'000'000});
     const auto count_or_none = within(std::uint64_t{0}, std::uint64_t{1'000'000'000});
     const auto size = within(std::uint64_t{1}, std::uint64_t{1'000'000});
@@ -159,7 +160,7 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_option("--warmup", o.warmup, "steps to reach it; then half a cosine down to a tenth")->check(count_or_none)->group(group);
     app.add_option("--weight-decay", o.weight_decay, "of AdamW, on matrices")->check(amount)->group(group);
     app.add_option("--clip", o.clip, "largest norm of the averaged gradient; 0: any")->check(amount)->group(group);
-    app.add_option("--seed", o.seed, "of the first weights and of the order of samples")->group(group);
+    app.add_option("--seed", o.seed, "of the first weights and of the order of samples")->check(within(std::uint64_t{0}))->group(group);
     app.add_option("--validate-every", o.validate_every, "steps between validations; 0: at the end only")
         ->check(count_or_none)
         ->group(group);

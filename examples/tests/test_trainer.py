@@ -87,7 +87,11 @@ class CommandLine(TrainerTest):
         self.refused("--ranks", "--ranks", "0")
         self.refused("--ranks", "--ranks", "two")
         self.refused("--steps", "--steps", "-3")
-        self.refused("--lr", "--lr", "-1")
+        for number in ("-1", "nan", "inf", "1e10", "0.1x", ""):
+            self.refused(("--lr", "0 to 1e+09"), "--lr", number)
+        self.refused(("--bucket-mib", "nan"), "--bucket-mib", "nan")
+        for number in ("-1", "18446744073709551616", "1.5", "nan"):
+            self.refused(("--seed", "whole number from 0"), "--seed", number)
         self.refused("--bucket-mib", "--bucket-mib", "0")
         self.refused("--hidden", "--model", "mlp", "--hidden", "0")
 

@@ -1,0 +1,53 @@
+#pragma once
+// Numbers on command lines.
+
+#include <charconv>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <system_error>
+
+#include <CLI/CLI.hpp>
+
+namespace gradsync_examples {
+
+/// As `1`, `0.5` or `1e+09`: no more digits than it takes to tell it from others.
+template <class Number>
+std::string as_text(Number value) {
+    char text[64];
+    const auto [end, error] = std::to_chars(text, text + sizeof text, value);
+    return error == std::errc{} ? std::string(text, end) : std::to_string(value);
+}
+
+/// Is all of `text` a number from `least` to `most`? Not so what is none (nan), and what the type cannot hold: CLI11's own checks let
+/// both pass, and take -1 for the largest number where there are no negative ones.
+template <class Number>
+bool is_number(const std::string& text, Number least, Number most) {
+    Number value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc{} && end == text.data() + text.size() && value >= least && value <= most;
+}
+
+/// Accepts numbers from `least` to `most`. Says nothing on the help page.
+template <class Number>
+CLI::Validator within(Number least, Number most = std::numeric_limits<Number>::max()) {
+    return {[least, most](std::string& text) -> std::string {
+                if (is_number(text, least, most)) return {};
+                return "'" + text + "' is not a " + (std::integral<Number> ? "whole number" : "number") + " from " + as_text(least) +
+                       " to " + as_text(most);
+            },
+            ""};
+}
+
+/// Accepts numbers of 0 or more, or only positive ones.
+inline CLI::Validator amount(bool positive = false) {
+    return {[positive](std::string& text) -> std::string {
+                if (is_number(text, positive ? std::numeric_limits<double>::min() : 0.0, 1e300)) return {};
+                return "'" + text + "' is not a " + (positive ? "positive number" : "number of 0 or more");
+            },
+            ""};
+}
+
+}  // namespace gradsync_examples
