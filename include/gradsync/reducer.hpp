@@ -84,7 +84,8 @@ public:
             Exchange exchange = Exchange())
         : backend_(std::move(backend)),
           options_(checked(options)),
-          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters),
+          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters,
+                     !std::is_same_v<Exchange, AllReduce>),
           readiness_(detail::uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, exchange_of_step(exchange)),
           overlap_(std::move(overlap)) {

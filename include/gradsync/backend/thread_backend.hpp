@@ -106,6 +106,10 @@ public:
 
     std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
 
+    /// Bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice; where ranks are
+    /// more than cores and gradients few, more: see docs/performance.md.
+    static constexpr std::size_t cheaper_alone_from() noexcept { return std::size_t{16} << 10; }
+
     /// Memory for buckets; see the concept.
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }
 

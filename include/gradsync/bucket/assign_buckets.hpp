@@ -11,12 +11,14 @@ namespace gradsync::inline v0::detail {
 
 /// The loop that bucket policies share: takes the parameters in `order` and keeps one open bucket for each kind (dtype,
 /// memory space). A parameter joins it if the total stays within the bucket's cap; else, or where it is the first, it
-/// opens the next one. The k-th bucket of its kind may hold `caps[k]` bytes; the last cap repeats.
+/// opens the next one. The k-th bucket of its kind may hold `caps[k]` bytes; the last cap repeats. A parameter that is
+/// `apart(info)` has a bucket of its own, which counts for no cap and closes none.
 ///
 /// Buckets are launched in the order in which they become complete: by the place in `order` of their last
 /// parameter. Linear in the number of parameters.
-inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order,
-                                 std::span<const std::size_t> caps) {
+template <class Apart>
+BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order, std::span<const std::size_t> caps,
+                          Apart apart) {
     struct Sequence {  // the buckets of one kind
         std::size_t opened = 0;
         std::size_t open = 0;  ///< number of the open bucket, where opened > 0
@@ -29,6 +31,12 @@ inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std:
 
     for (std::size_t at = 0; at < order.size(); ++at) {
         const ParameterInfo& parameter = parameters[order[at]];
+        if (apart(parameter)) {
+            bucket_of[at] = last.size();
+            last.push_back(at);
+            count.push_back(1);
+            continue;
+        }
         Sequence& sequence = sequences[parameter.kind()];
         const auto joins = [&] {
             if (sequence.opened == 0) return false;

@@ -21,8 +21,11 @@ namespace gradsync::inline v0 {
 /// travels alone; a parameter is never split. (PyTorch's DDP closes a bucket once it has *reached* its cap, and so
 /// overshoots it by up to one parameter.)
 ///
-/// Caps are in bytes. Each (dtype, space) counts its buckets on its own: its k-th is limited by `caps()[k]`, and
-/// the last cap repeats.
+/// A parameter that is `cheaper_alone` (between threads a borrowed gradient of 16 KiB and more) has a bucket of its own: nothing of it is
+/// copied. The open bucket stays open beside it.
+///
+/// Caps are in bytes. Each (dtype, space) counts its buckets on its own: its k-th, without those that are cheaper alone, is limited
+/// by `caps()[k]`, and the last cap repeats.
 class SizeCappedBuckets {
 public:
     static constexpr std::size_t default_cap = std::size_t{25} << 20;
@@ -45,7 +48,7 @@ public:
     std::span<const std::size_t> caps() const noexcept { return {caps_.data(), caps_.size()}; }
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
-        return detail::assign_buckets(parameters, order, caps());
+        return detail::assign_buckets(parameters, order, caps(), [](const ParameterInfo& p) { return p.cheaper_alone; });
     }
 
     /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; three caps and more: "SizeCappedBuckets{caps=[1, 2, 4]}".

@@ -55,6 +55,8 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// Optional: collectives that leave as one (`GroupingBackend`, below).
 /// Optional: `check_reduces(dtype)` throws, the same on all ranks, where they cannot add up elements of that type; a Reducer asks at
 /// construction.
+/// Optional: `cheaper_alone_from()`: from so many bytes on, a collective of their own in ordinary memory costs less than a copy to
+/// `allocate`d memory and one back; the same on all ranks.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
 template <class B>

@@ -17,6 +17,8 @@ struct ParameterInfo {
     DType dtype = DType::f32;  ///< of the bucket that it will lie in
     MemorySpace space = MemorySpace::host;
     DType value_dtype = DType::f32;  ///< of its values, where buckets of these travel, too (sharding); else f32, whatever they are
+    /// Alone in a bucket it travels in the trainer's own memory, for less than a copy into a larger bucket and out of it would cost.
+    bool cheaper_alone = false;
 
     constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 

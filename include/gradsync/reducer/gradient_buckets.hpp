@@ -30,15 +30,17 @@ namespace gradsync::inline v0::detail {
 template <Backend B, class Buckets>
 class GradientBuckets {
 public:
-    /// Plans, without memory yet. Throws Error where parameters, options and policy do not go together.
-    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered)
+    /// Plans, without memory yet. `scattered`: see `bucket_infos`; `packed`: its exchange wants many gradients in a bucket, whatever they
+    /// cost alone. Throws Error where parameters, options and policy do not go together.
+    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered,
+                    bool packed)
         : options_(options),
           scattered_(scattered),
           size_(backend.size()),
           rank_(backend.rank()),
           policy_(std::move(policy)),
           parameters_(std::move(parameters)),
-          infos_(bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank())),
+          infos_(infos_for(backend, packed)),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
           passes_(passes_of(backend)),
@@ -212,6 +214,14 @@ private:
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
+    std::vector<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
+        std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
+        if constexpr (requires { backend.cheaper_alone_from(); })
+            for (std::size_t i = 0; !packed && i < infos.size(); ++i)
+                infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= backend.cheaper_alone_from();
+        return infos;
+    }
+
     BucketPlan make_plan(const B& backend) const {
         BucketPlan plan;
         // One rank has nothing to send: with a bucket each, borrowed gradients are not even copied.
@@ -227,8 +237,12 @@ private:
     /// Is bucket b the gradient of its only parameter, in the trainer's own memory?
     bool is_direct(std::size_t b) const {
         const std::size_t i = plan_.bucket(b).front();
-        return plan_.bucket(b).size() == 1 && !live_here() && options_.unused == UnusedParameters::error &&
-               options_.accumulation == Accumulation::in_gradients && infos_[i].dtype == parameters_[i].gradient.dtype;
+        return plan_.bucket(b).size() == 1 && may_be_direct(i, infos_[i]);
+    }
+    /// May a bucket be gradient i?
+    bool may_be_direct(std::size_t i, const ParameterInfo& info) const {
+        return parameters_[i].requires_grad && !live_here() && options_.unused == UnusedParameters::error &&
+               options_.accumulation == Accumulation::in_gradients && info.dtype == parameters_[i].gradient.dtype;
     }
 
     BucketStorage<B> make_storage(B& backend) const {

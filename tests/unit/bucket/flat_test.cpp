@@ -23,4 +23,10 @@ TEST_CASE("Flat: a bucket for each dtype and memory space, launched as they beco
     CHECK(buckets(Flat{}.plan(parameters, in_order(5))) == Buckets{{2}, {1, 3}, {0, 4}});
 }
 
+TEST_CASE("Flat: one bucket of parameters that would be cheaper alone, too") {
+    auto parameters = floats({5, 1000, 7});
+    parameters[1].cheaper_alone = true;
+    CHECK(buckets(Flat{}.plan(parameters, in_order(3))) == Buckets{{0, 1, 2}});
+}
+
 TEST_CASE("Flat: no parameters, no bucket") { CHECK(Flat{}.plan({}, {}).empty()); }

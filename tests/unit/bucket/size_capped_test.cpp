@@ -70,6 +70,14 @@ TEST_CASE("SizeCappedBuckets: a parameter larger than the cap travels alone") {
     CHECK(plan_in_order(SizeCappedBuckets(100), floats({5, 1000, 5, 5})) == Buckets{{0}, {1}, {2, 3}});
 }
 
+TEST_CASE("SizeCappedBuckets: a parameter that is cheaper alone has a bucket of its own, counts for no cap and closes no bucket") {
+    auto parameters = floats({5, 2, 5, 1000, 5, 5});
+    parameters[1].cheaper_alone = parameters[3].cheaper_alone = true;
+    CHECK(plan_in_order(SizeCappedBuckets(40), parameters) == Buckets{{1}, {0, 2}, {3}, {4, 5}});
+    CHECK(plan_in_order(SizeCappedBuckets::with_caps({20, 40, 20}), parameters) == Buckets{{0}, {1}, {3}, {2, 4}, {5}});
+    CHECK(buckets(SizeCappedBuckets{}.plan(parameters, reversed(6))) == Buckets{{3}, {1}, {5, 4, 2, 0}});
+}
+
 TEST_CASE("SizeCappedBuckets: empty parameters take part and count nothing") {
     CHECK(plan_in_order(SizeCappedBuckets(40), floats({0, 10, 0, 0, 10, 0})) == Buckets{{0, 1, 2, 3}, {4, 5}});
     CHECK(plan_in_order(SizeCappedBuckets(40), floats({0, 0})) == Buckets{{0, 1}});

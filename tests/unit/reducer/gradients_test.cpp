@@ -7,8 +7,10 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
+#include "support/plans.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 
@@ -97,6 +99,49 @@ TEST_CASE("PyTorch parity: mixed dtypes, each in buckets of its own") {
                       }
                   }) == "");
         }
+}
+
+TEST_CASE("large borrowed gradients between threads travel where they are, one a bucket, with the same bits; small ones in buckets") {
+    constexpr std::size_t large = ThreadBackend::cheaper_alone_from() / sizeof(float), line = 64;
+    const std::vector<std::size_t> counts{3, large, 16, large - 1, 2 * large + 1, 5};
+    for (const int ranks : {2, 3, 4})
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors(counts);
+                  const int rank = comm.rank();
+                  Reducer sync(comm, model);
+                  finding.check(buckets(sync.plan()) == Buckets{{4}, {1}, {5, 3, 2, 0}}, "another plan");
+                  finding.check(sync.bytes() <= (5 + large - 1 + 16 + 3) * sizeof(float) + 4 * line, "memory for what is not copied");
+                  for (int step = 0; step < 3; ++step) {
+                      backward(sync, model, rank, step);
+                      sync.finish();
+                      finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
+                  }
+              }) == "");
+}
+
+TEST_CASE("large gradients share buckets where they cannot travel where they are") {
+    constexpr std::size_t large = ThreadBackend::cheaper_alone_from() / sizeof(float);
+    const auto plan = [&]<class Overlap = OverlapBackward, class Exchange = AllReduce>(const ReducerOptions& options, Overlap = {},
+                                                                                       Exchange = {}) {
+        std::vector<Buckets> plans(2);
+        run_threads(2, [&](ThreadBackend comm) {
+            auto model = tensors({large, large});
+            Reducer<ThreadBackend, SizeCappedBuckets, Overlap, Exchange> sync(comm, model, options);
+            plans[static_cast<std::size_t>(comm.rank())] = buckets(sync.plan());
+        });
+        CHECK(plans[0] == plans[1]);
+        return plans[0];
+    };
+    const Buckets apart{{1}, {0}}, together{{1, 0}};
+    CHECK(plan({}) == apart);
+    CHECK(plan({}, NoOverlap{}) == apart);
+    CHECK(plan({}, OverlapForward{}) == apart);
+    CHECK(plan({.gradients = GradientStorage::in_buckets}) == together);
+    CHECK(plan({.accumulation = Accumulation::in_buckets}) == together);
+    CHECK(plan({.unused = UnusedParameters::agree}) == together);
+    CHECK(plan({.reduce_dtype = DType::f64}) == together);
+    CHECK(plan({.reduce_dtype = DType::f32}) == apart);
+    CHECK(plan({}, OverlapBackward{}, ReduceScatter{}) == together);
 }
 
 TEST_CASE("gradients in buckets lie where elements of their type may") {
