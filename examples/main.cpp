@@ -50,9 +50,10 @@ int main(int argc, char** argv) {
     const std::string_view backend = asked_for("--backend", argc, argv);
     if (on_devices && train_on_devices != nullptr && backend == "nccl") return main_over_nccl(argc, argv);
 #ifdef GRADSYNC_TRAIN_OVER_MPI
-    // The processes of one mpirun should refuse what is wrong with one voice.
+    // The processes of one launcher should refuse what is wrong with one voice.
     if (!on_devices && backend == "mpi") return main_over_mpi(argc, argv);
 #endif
+    if (!on_devices && backend == "tcp") return main_over_tcp(argc, argv);
     return exit_code_of([&] {
         if (on_devices && train_on_devices == nullptr) become_program_for_devices(argv);
         const Job job = prepare(parse_options(argc, argv));

@@ -68,10 +68,9 @@ void complete(Options& o) {
                 "--buckets optimal is for --device cpu; when gradients become ready on a device the host does "
                 "not know");
         }
-        if (o.backend == "mpi") {
-            throw UsageError(
-                "--device cuda does not go with --backend mpi; use --backend nccl for processes, which needs no "
-                "MPI, or threads");
+        if (o.backend == "mpi" || o.backend == "tcp") {
+            throw UsageError("--device cuda does not go with --backend " + o.backend +
+                             "; use --backend nccl for processes, which needs no MPI, or threads");
         }
     } else if (o.backend == "nccl") {
         throw UsageError("--backend nccl is for --device cuda, whose memory it moves; add that");
@@ -168,10 +167,10 @@ Options parse_options(int argc, char** argv, int processes) {
     group = "Synchronisation";
     app.add_option("--backend", o.backend,
                    "threads: ranks are threads of this process; mpi: they are the processes started by mpirun;\n"
-                   "nccl: they are processes with a GPU each, started by whatever sets RANK and WORLD_SIZE")
-        ->check(CLI::IsMember({"threads", "mpi", "nccl"}))
+                   "tcp: they are processes started by whatever sets RANK and WORLD_SIZE, no MPI; nccl: the same, with a GPU each")
+        ->check(CLI::IsMember({"threads", "mpi", "tcp", "nccl"}))
         ->group(group);
-    auto* ranks = app.add_option("--ranks", o.ranks, "how many train together [2; mpi, nccl: as the launcher says]")
+    auto* ranks = app.add_option("--ranks", o.ranks, "how many train together [2; mpi, tcp, nccl: as the launcher says]")
                       ->check(within(1, 1024))
                       ->group(group)
                       ->default_str("");
@@ -227,10 +226,10 @@ Options parse_options(int argc, char** argv, int processes) {
             ->check(count_or_none)
             ->group(group)};
     app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")->check(within(1e-3, 1e6))->group(group);
-    app.add_flag("--no-shared-memory", o.no_shared_memory, "mpi: ranks of one machine send messages, like those of different machines")
+    app.add_flag("--no-shared-memory", o.no_shared_memory, "mpi, tcp: ranks of one machine send messages, like those of different machines")
         ->group(group);
     app.add_flag("--reproducible", o.reproducible,
-                 "mpi: add up in the order of the ranks on several machines too, as on one and over threads")
+                 "mpi, tcp: add up in the order of the ranks on several machines too, as on one and over threads")
         ->group(group);
     app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")->group(group);
 
@@ -263,7 +262,7 @@ Options parse_options(int argc, char** argv, int processes) {
     }
     if (precision->count() > 0 && o.device == "cpu")
         throw UsageError("--precision is for --device cuda, as the CPU computes in f32; leave it out");
-    if (o.backend == "nccl" && o.device == "cuda") {
+    if (o.backend == (o.device == "cuda" ? "nccl" : "tcp")) {
         if (ranks->count() > 0 && o.ranks != processes) {
             throw UsageError("--ranks " + std::to_string(o.ranks) + ", but WORLD_SIZE is " + std::to_string(processes) +
                              "; leave out --ranks, or start as many processes");
@@ -282,9 +281,9 @@ Options parse_options(int argc, char** argv, int processes) {
                              n + " (mpirun -n " + n + ")");
         }
         o.ranks = processes;
-    } else if (o.no_shared_memory) {
-        throw UsageError("--no-shared-memory is for --backend mpi; leave it out");
     }
+    if (o.no_shared_memory && o.backend != "mpi" && o.backend != "tcp")
+        throw UsageError("--no-shared-memory is for --backend mpi and tcp; leave it out");
     for (const CLI::Option* option : of_parameters) {
         if (option->count() > 0 && o.shard != "parameters")
             throw UsageError(option->get_name() + " is for --shard parameters; leave it out");

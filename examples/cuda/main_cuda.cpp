@@ -16,6 +16,7 @@
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/gradsync.hpp>
 
+#include "../place_in_job.hpp"
 #include "../run_rank.hpp"
 #include "device.hpp"
 #include "train_cuda.hpp"
@@ -47,15 +48,6 @@ Results train_on_device(gs::ThreadBackend host, const Job& job) {
     } catch (const std::exception& error) {
         comm.fail(error.what());
         throw;
-    }
-}
-
-/// What the launcher says in the environment. Throws UsageError.
-gs::Job place_in_job() {
-    try {
-        return gs::Job::from_environment();
-    } catch (const gs::Error& error) {
-        throw UsageError(std::string("--backend nccl: ") + error.what());
     }
 }
 
@@ -110,7 +102,7 @@ int main_over_nccl(int argc, char** argv) {
     gs::Job place;
     std::optional<Job> job;
     const int code = exit_code_of([&] {
-        place = place_in_job();
+        place = place_in_job("--backend nccl");
         job = prepare(parse_options(argc, argv, place.size), place.rank == 0);
     });
     return code != 0 || !job ? code : run(place, *job);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
-usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|report PROGRAM
+usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|report|tcp PROGRAM
        test_trainer.py mpi|cluster PROGRAM MPIEXEC
 """
 import itertools
@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -778,6 +779,80 @@ class Mpi(Processes):
         self.assertIn("rank 1 finds another checkpoint (after step 3)", done.stderr)
 
 
+class Tcp(TrainerTest):
+    """Ranks that are processes which somebody has started, without MPI."""
+
+    def start(self, processes, *arguments, ranks=None):
+        """Some or all `ranks` of a job."""
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+        command = [PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, arguments)]
+        started = []
+        for rank in ranks or range(processes):
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}))
+            self.addCleanup(started[-1].kill)
+        return started
+
+    def finish(self, started):
+        return [(process.returncode, out, err) for process in started for out, err in [process.communicate(timeout=60)]]
+
+    def train_processes(self, processes, *arguments):
+        done = self.finish(self.start(processes, *arguments, "--json", "-"))
+        for rank, (code, out, err) in enumerate(done):
+            self.assertEqual(code, 0, err)
+            self.assertEqual(out == "", rank != 0)
+        return json.loads(done[0][1])
+
+    def test_the_same_bits_as_over_threads(self):
+        small = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
+        for ranks, (name, flags) in zip((2, 3, 4), MODELS.items()):
+            expected = self.digest(*flags, "--ranks", ranks)
+            for more in (["--overlap", "none", "--gradients", "borrowed"], small, ["--overlap", "forward"], ["--shard", "parameters"],
+                         ["--no-shared-memory", "--overlap", "backward-thread", *small], ["--no-shared-memory", "--shard", "optimizer"]):
+                found = self.train_processes(ranks, *flags, *more)
+                self.assertEqual(found["params_digest"], expected, (name, ranks, more))
+                self.assertEqual(found["transport"], f"{ranks} processes that " + (
+                    "send messages over TCP (shared memory is switched off)" if "--no-shared-memory" in more else "share memory"))
+
+    def test_usage_errors_are_said_once(self):
+        for part, flags in (("--bogus", ["--bogus"]), ("WORLD_SIZE is 3", ["--ranks", 2]),
+                            ("cannot read", ["--resume", "--checkpoint", self.folder / "none"])):
+            done = self.finish(self.start(3, *TRANSFORMER, *flags))
+            self.assertEqual([(code, out) for code, out, _ in done], 3 * [(2, "")], done)
+            said = "".join(err for _, _, err in done)
+            self.assertEqual(len(said.splitlines()), 1, said)
+            self.assertIn(part, said)
+
+    def test_a_launcher_that_says_too_little_is_refused(self):
+        environment = {**os.environ, "WORLD_SIZE": "2"}
+        done = subprocess.run([PROGRAM, "--backend", "tcp", *TRANSFORMER], capture_output=True, text=True, timeout=60, env=environment)
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+        self.assertIn("RANK is not set", done.stderr)
+
+    def test_a_rank_that_does_not_come_is_named(self):
+        for _, (code, out, err) in zip((0, 2), self.finish(self.start(3, *TRANSFORMER, "--timeout", 3, ranks=(0, 2)))):
+            self.assertEqual((code, out), (1, ""), err)
+            self.assertIn("rank 1", err)
+
+    def test_a_run_that_loses_a_process_goes_on(self):
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200]
+        expected = self.train_processes(3, *flags)["params_digest"]
+        for victim, transport in ((1, []), (0, ["--no-shared-memory"])):
+            run = ["--checkpoint", self.folder / f"without-{victim}"]
+            started = self.start(3, *flags, *transport, *run)
+            started[0].stdout.readline()  # a line every twentieth of the run
+            started[victim].kill()
+            for rank, (code, _, err) in enumerate(self.finish(started)):
+                if rank == victim: continue
+                self.assertEqual(code, 1, err)
+                lost = [line for line in err.splitlines() if line.startswith(f"gradsync_train: rank {rank}: ")]
+                self.assertEqual(len(lost), 1, err)
+                self.assertIn(f"rank {victim} ", lost[0])
+            self.assertEqual(self.train_processes(3, *flags, *transport, *run, "--resume")["params_digest"], expected)
+
+
 class Cluster(Processes):
     """On several emulated hosts, between which messages travel by TCP."""
 
@@ -818,6 +893,17 @@ class Cluster(Processes):
             digests.add(found["params_digest"])
         self.assertEqual(len(digests), 1, digests)
 
+    def test_hosts_with_different_numbers_of_ranks(self):
+        """They share memory, too. The bits are those of threads where sums are to be in rank order."""
+        expected = self.digest(*TRANSFORMER, "--ranks", 3)
+        digests = set()
+        for flags in (["--buckets", "flat"], ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]):
+            found = self.train_hosts(2, "2,1", *TRANSFORMER, *flags)
+            self.assertEqual(found["transport"], "3 processes on 2 machines that share memory on each machine, and send messages between them")
+            digests.add(found["params_digest"])
+        self.assertEqual(len(digests), 1, digests)
+        self.assertEqual(self.train_hosts(2, "2,1", *TRANSFORMER, "--reproducible")["params_digest"], expected)
+
     def test_a_run_that_loses_a_process_goes_on(self):
         """Also those on the other host hear of it; and those that send messages to each."""
         self.expect_recovery()
@@ -852,7 +938,8 @@ class Cluster(Processes):
         self.assertTrue(wait_for(lambda: not any(map(self.process_of, range(4)))))
         self.assertEqual(interfaces(), before)
         for expected, arguments in (("number of hosts is 1 to 100", ["0", "1gbit", "--", "true"]), ("the rate is a number", ["2", "fast", "--", "true"]), ("a number above 0", ["2", "0mbit", "--", "true"]),
-                                    ("no command", ["2", "1gbit"]), ("unknown option --ranks", ["2", "1gbit", "--ranks", "2", "--", "true"])):
+                                    ("no command", ["2", "1gbit"]), ("unknown option --ranks", ["2", "1gbit", "--ranks", "2", "--", "true"]),
+                                    ("3 numbers for 2 hosts", ["2", "1gbit", "--ranks-per-host", "2,1,1", "--", "true"]), ("ranks per host: a number", ["2", "1gbit", "--ranks-per-host", "2,", "--", "true"])):
             done = subprocess.run([self.SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertIn(expected, done.stderr)
@@ -865,7 +952,7 @@ if __name__ == "__main__":
     if len(rest) != (suite in ("mpi", "cluster")):
         sys.exit(__doc__)
     MPIEXEC = rest[0] if rest else None
-    classes = {"command_line": CommandLine, "digests": Digests, "compression": Compression, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "mpi": Mpi, "cluster": Cluster}
+    classes = {"command_line": CommandLine, "digests": Digests, "compression": Compression, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "tcp": Tcp, "mpi": Mpi, "cluster": Cluster}
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(classes[suite])
     result = unittest.TextTestRunner(verbosity=2).run(tests)
     sys.exit(1 if not result.wasSuccessful() else 77 if result.skipped and not result.testsRun else 0)

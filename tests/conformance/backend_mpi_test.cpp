@@ -167,7 +167,7 @@ TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by t
     CHECK(described(MpiMessengers{}) == processes + " that send messages (shared memory is switched off)");
     const std::string on_two = processes + " on 2 machines that ";
     if (size == 2) CHECK(described(MpiMachines{}) == on_two + "send messages (one on each machine)");
-    if (size == 3) CHECK(described(MpiMachines{}) == on_two + "send messages (machines have different numbers of them)");
+    if (size == 3) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
     if (size == 4) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
     if (size >= 3) CHECK(described(MpiReproducible{}) == on_two + "send messages (sums are to be reproducible)");
 }

@@ -10,7 +10,7 @@
 
 namespace {
 
-/// Ranks that are threads: the connections between them are as those of processes.
+/// Ranks that are threads, by messages: the connections between them are as those of processes.
 struct TcpThreads {
     using Backend = gradsync::TcpBackend;
     using Memory = gradsync_test::HostMemory;
@@ -22,36 +22,55 @@ struct TcpThreads {
     template <class F>
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         gradsync_test::run_rank_threads(
-            size, [&](auto& rendezvous) { return gradsync::TcpBackend(rendezvous, {.timeout = limit}); }, f);
+            size, [&](auto& rendezvous) { return gradsync::TcpBackend(rendezvous, {.timeout = limit, .shared_memory = false}); }, f);
     }
 };
 
 }  // namespace
 
-TEST_CASE("TcpBackend: results") { gradsync_test::check_results<TcpThreads>(); }
-TEST_CASE("TcpBackend: collectives in flight") { gradsync_test::check_in_flight<TcpThreads>(); }
-TEST_CASE("TcpBackend: groups") { gradsync_test::check_groups<TcpThreads>(); }
-TEST_CASE("TcpBackend: failures") { gradsync_test::check_failures<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages: results") { gradsync_test::check_results<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages: collectives in flight") { gradsync_test::check_in_flight<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages: groups") { gradsync_test::check_groups<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages: failures") { gradsync_test::check_failures<TcpThreads>(); }
 
 TEST_CASE("TcpBackend: a process that is killed is named at once") {
     using namespace std::chrono_literals;
+    for (const bool shared_memory : {true, false}) {
+        const std::uint16_t port = gradsync_test::free_port();
+        const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
+            gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
+            gradsync::TcpBackend comm(rendezvous, {.timeout = 10min, .shared_memory = shared_memory});
+            if (comm.describe() != (shared_memory ? "3 processes that share memory"
+                                                  : "3 processes that send messages over TCP (shared memory is switched off)"))
+                return comm.describe();
+            try {
+                for (int step = 0; step < 2; ++step) {  // the first may be complete on rank 1 alone when that is killed
+                    std::vector<float> data(100'000, 1);
+                    comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
+                    if (data[7] != 3) return "a wrong sum";
+                    if (rank == 1) ::kill(::getpid(), SIGKILL);
+                }
+                return "nothing was thrown";
+            } catch (const gradsync::Error& error) {
+                return error.context().peer == 1 && error.errc() == gradsync::Errc::peer_failed ? "told" : error.what();
+            }
+        });
+        CHECK(reports[0].text == "told");
+        CHECK(reports[1].signal == SIGKILL);
+        CHECK(reports[2].text == "told");
+    }
+}
+
+TEST_CASE("TcpBackend: options that differ are refused on every rank") {
     const std::uint16_t port = gradsync_test::free_port();
     const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
         gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
-        gradsync::TcpBackend comm(rendezvous, {.timeout = 10min});
         try {
-            for (int step = 0; step < 2; ++step) {  // the first may be complete on rank 1 alone when that is killed
-                std::vector<float> data(100'000, 1);
-                comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
-                if (data[7] != 3) return "a wrong sum";
-                if (rank == 1) ::kill(::getpid(), SIGKILL);
-            }
+            gradsync::TcpBackend comm(rendezvous, {.shared_memory = rank != 2});
             return "nothing was thrown";
         } catch (const gradsync::Error& error) {
-            return error.context().peer == 1 && error.errc() == gradsync::Errc::peer_failed ? "told" : error.what();
+            return error.what();
         }
     });
-    CHECK(reports[0].text == "told");
-    CHECK(reports[1].signal == SIGKILL);
-    CHECK(reports[2].text == "told");
+    for (const auto& report : reports) CHECK(report.text == "TcpBackend: rank 2 has other TcpOptions than rank 0; give all ranks the same");
 }

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <type_traits>
 #include <utility>
 
 #include <gradsync/backend/mpi.hpp>
+#include <gradsync/backend/tcp.hpp>
 
 #include "conformance/backend/launcher.hpp"
 
@@ -24,14 +26,15 @@ inline MpiEnvironment& environment() {
     return only;
 }
 
-/// How the ranks reach one another: all share memory, none do, or each half of them does (where there are 4: two machines); or it could,
-/// but sums are to be reproducible.
+/// How the ranks reach one another: all share memory, none do, or each half of them does (two machines; of 3 ranks two run
+/// on one); or it could, but sums are to be reproducible.
 enum class Reach { memory, messages, both, reproducible };
 
-/// Runs the suite on the processes of one mpirun, which all run the same test cases.
-template <Reach reach>
+/// Runs the suite on the processes of one mpirun, which all run the same test cases. For `B` that is TcpBackend, MPI serves as their
+/// rendezvous only.
+template <Reach reach, class B = gradsync::MpiBackend>
 struct MpiProcessesWith {
-    using Backend = gradsync::MpiBackend;
+    using Backend = B;
     using Memory = HostMemory;
     static constexpr bool rank_order = reach != Reach::both;
 
@@ -45,13 +48,10 @@ struct MpiProcessesWith {
         MPI_Comm comm = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
         if (member) {
-            gradsync::MpiOptions options{
-                .timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
-            if (reach == Reach::both || reach == Reach::reproducible) options.domain = 2 * environment().rank / size;
-            gradsync::MpiBackend backend(comm, options);
+            B backend = make(comm, limit, size);
             MPI_Comm_free(&comm);
             try {
-                f(gradsync::MpiBackend(backend));
+                f(B(backend));
             } catch (const gradsync::Error& error) {
                 backend.fail(error.what());
                 // What another rank is blamed for leaves `run` there.
@@ -65,6 +65,20 @@ struct MpiProcessesWith {
             }
         } else {
             MPI_Comm_free(&comm);
+        }
+    }
+
+private:
+    static B make(MPI_Comm comm, std::chrono::nanoseconds limit, int size) {
+        constexpr bool over_mpi = std::is_same_v<B, gradsync::MpiBackend>;
+        std::conditional_t<over_mpi, gradsync::MpiOptions, gradsync::TcpOptions> options{
+            .timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
+        if (reach == Reach::both || reach == Reach::reproducible) options.domain = 2 * environment().rank / size;
+        if constexpr (over_mpi) {
+            return B(comm, options);
+        } else {
+            gradsync::MpiRendezvous rendezvous(comm);
+            return B(rendezvous, options);
         }
     }
 };

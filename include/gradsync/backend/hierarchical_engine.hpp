@@ -24,13 +24,14 @@
 
 namespace gradsync::inline v0::detail {
 
-/// A communicator over several machines, on each of which as many of its ranks share memory.
+/// A communicator over several machines, on some of which several of its ranks share memory.
 ///
 /// An all-reduce is a reduce-scatter among the ranks of a machine, an all-reduce of each shard among the ranks of all
 /// machines that have it, and an all-gather on the machine: so every rank drives the network, and each element leaves a machine
-/// once. Sums are made in rank order on each machine, then in the machines' order; types of 16 and 8 bits are rounded after
-/// either. All other collectives are done by messages. All of them begin with messages among all ranks, which say what each
-/// has started.
+/// once. Where machines have different numbers of ranks, there are as many shards as the least of them has (eight at most), and the
+/// first ranks of each machine have them. Sums are made in rank order on each machine, then in the machines' order; types of 16 and 8
+/// bits are rounded after either. All other collectives are done by messages. All of them begin with messages among all ranks, which
+/// say what each has started.
 class HierarchicalEngine final : public collective::Engine, collective::Chore {
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
@@ -41,25 +42,23 @@ public:
     /// for each rank's machine. Collective over `flat`.
     static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
                                                        std::vector<int> machines) {
-        if (local->size() == flat->size()) return local;
-        if (local->size() == 1 || !is_even(machines)) return flat;
+        const Spread spread(machines);
+        if (spread.least == flat->size()) return local;
+        if (spread.most == 1) return flat;
         return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
-    }
-
-    /// Has every machine as many ranks?
-    static bool is_even(const std::vector<int>& machines) {
-        const auto ranks_on = [&](int machine) { return std::count(machines.begin(), machines.end(), machine); };
-        return std::all_of(machines.begin(), machines.end(), [&](int machine) { return ranks_on(machine) == ranks_on(machines[0]); });
     }
 
     HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, std::vector<int> machines)
         : flat_(std::move(flat)),
           scatter_(std::move(local)),
           machines_(std::move(machines)),
+          even_(Spread(machines_).even()),
+          shards_(even_ ? scatter_->size() : std::min(Spread(machines_).least, most_shards)),
           across_(std::static_pointer_cast<MessageEngine>(flat_->split(counterparts()))),
           gather_(split_here(*flat_, *scatter_, all_of(*scatter_))),
           aside_(split_here(*flat_, *scatter_, all_of(*scatter_))),
-          roll_call_(machines_.size()) {
+          roll_call_(machines_.size()),
+          started_(even_ ? most_in_flight : std::min(most_in_flight, most_started_here / (static_cast<std::size_t>(shards_) + 1))) {
         chores().enlist(*this);
     }
     ~HierarchicalEngine() override { chores().dismiss(*this); }
@@ -80,7 +79,7 @@ public:
             std::uint64_t oldest = 0;
             const auto begun = told([&]() -> std::optional<std::uint64_t> {
                 std::lock_guard lock(mutex_);
-                if (next_ - first_ < most_in_flight) return begin(call);
+                if (next_ - first_ < started_.size()) return begin(call);
                 oldest = first_;
                 return std::nullopt;
             });
@@ -173,18 +172,34 @@ public:
     }
 
 private:
-    static constexpr std::size_t most_in_flight = 100;  ///< fewer than would let a stage wait when it is begun
+    // Fewer than would let a stage wait when it is begun: of all ranks' collectives, and of what becomes of them on a machine.
+    static constexpr std::size_t most_in_flight = 100, most_started_here = 250;
+    static constexpr int most_shards = 8;  ///< where each is a collective of its own
 
     collective::Backoff new_backoff() const noexcept {
         return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50));
     }
+
+    /// How many ranks the machine that has the fewest has, and that with the most.
+    struct Spread {
+        int least, most = 0;
+        explicit Spread(const std::vector<int>& machines) : least(static_cast<int>(machines.size())) {
+            for (const int machine : machines) {
+                const auto ranks = static_cast<int>(std::count(machines.begin(), machines.end(), machine));
+                least = std::min(least, ranks);
+                most = std::max(most, ranks);
+            }
+        }
+        bool even() const noexcept { return least == most; }
+    };
 
     enum class Stage { meeting, scattering, crossing, gathering, complete };
 
     struct Started {
         Call call;
         std::uint64_t met = 0;      ///< number of the collective in which all ranks say what they have started
-        std::uint64_t number = 0;   ///< of this stage
+        std::uint64_t number = 0;   ///< of this stage's last collective
+        std::uint64_t parts = 0;    ///< how many it has, one after the other; none where this rank has no shard to send
         std::uint64_t weighed = 0;  ///< in which the machine's scales and weights are added
         double sums[2] = {};        ///< these
         Stage stage = Stage::meeting;
@@ -240,7 +255,7 @@ private:
 
     // All below: under the mutex.
 
-    Started& at(std::uint64_t n) noexcept { return started_[n % most_in_flight]; }
+    Started& at(std::uint64_t n) noexcept { return started_[n % started_.size()]; }
     bool is_complete(std::uint64_t n) noexcept { return n < first_ || at(n).stage == Stage::complete; }
 
     static bool has_stages(const Call& call) noexcept { return call.operation == collective::Operation::all_reduce; }
@@ -255,18 +270,44 @@ private:
         return next_++;
     }
 
-    /// This rank's shard of its machine's sum.
-    ElementRange shard(const Call& call) const noexcept { return shard_range(call.out_count, scatter_->size(), scatter_->rank()); }
+    bool has_shard() const noexcept { return scatter_->rank() < shards_; }
+    /// The shard of its machine's sum that the machine's rank `owner` has; nothing where it has none.
+    ElementRange shard(const Call& call, int owner) const noexcept {
+        return owner < shards_ ? shard_range(call.out_count, shards_, owner) : ElementRange{call.out_count, call.out_count};
+    }
     static void* element(const Call& call, std::size_t index) noexcept {
         return static_cast<std::byte*>(call.out) + index * size_of(call.dtype);
     }
 
+    /// Starts `part(owner)` for the shard of each owner; the number of the last.
+    template <class Part>
+    std::uint64_t start_parts(ProcessEngine& engine, Part&& part) {
+        std::uint64_t last = 0;
+        for (int owner = 0; owner < shards_; ++owner) last = engine.start(part(owner));
+        return last;
+    }
+    /// All of a stage has been started: where that throws, `started` is where it was.
+    static void enter(Started& started, Stage stage, int parts, std::uint64_t last) noexcept {
+        started.stage = stage;
+        started.parts = static_cast<std::uint64_t>(parts);
+        started.number = last;
+    }
+    /// Are all parts of this stage complete?
+    static bool test_parts(collective::Engine& engine, const Started& started) {
+        std::uint64_t open = started.parts;
+        while (open > 0 && engine.test(started.number + 1 - open)) --open;
+        return open == 0;
+    }
+    /// Who keeps the first of them that is not from it.
+    template <class E>
+    static collective::Late late(E& engine, const Started& started) {
+        collective::Late late;
+        for (std::uint64_t open = started.parts; open > 0 && late.ranks.empty(); --open) late = engine.late(started.number + 1 - open);
+        return late;
+    }
+
     void scatter(Started& started) {
-        const ElementRange own = shard(started.call);
         Call call = started.call;
-        call.operation = collective::Operation::reduce_scatter;
-        call.out = element(call, own.first);
-        call.out_count = own.size();
         if (call.op == ReduceOp::mean) {
             // A mean over the machine as well, weighted by the scales: no larger than what goes into it, so that low precision
             // does not overflow.
@@ -281,35 +322,68 @@ private:
             weigh.dtype = DType::f64;
             started.weighed = scatter_->start(weigh);
         }
-        started.number = scatter_->start(call);
-        started.stage = Stage::scattering;
+        const auto deliver_to = [&](int owner) {  // its result is that shard, on that rank
+            const ElementRange range = owner == scatter_->rank() ? shard(call, owner) : ElementRange{};
+            Call part = call;
+            part.out = range.size() == 0 ? nullptr : element(call, range.first);
+            part.out_count = range.size();
+            return part;
+        };
+        if (even_) {
+            Call whole = deliver_to(scatter_->rank());
+            whole.operation = collective::Operation::reduce_scatter;
+            enter(started, Stage::scattering, 1, scatter_->start(whole));
+        } else {
+            const auto last = start_parts(*scatter_, [&](int owner) {
+                const ElementRange range = shard(call, owner);
+                Call part = deliver_to(owner);
+                part.operation = collective::Operation::reduce;
+                part.root = owner;
+                part.in = static_cast<const std::byte*>(call.in) + range.first * size_of(call.dtype);
+                part.in_count = range.size();
+                return part;
+            });
+            enter(started, Stage::scattering, shards_, last);
+        }
     }
 
     bool is_scattered(const Started& started) {
-        return scatter_->test(started.number) && (started.call.op != ReduceOp::mean || scatter_->test(started.weighed));
+        return test_parts(*scatter_, started) && (started.call.op != ReduceOp::mean || scatter_->test(started.weighed));
     }
 
     void cross(Started& started) {
-        const ElementRange own = shard(started.call);
+        if (!has_shard()) return enter(started, Stage::crossing, 0, 0);
+        const ElementRange own = shard(started.call, scatter_->rank());
         Call call = started.call;
         call.in = call.out = element(call, own.first);
         call.in_count = call.out_count = own.size();
         if (call.op == ReduceOp::mean) call.contribution = {started.sums[0], started.sums[1]};
-        started.number = across_->start(call);
-        started.stage = Stage::crossing;
+        enter(started, Stage::crossing, 1, across_->start(call));
     }
 
     void gather(Started& started) {
-        const ElementRange own = shard(started.call);
-        Call call;
-        call.operation = collective::Operation::all_gather;
-        call.dtype = started.call.dtype;
-        call.in = element(started.call, own.first);
-        call.in_count = own.size();
-        call.out = started.call.out;
-        call.out_count = started.call.out_count;
-        started.number = gather_->start(call);
-        started.stage = Stage::gathering;
+        const auto copy = [&](collective::Operation operation, ElementRange in, ElementRange out) {
+            Call call;
+            call.operation = operation;
+            call.dtype = started.call.dtype;
+            call.in = element(started.call, in.first);
+            call.in_count = in.size();
+            call.out = element(started.call, out.first);
+            call.out_count = out.size();
+            return call;
+        };
+        if (even_) {
+            const Call whole = copy(collective::Operation::all_gather, shard(started.call, gather_->rank()), {0, started.call.out_count});
+            enter(started, Stage::gathering, 1, gather_->start(whole));
+        } else {
+            const auto last = start_parts(*gather_, [&](int owner) {
+                const ElementRange range = shard(started.call, owner);
+                Call part = copy(collective::Operation::broadcast, range, range);
+                part.root = owner;
+                return part;
+            });
+            enter(started, Stage::gathering, shards_, last);
+        }
     }
 
     /// True if collective n is complete; throws Error where it is not, and the world has failed.
@@ -370,8 +444,8 @@ private:
         }
         if (started.stage == Stage::meeting && gates.scatter && flat_->test(started.met)) scatter(started);  // the calls fit
         if (started.stage == Stage::scattering && gates.cross && is_scattered(started)) cross(started);
-        if (started.stage == Stage::crossing && gates.gather && across_->test(started.number)) gather(started);
-        if (started.stage == Stage::gathering && gather_->test(started.number)) started.stage = Stage::complete;
+        if (started.stage == Stage::crossing && gates.gather && test_parts(*across_, started)) gather(started);
+        if (started.stage == Stage::gathering && test_parts(*gather_, started)) started.stage = Stage::complete;
     }
 
     void try_advance() noexcept override {
@@ -397,7 +471,7 @@ private:
     /// that stopped: it leaves those who know more some time to say so first, and those who began to wait a little later.
     void report_timeout(std::chrono::nanoseconds by) {
         using collective::Vigil;
-        collective::Late late;
+        collective::Late who;
         std::string what;
         {
             std::lock_guard lock(mutex_);
@@ -405,34 +479,36 @@ private:
             const Started& oldest = at(first_);
             what = collective::name_of(oldest.call, first_);
             switch (oldest.stage) {
-                case Stage::meeting: late = flat_->late(oldest.met); break;
-                case Stage::scattering: late = scatter_->late(oldest.number); break;
+                case Stage::meeting: who = flat_->late(oldest.met); break;
+                case Stage::scattering: who = late(*scatter_, oldest); break;
                 case Stage::crossing:
                     if (Vigil::too_early(by, timeout())) return;
-                    late = across_->late(oldest.number);
+                    who = late(*across_, oldest);
                     break;
                 case Stage::gathering:
                     if (Vigil::too_early(by, timeout(), 2)) return;
-                    late = gather_->late(oldest.number);
+                    who = late(*gather_, oldest);
                     break;
                 case Stage::complete: return;
             }
-            if (oldest.stage != Stage::meeting) late.did = collective::Late::Did::not_go_on;
+            if (oldest.stage != Stage::meeting) who.did = collective::Late::Did::not_go_on;
         }
-        fail(collective::timed_out(what, late, world_rank(rank()), timeout()));
+        fail(collective::timed_out(what, who, world_rank(rank()), timeout()));
     }
 
     const std::shared_ptr<MessageEngine> flat_;     ///< of all ranks
     const std::shared_ptr<ProcessEngine> scatter_;  ///< of this machine's
     const std::vector<int> machines_;
+    const bool even_;   ///< machines have as many ranks each
+    const int shards_;  ///< of a machine's sum: one for each of its ranks then, else for its first ones
     const std::shared_ptr<MessageEngine> across_;
     // Of this machine's, with orders of their own: of gathers, and of what all ranks make at the same place in the program.
     const std::shared_ptr<ProcessEngine> gather_, aside_;
     collective::RollCall roll_call_;
 
     std::mutex mutex_;
-    std::vector<Started> started_ = std::vector<Started>(most_in_flight);  ///< numbers first_ to next_, each at its number modulo its size
-    std::uint64_t first_ = 0;                                              ///< all below are complete
+    std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo its size
+    std::uint64_t first_ = 0;       ///< all below are complete
     std::uint64_t next_ = 0;
 };
 

@@ -158,7 +158,9 @@ private:
     static TcpBackend duplicate_of(message_passing::MessageEngine& control) {
         collective::Group all{.rank = control.rank()};
         for (int r = 0; r < control.size(); ++r) all.members.push_back(r);
-        return TcpBackend(control.split(all));
+        detail::Paths paths{.problem = "they serve NCCL", .messages = "messages over TCP"};
+        for (int r = 0; r < control.size(); ++r) paths.machines.push_back(control.world().machine_of(control.world_rank(r)));
+        return TcpBackend({control.split(all), std::move(paths)});
     }
 
     static ncclComm_t checked(ncclComm_t comm, int rank, int size) {

@@ -1,34 +1,46 @@
 #pragma once
 
-#include <memory>
+#include <cstdint>
 #include <string>
 #include <utility>
 
 #include "../bootstrap/job.hpp"
+#include "../bootstrap/rendezvous.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
-#include "../collective/engine.hpp"
 #include "../core/backend.hpp"
-#include "engine_collectives.hpp"
+#include "../core/clock.hpp"
+#include "connect.hpp"
+#include "placement.hpp"
+#include "process_backend.hpp"
 #include "tcp_engine.hpp"
 
 namespace gradsync::inline v0 {
 
+/// Options of `TcpBackend`, the same on all ranks (but for `domain` and `timeout`).
 struct TcpOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait; `set_timeout` changes it
+    bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
+    int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
+    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on each of several machines
 };
 
-/// Ranks that are processes (or threads) with connections of TCP between them; nothing but sockets is needed.
+/// Ranks that are processes, started by whatever tells them their numbers: nothing but sockets is needed, no MPI.
 ///
-/// - Every collective begins with a message from each rank to each, data follows in rounds (see docs/design.md). Messages move
-///   only inside `progress()`, `test()` and `wait()`, which any thread may call: between machines `OverlapBackward` has one that does.
-/// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
+/// - **On one machine** they share memory, as those of MpiBackend do, at its speed; sockets serve to find one another.
+/// - **On several machines**, or where they cannot share memory (`describe()` says why), they send messages, over connections of TCP
+///   between all of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread may call: between machines
+///   `OverlapBackward` has one that does.
+/// - **On several machines with several ranks on some**, an all-reduce does both.
+/// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy. In the case
+///   just named they are others, unless `TcpOptions::reproducible` is set; see MpiBackend.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A
 ///   death shows at once, on other machines too: its system closes the connections.
-class TcpBackend : public detail::EngineCollectives<TcpBackend, collective::Engine> {
+class TcpBackend : public detail::ProcessBackend<TcpBackend> {
 public:
-    /// The ranks that meet at `rendezvous`, which may go afterwards. Collective.
+    /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error(parameter_mismatch) on every rank where their
+    /// options differ.
     template <Rendezvous R>
-    explicit TcpBackend(R& rendezvous, TcpOptions options = {}) : engine_(detail::make_tcp_engine(rendezvous, options.timeout)) {}
+    explicit TcpBackend(R& rendezvous, TcpOptions options = {}) : ProcessBackend(connect(rendezvous, options)) {}
 
     /// The ranks of the job that the environment tells of; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
@@ -36,29 +48,24 @@ public:
         return TcpBackend(rendezvous, options);
     }
 
-    int rank() const noexcept { return engine_->rank(); }
-    int size() const noexcept { return engine_->size(); }
-
-    /// Where the ranks (of the first communicator, for parts of it too) are on several machines, messages move only inside calls: those of
-    /// a thread.
-    bool wants_progress_thread() const noexcept { return engine_->world().spans_machines; }
-
-    std::string describe() const { return std::to_string(size()) + (size() == 1 ? " process" : " processes that send messages over TCP"); }
-
-    /// Memory in which collectives are fastest; see the concept.
-    collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-
 private:
-    friend EngineCollectives;
+    friend ProcessBackend;
     friend class NcclBackend;
+    explicit TcpBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    explicit TcpBackend(std::shared_ptr<collective::Engine> engine) noexcept : engine_(std::move(engine)) {}
-
-    int world_rank() const noexcept { return engine_->world_rank(rank()); }
-    const std::shared_ptr<collective::Engine>& shared_engine() const noexcept { return engine_; }
-    TcpBackend join(const collective::Group& group) { return TcpBackend(engine_->split(group)); }
-
-    std::shared_ptr<collective::Engine> engine_;
+    template <Rendezvous R>
+    static detail::Connection connect(R& rendezvous, const TcpOptions& options) {
+        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
+        const auto own = static_cast<std::uint8_t>(limited * 4 + options.shared_memory * 2 + options.reproducible);
+        const auto all = bootstrap::exchange(rendezvous, own);  // a rank without a limit takes part: so the others hear of it
+        detail::check_limit(options.timeout);
+        detail::check_same_options(all, rendezvous.rank(), "TcpBackend", "TcpOptions");
+        detail::Connection connection = detail::connect(
+            rendezvous, detail::Placement(rendezvous, options.domain), {options.timeout, options.shared_memory, options.reproducible},
+            [&] { return detail::make_tcp_transport(rendezvous, options.timeout); }, [](auto&) { return std::string(); });
+        connection.paths.messages = "messages over TCP";
+        return connection;
+    }
 };
 
 static_assert(Backend<TcpBackend>);

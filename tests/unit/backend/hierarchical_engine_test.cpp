@@ -1,14 +1,19 @@
 // ctest: TIMEOUT 60 PROCESSORS 2
-// What hierarchical_engine.hpp does when a rank dies or stops; the conformance suite over MpiBackend shows the rest.
+// What hierarchical_engine.hpp does when a rank dies or stops, and where machines have different numbers of ranks, more than one each; the
+// conformance suites over MpiBackend and TcpBackend show the rest.
+#include <gradsync/backend/connect.hpp>
 #include <gradsync/backend/hierarchical_engine.hpp>
-#include <gradsync/bootstrap/mesh.hpp>
+#include <gradsync/backend/tcp_engine.hpp>
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
-#include <gradsync/message_passing/tcp_transport.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,37 +25,30 @@
 #include "support/ports.hpp"
 
 namespace gs = gradsync;
-namespace mp = gradsync::message_passing;
-namespace sm = gradsync::shared_memory;
 using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int ranks = 4, ranks_here = 2;
+constexpr int ranks = 4;
 
-/// `f(engine)` on two machines of two processes each, which find one another over TCP.
+/// `f(engine)` on processes of several machines, which find one another over TCP. `machines`: by rank, what names its machine.
+template <class F>
+std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f) {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto size = static_cast<int>(machines.size());
+    return gradsync_test::forked(size, [&](int rank) -> std::string {
+        gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
+        const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
+        const auto connection = gs::detail::connect(
+            rendezvous, placement, {.timeout = 30s, .shared_memory = true, .reproducible = false},
+            [&] { return gs::detail::make_tcp_transport(rendezvous, 10s); }, [](auto&) { return std::string(); });
+        if (connection.paths.describe().find("share memory on each machine") == std::string::npos) return connection.paths.describe();
+        return f(*connection.engine);
+    });
+}
 template <class F>
 std::vector<gradsync_test::Report> on_two_machines(F&& f) {
-    const std::uint16_t port = gradsync_test::free_port();
-    std::vector<sm::Segment> segments;
-    for (int machine = 0; machine < ranks / ranks_here; ++machine)
-        segments.push_back(sm::ProcessWorld::create(ranks, sm::ProcessEngine::bytes(ranks_here)));
-    return gradsync_test::forked(ranks, [&](int rank) -> std::string {
-        const int machine = rank / ranks_here;
-        gs::TcpRendezvous rendezvous({.rank = rank, .size = ranks, .port = port});
-        auto processes = gs::bootstrap::exchange(rendezvous, gs::collective::ProcessIdentity::own());
-        auto transport = std::make_unique<mp::TcpTransport>(gs::bootstrap::connect_mesh(rendezvous, 10s), rank);
-        auto here =
-            sm::ProcessWorld::join(sm::Segment::open(segments[static_cast<std::size_t>(machine)].ticket()), rank, ranks, ranks_here);
-        auto everywhere =
-            mp::MessageWorld::make(std::move(transport), std::move(processes), ranks_here, here->shared_state(), here->chores());
-        auto flat = std::make_shared<mp::MessageEngine>(everywhere, std::vector<int>{0, 1, 2, 3}, rank, 0,
-                                                        std::make_shared<mp::KnownMemory>(), 30s);
-        auto local = std::make_shared<sm::ProcessEngine>(here, std::make_shared<sm::Regions>(),
-                                                         std::vector<int>{machine * 2, machine * 2 + 1}, rank % 2, here->memory(), 0, 30s);
-        const auto engine = gs::detail::HierarchicalEngine::combine(std::move(flat), std::move(local), {0, 0, 2, 2});
-        return f(*engine);
-    });
+    return on_machines({0, 0, 1, 1}, std::forward<F>(f));
 }
 
 gs::collective::Call all_reduce(std::vector<float>& data) {
@@ -69,9 +67,12 @@ std::string outcome(gs::collective::Engine& engine, std::vector<float>& data) {
         return error.code().message() + ", rank " + std::to_string(error.context().peer) + ": " + error.what();
     }
     for (const float x : data)
-        if (x != ranks) return "wrong";
+        if (x != static_cast<float>(engine.size())) return "wrong";
     return "";
 }
+
+/// What rank r brings to element i.
+double brought(std::size_t i, int r) { return static_cast<double>((i * 7 + static_cast<std::size_t>(r) * 13) % 101); }
 
 }  // namespace
 
@@ -160,4 +161,80 @@ TEST_CASE(
             }
         }
     }
+}
+
+TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the right results, also with more in flight than it keeps") {
+    for (const auto& machines : {std::vector{0, 0, 0, 1, 1}, std::vector{0, 1, 1, 0, 2, 1}, std::vector{0, 1, 1}}) {
+        const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
+            const int size = engine.size();
+            for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{100'003}}) {
+                for (const gs::ReduceOp op : {gs::ReduceOp::sum, gs::ReduceOp::max, gs::ReduceOp::mean}) {
+                    const std::size_t calls = count < 1000 ? 150 : 3;
+                    std::vector<std::vector<double>> in(calls, std::vector<double>(count)), out(calls, std::vector<double>(count, -1));
+                    std::vector<std::uint64_t> numbers;
+                    for (std::size_t c = 0; c < calls; ++c) {
+                        for (std::size_t i = 0; i < count; ++i) in[c][i] = brought(i + c, engine.rank());
+                        gs::collective::Call call;
+                        call.operation = gs::collective::Operation::all_reduce;
+                        call.dtype = gs::DType::f64;
+                        call.op = op;
+                        // Rank r brings r samples, rank 0 none.
+                        if (op == gs::ReduceOp::mean) call.contribution = {1.0 * engine.rank(), 1.0 * engine.rank()};
+                        call.in = in[c].data();
+                        call.out = out[c].data();
+                        call.in_count = call.out_count = count;
+                        numbers.push_back(engine.start(call));
+                    }
+                    for (const std::uint64_t n : numbers) engine.wait(n);
+                    for (std::size_t c = 0; c < calls; ++c)
+                        for (std::size_t i = 0; i < count; ++i) {
+                            double sum = 0, most = 0, weighted = 0, weight = 0;
+                            for (int r = 0; r < size; ++r) {
+                                sum += brought(i + c, r);
+                                most = std::max(most, brought(i + c, r));
+                                weighted += r * brought(i + c, r);
+                                weight += r;
+                            }
+                            const double expected = op == gs::ReduceOp::sum ? sum : op == gs::ReduceOp::max ? most : weighted / weight;
+                            if (std::abs(out[c][i] - expected) > 1e-9)
+                                return "element " + std::to_string(i) + " of " + std::to_string(count) + " in call " + std::to_string(c) +
+                                       " of op " + std::to_string(static_cast<int>(op)) + ": " + std::to_string(out[c][i]) +
+                                       " instead of " + std::to_string(expected);
+                        }
+                }
+            }
+            return "right";
+        });
+        for (const auto& report : reports) CHECK(report.text == "right");
+    }
+}
+
+TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one that dies or stops: with a shard to send, or without") {
+    const std::vector<int> machines{0, 0, 0, 1, 1};
+    for (const int victim : {0, 2, 4})  // rank 2 has no shard
+        for (const bool dies : {true, false}) {
+            CAPTURE(victim);
+            CAPTURE(dies);
+            const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
+                std::vector<float> data(300'001, 1.0f);
+                for (int step = 0; step < 3; ++step) {
+                    data.assign(data.size(), 1.0f);
+                    if (const std::string said = outcome(engine, data); !said.empty()) return said;
+                }
+                data.assign(data.size(), 1.0f);
+                engine.set_timeout(dies ? std::chrono::nanoseconds(30s) : std::chrono::nanoseconds(3s));
+                if (engine.rank() != victim) return outcome(engine, data);
+                if (dies) ::kill(::getpid(), SIGKILL);
+                const std::uint64_t n = engine.start(all_reduce(data));
+                for (int looks = 0; looks < 3; ++looks) engine.test(n);
+                while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
+                return "";
+            });
+            for (int r = 0; r < static_cast<int>(machines.size()); ++r) {
+                const auto& report = reports[static_cast<std::size_t>(r)];
+                CAPTURE(report.text);
+                if (r != victim)
+                    CHECK(report.says((dies ? "another rank failed, rank " : "time limit reached, rank ") + std::to_string(victim) + ": "));
+            }
+        }
 }

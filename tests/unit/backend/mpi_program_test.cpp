@@ -137,7 +137,7 @@ TEST_CASE("MpiBackend: groups say how they reach one another, not how the whole 
     CHECK(alone.describe() == "1 process that share memory");
     const MpiBackend three = whole.split(mpi().rank == 3, 0);
     CHECK(three.describe() == (mpi().rank == 3 ? "1 process that share memory"
-                                               : "3 processes on 2 machines that send messages (machines have different numbers of them)"));
+                                               : "3 processes on 2 machines that share memory on each machine, and send messages between them"));
 }
 
 TEST_CASE("MpiBackend: a thread for progress that MPI does not let in leaves it to the marks") {

@@ -1,0 +1,81 @@
+#pragma once
+// The trainer where ranks are processes that a launcher has started, each of which calls this.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <gradsync/bootstrap/rendezvous.hpp>
+
+#include "job.hpp"
+#include "ops_cpu.hpp"
+#include "run_rank.hpp"
+
+namespace gradsync_train {
+
+/// Runs what every rank does before the training. If it throws anywhere, the lowest rank where it does says why, and
+/// all get the exit code; otherwise none.
+template <gs::Rendezvous R, class F>
+std::optional<int> end_together(R& ranks, F&& f) {
+    std::optional<Ending> ending;
+    try {
+        f();
+    } catch (...) {
+        ending = ending_of_current_exception();
+    }
+    constexpr int goes_on = -1;
+    const auto codes = gs::bootstrap::exchange(ranks, ending ? ending->code : goes_on);
+    const auto speaker = std::find_if(codes.begin(), codes.end(), [](int code) { return code != goes_on; });
+    if (speaker == codes.end()) return {};
+    if (speaker - codes.begin() == ranks.rank()) ending->print();
+    return *speaker;
+}
+
+/// Machines that share no disk may each have a checkpoint of their own.
+template <gs::Rendezvous R>
+void expect_one_checkpoint(R& ranks, const Job& job) {
+    const std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : 0;
+    if (gs::bootstrap::exchange(ranks, digest).front() == digest) return;
+    throw UsageError("--resume: rank " + std::to_string(ranks.rank()) + " finds another checkpoint (after step " +
+                     std::to_string(job.checkpoint->progress().steps) + ") in " + job.options.checkpoint.string() +
+                     " than rank 0; copy one of them to all machines");
+}
+
+/// Returns the exit code, or ends the process: where it has failed, or has lost another one. `meet()` makes the rendezvous,
+/// `connect(rendezvous, options)` the backend over it.
+template <class Meet, class Connect>
+int run_process(int rank, int argc, char** argv, Meet&& meet, Connect&& connect) {
+    const bool speaks = rank == 0;
+    std::optional<Job> job;
+    std::optional<decltype(connect(std::declval<decltype(meet())&>(), std::declval<const Options&>()))> comm;
+    try {
+        auto ranks = meet();
+        auto code = end_together(ranks, [&] { job = prepare(parse_options(argc, argv, ranks.size()), speaks); });
+        if (code) return *code;
+        code = end_together(ranks, [&] { expect_one_checkpoint(ranks, *job); });
+        if (code) return *code;
+
+        comm.emplace(connect(ranks, job->options));
+        const Results results = run_rank(CpuOps{}, *comm, *job);
+        // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
+        comm->set_timeout(std::chrono::hours(24));
+        const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;
+        comm->barrier().wait();
+        return exit_code;
+    } catch (...) {
+        // MPI_Finalize would wait for the others forever.
+        const Ending ending = ending_of_current_exception();
+        const std::string name = "rank " + std::to_string(rank) + ": ";  // the library's errors have it already
+        std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
+        if (comm) comm->fail(ending.text);
+        std::fflush(nullptr);
+        std::_Exit(ending.code);
+    }
+}
+
+}  // namespace gradsync_train

@@ -1,0 +1,40 @@
+// ctest: MPI RANKS 4 TIMEOUT 300
+// TcpBackend's ranks as processes, which share memory: mpirun starts them, and MPI is their rendezvous, no more.
+#include <string>
+
+#include "conformance/backend.hpp"
+#include "conformance/mpi_launcher.hpp"
+
+using gradsync_test::Reach;
+using TcpProcesses = gradsync_test::MpiProcessesWith<Reach::memory, gradsync::TcpBackend>;
+using TcpMachines = gradsync_test::MpiProcessesWith<Reach::both, gradsync::TcpBackend>;
+using TcpReproducible = gradsync_test::MpiProcessesWith<Reach::reproducible, gradsync::TcpBackend>;
+
+TEST_CASE("TcpBackend: results") { gradsync_test::check_results<TcpProcesses>(); }
+TEST_CASE("TcpBackend: collectives in flight") { gradsync_test::check_in_flight<TcpProcesses>(); }
+TEST_CASE("TcpBackend: groups") { gradsync_test::check_groups<TcpProcesses>(); }
+TEST_CASE("TcpBackend: failures") { gradsync_test::check_failures<TcpProcesses>(); }
+
+TEST_CASE("TcpBackend on two machines: results") { gradsync_test::check_results<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines: groups") { gradsync_test::check_groups<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines: failures") { gradsync_test::check_failures<TcpMachines>(); }
+
+TEST_CASE("TcpBackend on two machines, reproducible: results") { gradsync_test::check_results<TcpReproducible>(); }
+
+TEST_CASE("TcpBackend: it says how the ranks reach one another, and a thread for progress is wanted between machines only") {
+    const auto described = [&]<class Launcher>(Launcher, int size) {
+        std::string description;
+        Launcher::run(size, gradsync_test::ample,
+                      [&](gradsync::TcpBackend comm) { description = comm.describe() + (comm.wants_progress_thread() ? "; thread" : ""); });
+        return description;
+    };
+    const int rank = gradsync_test::environment().rank;
+    CHECK(described(TcpProcesses{}, 4) == "4 processes that share memory");
+    CHECK(described(TcpMachines{}, 4) ==
+          "4 processes on 2 machines that share memory on each machine, and send messages over TCP between them; thread");
+    const std::string three = described(TcpMachines{}, 3);
+    if (rank < 3)
+        CHECK(three == "3 processes on 2 machines that share memory on each machine, and send messages over TCP between them; thread");
+    CHECK(described(TcpReproducible{}, 4) == "4 processes on 2 machines that send messages over TCP (sums are to be reproducible); thread");
+}
