@@ -8,6 +8,7 @@
 //     mpi                       MpiBackend, ranks that share memory, on buffers that it has allocated
 //     mpi_borrowed              the same on ordinary memory
 //     mpi_messages              MpiBackend, ranks that send messages, on buffers that it has allocated
+//     tcp_messages              TcpBackend, likewise, over the loopback interface, in turns with Gloo
 //
 // and else
 //
@@ -27,6 +28,7 @@
 #include <cstddef>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "buffers.hpp"
@@ -35,6 +37,7 @@
 #include "limit_loop.hpp"
 #include "reporting.hpp"
 #include "shared_contests.hpp"
+#include "tcp_collective.hpp"
 #if GRADSYNC_BENCH_GLOO
 #include "gloo_all_reduce.hpp"
 #endif
@@ -67,35 +70,41 @@ struct Measured {
     double handoff = 0;
 };
 
-/// Runs `contestant` in turns with the limit.
-Measured against_limit(const Case& c, Buffers& buffers, const std::string& who, Contestant& contestant) {
+/// Runs these in turns with the limit; whoever made them has checked their sums.
+Measured against_limit(const Case& c, Buffers& buffers, std::vector<std::pair<std::string, Contestant*>> all) {
     LimitLoop limit(buffers.pointers(), c.bytes);
-    if (c.sums()) buffers.check_sum(contestant, c.dtype, "all_reduce");
-    std::vector<Contestant*> contestants{&contestant};
     if (c.has_limit()) {
         buffers.check_sum(limit, DType::f32, "limit");
-        contestants.push_back(&limit);
+        all.emplace_back("limit", &limit);
     }
+    std::vector<Contestant*> contestants;
+    for (const auto& [who, contestant] : all) contestants.push_back(contestant);
     const double before = handoff_latency();
     const ContestResult samples = run_contest(c.ranks, contestants, contest_options);
-    Measured measured{{{who, summarise(samples[0].seconds)}}, (before + handoff_latency()) / 2};
-    if (c.has_limit()) measured.of["limit"] = summarise(samples[1].seconds);
+    Measured measured{{}, (before + handoff_latency()) / 2};
+    for (std::size_t i = 0; i < all.size(); ++i) measured.of[all[i].first] = summarise(samples[i].seconds);
     return measured;
 }
 
 Measured measure_threads(const Case& c) {
     Buffers buffers(c.ranks, c.bytes);
     ThreadsCollective threads(c.collective, c.dtype, buffers.pointers(), c.bytes);
-    return against_limit(c, buffers, "threads", threads);
+    if (c.sums()) buffers.check_sum(threads, c.dtype, "threads");
+    return against_limit(c, buffers, {{"threads", &threads}});
 }
 
-#if GRADSYNC_BENCH_GLOO
-Measured measure_gloo(const Case& c) {
+Measured measure_tcp(const Case& c) {
     Buffers buffers(c.ranks, c.bytes);
+    TcpCollective tcp(c.collective, c.dtype, c.ranks, c.bytes);
+    tcp.check_sum();
+#if GRADSYNC_BENCH_GLOO
     GlooAllReduce gloo(buffers.pointers(), c.bytes);
-    return against_limit(c, buffers, "gloo", gloo);
-}
+    buffers.check_sum(gloo, c.dtype, "gloo");
+    return against_limit(c, buffers, {{"tcp_messages", &tcp}, {"gloo", &gloo}});
+#else
+    return against_limit(c, buffers, {{"tcp_messages", &tcp}});
 #endif
+}
 
 #ifdef GRADSYNC_BENCH_MPIEXEC
 Measured measure_mpi(const Case& c) {
@@ -147,7 +156,7 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
         const auto found = measured.of.find(name);
         return found == measured.of.end() || name == who ? nullptr : &found->second;
     };
-    for (const char* name : {"limit", "threads", "mpi_library"})
+    for (const char* name : {"limit", "threads", "mpi_library", "gloo"})
         if (other(name)) state.counters[name + std::string("_ratio")] = other(name)->median / own.median;
     if (other("limit")) state.counters["limit_ratio_of_minima"] = other("limit")->min / own.min;
     const Summary *blocking = other("mpi_library"), *nonblocking = other("mpi_library_nonblocking");
@@ -183,9 +192,11 @@ void add_mpi([[maybe_unused]] const Case& c) {
 }
 
 /// All-reduces of f32, which is what all peers have.
-void add_peers([[maybe_unused]] const Case& c) {
+void add_peers(const Case& c) {
 #if GRADSYNC_BENCH_GLOO
-    add({"gloo"}, c, measure_gloo);
+    add({"tcp_messages", "gloo"}, c, measure_tcp);
+#else
+    add({"tcp_messages"}, c, measure_tcp);
 #endif
 #ifdef GRADSYNC_BENCH_MPICH_MPIEXEC
     add({"mpich_library", "mpich_library_nonblocking"}, c, measure_mpich);

@@ -106,6 +106,10 @@ def all_reduces(made):
         messages[f"{ranks_of(ranks)}, {size(count)}"] = found
     made.add_worst("all-reduce: time of MPI by messages over the better of MPI_Allreduce's and MPI_Iallreduce's, at most", "1.05", messages,
                    lambda v: v <= 1.05, max, needs=[need for ranks in (2, 4, 6) for need in needs(ranks, "mpi_messages", "mpi_library")])
+    sockets = {f"{ranks_of(ranks)}, {size(count)}": ratio_of(ranks, "tcp_messages", "gloo_ratio", "gloo", count)
+               for ranks in (2, 4) for count in EVERY_SIZE}
+    made.add_worst("all-reduce: Gloo's time over that of TCP by messages", "1", sockets, lambda v: v >= 1, min,
+                   needs=[need for ranks in (2, 4) for need in needs(ranks, "gloo", "tcp_messages")])
 
 
 def reducers(made):

@@ -20,6 +20,7 @@ WHO = {
     "mpi": Look("gradsync, MPI, shared memory", "#D55E00", "s"),
     "mpi_borrowed": Look("gradsync, MPI, borrowed memory", "#E69F00", "D"),
     "mpi_messages": Look("gradsync, MPI, messages", "#CC79A7", "^"),
+    "tcp_messages": Look("gradsync, TCP, messages", "#CC79A7", "<", ":"),
     "nccl": Look("gradsync, NCCL", "#882255", "*"),
     "nccl_library": Look("NCCL's own", "#882255", "*", ":"),
     "mpi_library": Look("MPI_Allreduce", "#56B4E9", "v"),

@@ -9,7 +9,7 @@ from .text import size
 MIB = 2 ** 20
 # Tasks of a size each, so that a program that hangs costs little.
 SIZES = {"small": (2 ** 12, 2 ** 16, MIB), "large": (10 * MIB, 25 * MIB), "largest": (100 * MIB,)}
-OURS = "threads|limit|mpi|mpi_borrowed|mpi_messages|mpi_library|mpi_library_nonblocking"
+OURS = "threads|limit|mpi|mpi_borrowed|mpi_messages|tcp_messages|mpi_library|mpi_library_nonblocking"
 GLOO, MPICH = "gloo", "mpich_library|mpich_library_nonblocking"
 MODELS = {"transformer": 0.2, "mlp": 0.055}  # about how long a step takes, in seconds
 # In every round, how often each strategy takes a step between two of its reference. Few, if steps are long: rounds add to them.

@@ -904,6 +904,19 @@ class Cluster(Processes):
         self.assertEqual(len(digests), 1, digests)
         self.assertEqual(self.train_hosts(2, "2,1", *TRANSFORMER, "--reproducible")["params_digest"], expected)
 
+    def test_without_mpi(self):
+        """Sockets of our own between the same hosts; mpirun starts the processes, no more."""
+        for hosts, ranks_per_host, ranks, sent in ((2, 1, 2, "send messages over TCP (one on each machine)"),
+                                                   (2, "2,1", 3, "share memory on each machine, and send messages over TCP between them")):
+            expected = self.digest(*TRANSFORMER, "--ranks", ranks)
+            for more in ([], ["--reproducible"]):
+                program = ["env", "MASTER_ADDR=host0", PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, [*TRANSFORMER, *more]), "--json", "-"]
+                done = subprocess.run([*self.launcher(hosts, ranks_per_host), *program], capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                found = json.loads(done.stdout)
+                if not more: self.assertEqual(found["transport"], f"{ranks} processes on 2 machines that {sent}")
+                if more or ranks == 2: self.assertEqual(found["params_digest"], expected)
+
     def test_a_run_that_loses_a_process_goes_on(self):
         """Also those on the other host hear of it; and those that send messages to each."""
         self.expect_recovery()

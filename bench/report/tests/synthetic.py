@@ -4,7 +4,7 @@ import random
 
 from report.results import Results
 
-SLOWNESS = {"limit": 1.0, "threads": 1.05, "mpi": 1.2, "mpi_borrowed": 4.0, "mpi_messages": 6.0, "mpi_library": 5.0, "mpi_library_nonblocking": 7.0, "gloo": 12.0}
+SLOWNESS = {"limit": 1.0, "threads": 1.05, "mpi": 1.2, "mpi_borrowed": 4.0, "mpi_messages": 6.0, "tcp_messages": 9.0, "mpi_library": 5.0, "mpi_library_nonblocking": 7.0, "gloo": 12.0}
 SIZES = [2 ** 12, 2 ** 16, 2 ** 20, 10 * 2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20]
 STRATEGIES = {"independent": 0.0, "naive": 1.0, "flat": 0.9, "overlap_per_parameter": 0.5, "buckets_1MB": 0.4, "buckets_10MB": 0.35, "buckets_25MB": 0.3,
               "buckets_100MB": 0.6, "buckets_1000MB": 0.9, "optimal": 0.25, "forward": 0.2, "zero1": 0.5, "zero2": 0.5, "zero3": 0.7}

@@ -19,10 +19,12 @@ struct Job {
     std::uint16_t port = 29500;
     std::string token = {};  ///< the same on all ranks, and on no other job: keeps strangers out
 
-    /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, as torchrun and many others set them; else what Slurm sets for
-    /// the processes of `srun`: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first of SLURM_STEP_NODELIST (or
-    /// SLURM_JOB_NODELIST), and a port and a token made of SLURM_JOB_ID. MASTER_ADDR, MASTER_PORT and GRADSYNC_JOB_TOKEN
-    /// override Slurm's. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after
+    /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, as torchrun and many others set them; else what mpirun sets, for programs
+    /// without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; a token is made of PMIX_NAMESPACE), or PMI_RANK, PMI_SIZE and
+    /// MPI_LOCALRANKID (MPICH and its kin); else what Slurm sets for the processes of `srun`: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
+    /// Inside Slurm mpirun's ranks and its own meet at the first of SLURM_STEP_NODELIST (or SLURM_JOB_NODELIST), with a port and a token
+    /// made of SLURM_JOB_ID; elsewhere those of mpirun on this machine, unless MASTER_ADDR says where rank 0 is. MASTER_ADDR, MASTER_PORT and
+    /// GRADSYNC_JOB_TOKEN override all of these. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after
     /// it, and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. Without any of
     /// them: one rank. `variable(name)`: its value, or nullptr.
     ///
@@ -90,16 +92,22 @@ Job Job::from(Lookup&& lookup) {
     constexpr int most_ranks = 1 << 20;
     Job job;
     const bool plain = variables.get("RANK") != nullptr || variables.get("WORLD_SIZE") != nullptr;
-    const bool slurm = !plain && variables.get("SLURM_PROCID") != nullptr;
-    if (plain || slurm) {
-        const char* const size = plain ? "WORLD_SIZE" : "SLURM_NTASKS";
-        const char* const rank = plain ? "RANK" : "SLURM_PROCID";
-        job.size = static_cast<int>(variables.number(size, 1, most_ranks));
-        job.rank = static_cast<int>(variables.number(rank, 0, job.size - 1));
-        job.local_rank =
-            static_cast<int>(variables.number(plain ? "LOCAL_RANK" : "SLURM_LOCALID", 0, job.size - 1, job.size == 1 ? 0 : job.rank));
+    // In a job of Slurm's the processes of mpirun have Slurm's variables as well, those of whatever has started them.
+    constexpr struct {
+        const char *rank, *size, *local_rank;
+    } launchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
+                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+                     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
+    for (const auto& names : launchers) {
+        if (plain ? &names != launchers : variables.get(names.rank) == nullptr) continue;
+        job.size = static_cast<int>(variables.number(names.size, 1, most_ranks));
+        job.rank = static_cast<int>(variables.number(names.rank, 0, job.size - 1));
+        job.local_rank = static_cast<int>(variables.number(names.local_rank, 0, job.size - 1, job.size == 1 ? 0 : job.rank));
+        break;
     }
-    if (slurm) {
+    if (const char* const name = variables.get("PMIX_NAMESPACE"); !plain && name != nullptr) job.token = std::string("mpirun ") + name;
+    if (!plain && variables.get("SLURM_PROCID") != nullptr) {
         const char* const step = variables.get("SLURM_STEP_NODELIST");
         const char* const nodes = step != nullptr ? step : variables.get("SLURM_JOB_NODELIST");
         if (nodes != nullptr) job.address = bootstrap::first_host(nodes);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/clock.hpp"
 #include "../net/socket.hpp"
 #include "transport.hpp"
 
@@ -20,6 +21,8 @@ namespace gradsync::inline v0::message_passing {
 /// Messages over connections of TCP, one to each other rank. A message that comes before its receive has begun is kept; a rank
 /// whose connection has ended is `lost`, and what is sent to it counts as over.
 class TcpTransport final : public Transport {
+    using Clock = std::chrono::steady_clock;
+
 public:
     static constexpr std::size_t largest_message = std::size_t{64} << 20;
 
@@ -67,16 +70,18 @@ public:
     }
 
     bool poll() override {
+        const std::uint64_t before = over_;
         waiting_.clear();
-        for (const Peer& peer : peers_) {
-            const auto events = static_cast<short>(POLLIN | (peer.outgoing.empty() ? 0 : POLLOUT));
+        for (std::size_t r = 0; r < peers_.size(); ++r) {
+            Peer& peer = peers_[r];
+            if (peer.incoming.held_up && choose_place(static_cast<int>(r), peer.incoming)) pull(static_cast<int>(r));
+            const auto events = static_cast<short>((peer.incoming.held_up ? 0 : POLLIN) | (peer.outgoing.empty() ? 0 : POLLOUT));
             waiting_.push_back({peer.lost ? -1 : peer.socket.descriptor(), events, 0});
         }
-        const std::uint64_t before = over_;
         if (::poll(waiting_.data(), waiting_.size(), 0) > 0)
             for (std::size_t r = 0; r < peers_.size(); ++r) {
                 if (waiting_[r].revents & POLLOUT) push(peers_[r]);
-                if (waiting_[r].revents & (POLLIN | POLLHUP | POLLERR)) pull(static_cast<int>(r));
+                if (waiting_[r].revents & (POLLIN | POLLHUP | POLLERR) && !peers_[r].incoming.held_up) pull(static_cast<int>(r));
             }
         return over_ != before;
     }
@@ -138,6 +143,8 @@ private:
         Ticket ticket = no_ticket;
         std::vector<std::byte> own = {};  ///< where nobody has begun to receive it
         bool keep = false;                ///< what is in `own` is for a later receive
+        bool held_up = false;             ///< its header has come, and the rest has no place yet
+        Clock::time_point since = {};     ///< that
     };
     struct Posted {
         std::byte* data;
@@ -156,6 +163,9 @@ private:
         Incoming incoming;
         std::vector<Inbox> inboxes;  ///< by stream
     };
+
+    static constexpr std::size_t most_copied_at_once = std::size_t{16} << 10;
+    static constexpr std::chrono::milliseconds patience{1};
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
@@ -239,16 +249,24 @@ private:
             if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
             if (got <= 0) return lose(peer);
             incoming.got += static_cast<std::size_t>(got);
-            if (in_header && incoming.got == header) choose_place(rank, incoming);
+            if (in_header && incoming.got == header && !choose_place(rank, incoming)) return;
             if (incoming.got >= header && incoming.got == header + incoming.header.bytes) arrive(rank, incoming);
         }
     }
 
-    void choose_place(int rank, Incoming& incoming) {
+    /// Where a message goes whose header has come. False where it has to wait: one that takes long to copy is left to the system for a
+    /// moment, as what arrived before it may make somebody begin its receive. No longer, as there may be others behind it.
+    bool choose_place(int rank, Incoming& incoming) {
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
             throw std::runtime_error("rank " + std::to_string(rank) + " sent nonsense");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
+        if (incoming.keep && incoming.header.bytes > most_copied_at_once) {
+            const auto now = Clock::now();
+            if (!std::exchange(incoming.held_up, true)) incoming.since = now;
+            if (now - incoming.since < patience) return false;
+        }
+        incoming.held_up = false;
         if (incoming.keep) {
             incoming.own.resize(incoming.header.bytes);
             incoming.data = incoming.own.data();
@@ -260,6 +278,7 @@ private:
             incoming.data = posted.data;
             incoming.ticket = posted.ticket;
         }
+        return true;
     }
 
     void arrive(int rank, Incoming& incoming) {

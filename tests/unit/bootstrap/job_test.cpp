@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 #include "support/says.hpp"
 
@@ -99,6 +100,39 @@ TEST_CASE("job: Slurm's variables; ours override them") {
     CHECK(job_of(step).address == "10.0.0.1");
     CHECK(job_of(step).port == 4000);
     CHECK(job_of(step).token == "mine");
+}
+
+TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
+    std::map<std::string, std::string> open_mpi = {
+        {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"PMIX_NAMESPACE", "77"}};
+    Job job = job_of(open_mpi);
+    CHECK(job.rank == 2);
+    CHECK(job.size == 4);
+    CHECK(job.local_rank == 1);
+    CHECK(job.address == "localhost");
+    CHECK(job.token == "mpirun 77");
+    // Of a batch script that calls mpirun.
+    for (const auto& [name, value] :
+         {std::pair{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NODELIST", "node[1-2]"}, {"SLURM_JOB_ID", "9"}})
+        open_mpi[name] = value;
+    job = job_of(open_mpi);
+    CHECK(job.rank == 2);
+    CHECK(job.size == 4);
+    CHECK(job.address == "node1");
+    CHECK(job.port == 20009);
+    CHECK(job.token == "slurm 9");
+    open_mpi["MASTER_ADDR"] = "node2";
+    CHECK(job_of(open_mpi).address == "node2");
+    open_mpi["RANK"] = "0";
+    open_mpi["WORLD_SIZE"] = "2";
+    CHECK(job_of(open_mpi).size == 2);
+    CHECK(job_of(open_mpi).token.empty());
+
+    job = job_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "0"}});
+    CHECK(job.rank == 1);
+    CHECK(job.size == 3);
+    CHECK(job.local_rank == 0);
+    CHECK(says(refusal_of({{"OMPI_COMM_WORLD_RANK", "1"}}), "OMPI_COMM_WORLD_SIZE is not set"));
 }
 
 TEST_CASE("job: the first host of Slurm's lists") {
