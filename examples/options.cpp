@@ -264,8 +264,8 @@ Options parse_options(int argc, char** argv, int processes) {
         throw UsageError("--precision is for --device cuda, as the CPU computes in f32; leave it out");
     if (o.backend == (o.device == "cuda" ? "nccl" : "tcp")) {
         if (ranks->count() > 0 && o.ranks != processes) {
-            throw UsageError("--ranks " + std::to_string(o.ranks) + ", but WORLD_SIZE is " + std::to_string(processes) +
-                             "; leave out --ranks, or start as many processes");
+            throw UsageError("--ranks " + std::to_string(o.ranks) + ", but WORLD_SIZE (or what the launcher sets instead) is " +
+                             std::to_string(processes) + "; leave out --ranks, or start as many processes");
         }
         o.ranks = processes;
     }

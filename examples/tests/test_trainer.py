@@ -817,7 +817,7 @@ class Tcp(TrainerTest):
                     "send messages over TCP (shared memory is switched off)" if "--no-shared-memory" in more else "share memory"))
 
     def test_usage_errors_are_said_once(self):
-        for part, flags in (("--bogus", ["--bogus"]), ("WORLD_SIZE is 3", ["--ranks", 2]),
+        for part, flags in (("--bogus", ["--bogus"]), ("WORLD_SIZE (or what the launcher sets instead) is 3", ["--ranks", 2]),
                             ("cannot read", ["--resume", "--checkpoint", self.folder / "none"])):
             done = self.finish(self.start(3, *TRANSFORMER, *flags))
             self.assertEqual([(code, out) for code, out, _ in done], 3 * [(2, "")], done)

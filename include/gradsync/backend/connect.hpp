@@ -67,7 +67,7 @@ struct Connection {
 struct ConnectionOptions {
     std::chrono::nanoseconds timeout;
     bool shared_memory;  ///< ranks of one machine share memory where they can
-    bool reproducible;   ///< sums in the order of the ranks, also where several run on each of several machines
+    bool reproducible;   ///< sums in the order of the ranks, also where several run on one of several machines
 };
 
 /// What the ranks of one machine have in common.

@@ -242,14 +242,13 @@ private:
         for (int r = 0; r < engine.size(); ++r) group.members.push_back(r);
         return group;
     }
-    /// The ranks that have the same place on their machines.
+    /// The ranks that have the same place on their machines, in the machines' order: every shard is added up in that.
     collective::Group counterparts() const {
         collective::Group group;
-        for (int r = 0; r < size(); ++r) {
-            if (local_rank(r) != local_rank(rank())) continue;
-            if (r == rank()) group.rank = static_cast<int>(group.members.size());
-            group.members.push_back(r);
-        }
+        for (int r = 0; r < size(); ++r)
+            if (local_rank(r) == local_rank(rank())) group.members.push_back(r);
+        std::sort(group.members.begin(), group.members.end(), [&](int a, int b) { return machine_of(a) < machine_of(b); });
+        group.rank = static_cast<int>(std::find(group.members.begin(), group.members.end(), rank()) - group.members.begin());
         return group;
     }
 
@@ -461,8 +460,12 @@ private:
             std::lock_guard lock(mutex_);
             if (first_ == next_) return;
             what = collective::name_of(at(first_).call, first_);
+            const auto is_dead = [&](int r) {
+                std::lock_guard messages(flat_->world().mutex());
+                return roll_call_.is_dead(world(), r, world_rank(r));
+            };
             for (int r = 0; r < size() && culprit < 0; ++r)
-                if (r != rank() && roll_call_.is_dead(world(), r, world_rank(r)) && !flat_->has_left(r)) culprit = world_rank(r);
+                if (r != rank() && is_dead(r) && !flat_->has_left(r)) culprit = world_rank(r);
         }
         if (culprit >= 0) fail(collective::died(what, culprit));
     }

@@ -37,7 +37,7 @@ struct MpiOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
-    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on each of several machines
+    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on one of several machines
     MpiCommunicator communicator = MpiCommunicator::duplicate;
 };
 

@@ -21,7 +21,7 @@ struct TcpOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait; `set_timeout` changes it
     bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
-    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on each of several machines
+    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on one of several machines
 };
 
 /// Ranks that are processes, started by whatever tells them their numbers: nothing but sockets is needed, no MPI.
@@ -44,7 +44,8 @@ public:
 
     /// The ranks of the job that the environment tells of; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
-        TcpRendezvous rendezvous(Job::from_environment(), {.timeout = options.timeout});
+        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
+        TcpRendezvous rendezvous(Job::from_environment(), {.timeout = limited ? options.timeout : TcpRendezvousOptions().timeout});
         return TcpBackend(rendezvous, options);
     }
 

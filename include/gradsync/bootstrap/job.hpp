@@ -22,9 +22,8 @@ struct Job {
     /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, as torchrun and many others set them; else what mpirun sets, for programs
     /// without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; a token is made of PMIX_NAMESPACE), or PMI_RANK, PMI_SIZE and
     /// MPI_LOCALRANKID (MPICH and its kin); else what Slurm sets for the processes of `srun`: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
-    /// Inside Slurm mpirun's ranks and its own meet at the first of SLURM_STEP_NODELIST (or SLURM_JOB_NODELIST), with a port and a token
-    /// made of SLURM_JOB_ID; elsewhere those of mpirun on this machine, unless MASTER_ADDR says where rank 0 is. MASTER_ADDR, MASTER_PORT and
-    /// GRADSYNC_JOB_TOKEN override all of these. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after
+    /// Inside Slurm ranks meet at the first of SLURM_STEP_NODELIST (mpirun's of SLURM_JOB_NODELIST), with a port and a token made of
+    /// SLURM_JOB_ID; elsewhere mpirun's meet on this machine. MASTER_ADDR, MASTER_PORT and GRADSYNC_JOB_TOKEN override all of these. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after
     /// it, and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. Without any of
     /// them: one rank. `variable(name)`: its value, or nullptr.
     ///
@@ -91,37 +90,47 @@ Job Job::from(Lookup&& lookup) {
     const bootstrap::Variables variables(lookup);
     constexpr int most_ranks = 1 << 20;
     Job job;
-    const bool plain = variables.get("RANK") != nullptr || variables.get("WORLD_SIZE") != nullptr;
-    // In a job of Slurm's the processes of mpirun have Slurm's variables as well, those of whatever has started them.
+    enum Launcher { by_names, open_mpi, mpich, slurm, none };
     constexpr struct {
         const char *rank, *size, *local_rank;
-    } launchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-                     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
-    for (const auto& names : launchers) {
-        if (plain ? &names != launchers : variables.get(names.rank) == nullptr) continue;
+    } names_of[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
+                    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+                    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+                    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
+    const auto has = [&](const char* name) { return variables.get(name) != nullptr; };
+    // In a job of Slurm's the processes of mpirun have Slurm's variables, too: those of whatever has started them. Those of srun may have
+    // what MPICH's mpirun sets, but not all of it.
+    const bool of_mpich = has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"));
+    const Launcher launcher = has("RANK") || has("WORLD_SIZE") ? by_names
+                              : has("OMPI_COMM_WORLD_RANK")    ? open_mpi
+                              : of_mpich                       ? mpich
+                              : has("SLURM_PROCID")            ? slurm
+                                                               : none;
+    if (launcher != none) {
+        const auto& names = names_of[launcher];
         job.size = static_cast<int>(variables.number(names.size, 1, most_ranks));
         job.rank = static_cast<int>(variables.number(names.rank, 0, job.size - 1));
         job.local_rank = static_cast<int>(variables.number(names.local_rank, 0, job.size - 1, job.size == 1 ? 0 : job.rank));
-        break;
     }
-    if (const char* const name = variables.get("PMIX_NAMESPACE"); !plain && name != nullptr) job.token = std::string("mpirun ") + name;
-    if (!plain && variables.get("SLURM_PROCID") != nullptr) {
-        const char* const step = variables.get("SLURM_STEP_NODELIST");
+    if (launcher != none && launcher != by_names) {
+        // mpirun begins a step of its own on the other machines: what is said of steps differs from rank to rank.
+        const char* const step = launcher == slurm ? variables.get("SLURM_STEP_NODELIST") : nullptr;
         const char* const nodes = step != nullptr ? step : variables.get("SLURM_JOB_NODELIST");
         if (nodes != nullptr) job.address = bootstrap::first_host(nodes);
-        if (variables.get("SLURM_JOB_ID") != nullptr) {
+        if (has("SLURM_JOB_ID")) {
             const long long id = variables.number("SLURM_JOB_ID", 0, 1LL << 40);
             job.port = static_cast<std::uint16_t>(20000 + id % 20000);
             job.token = "slurm " + std::to_string(id);
-            if (const char* const number = variables.get("SLURM_STEP_ID")) (job.token += '.') += number;
+            const char* const number = launcher == slurm ? variables.get("SLURM_STEP_ID") : nullptr;
+            if (number != nullptr) (job.token += '.') += number;
         }
+        const char* const name = launcher == open_mpi ? variables.get("PMIX_NAMESPACE") : nullptr;
+        if (name != nullptr) (job.token += job.token.empty() ? "mpirun " : ", mpirun ") += name;
     }
     if (const char* const address = variables.get("MASTER_ADDR")) job.address = address;
     job.port = static_cast<std::uint16_t>(variables.number("MASTER_PORT", 1, 65535, job.port));
     const char* const agent = variables.get("TORCHELASTIC_USE_AGENT_STORE");
-    if (plain && agent != nullptr && std::string_view(agent) == "True") {
+    if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {
         job.port = static_cast<std::uint16_t>(job.port == 65535 ? 1024 : job.port + 1);
         job.token = "torchrun";
         for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})

@@ -21,8 +21,8 @@ namespace gradsync::inline v0 {
 /// travels alone; a parameter is never split. (PyTorch's DDP closes a bucket once it has *reached* its cap, and so
 /// overshoots it by up to one parameter.)
 ///
-/// A parameter that is `cheaper_alone` (between threads a borrowed gradient of 16 KiB and more) has a bucket of its own: nothing of it is
-/// copied. The open bucket stays open beside it.
+/// A parameter that is `cheaper_alone` (between threads a borrowed gradient of 16 KiB and more, where at most 256 are so large; else of a
+/// power of two times that) has a bucket of its own: nothing of it is copied. The open bucket stays open beside it.
 ///
 /// Caps are in bytes. Each (dtype, space) counts its buckets on its own: its k-th, without those that are cheaper alone, is limited
 /// by `caps()[k]`, and the last cap repeats.

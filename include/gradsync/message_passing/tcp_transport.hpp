@@ -74,7 +74,7 @@ public:
         waiting_.clear();
         for (std::size_t r = 0; r < peers_.size(); ++r) {
             Peer& peer = peers_[r];
-            if (peer.incoming.held_up && choose_place(static_cast<int>(r), peer.incoming)) pull(static_cast<int>(r));
+            if (peer.incoming.held_up && choose_place(static_cast<int>(r), peer)) pull(static_cast<int>(r));
             const auto events = static_cast<short>((peer.incoming.held_up ? 0 : POLLIN) | (peer.outgoing.empty() ? 0 : POLLOUT));
             waiting_.push_back({peer.lost ? -1 : peer.socket.descriptor(), events, 0});
         }
@@ -144,7 +144,6 @@ private:
         std::vector<std::byte> own = {};  ///< where nobody has begun to receive it
         bool keep = false;                ///< what is in `own` is for a later receive
         bool held_up = false;             ///< its header has come, and the rest has no place yet
-        Clock::time_point since = {};     ///< that
     };
     struct Posted {
         std::byte* data;
@@ -161,10 +160,12 @@ private:
         bool lost = false;
         std::deque<Outgoing> outgoing;
         Incoming incoming;
+        Clock::time_point held_up_since = {};
+        bool takes_all = false;      ///< patience has ended: nothing is held up until all is read that has come by then
         std::vector<Inbox> inboxes;  ///< by stream
     };
 
-    static constexpr std::size_t most_copied_at_once = std::size_t{16} << 10;
+    static constexpr std::size_t most_copied_at_once = std::size_t{128} << 10;
     static constexpr std::chrono::milliseconds patience{1};
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
@@ -246,25 +247,30 @@ private:
             const std::size_t bytes = in_header ? header - incoming.got : header + incoming.header.bytes - incoming.got;
             const ssize_t got = ::recv(peer.socket.descriptor(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
-            if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+            if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+                if (incoming.got == 0) peer.takes_all = false;
+                return;
+            }
             if (got <= 0) return lose(peer);
             incoming.got += static_cast<std::size_t>(got);
-            if (in_header && incoming.got == header && !choose_place(rank, incoming)) return;
+            if (in_header && incoming.got == header && !choose_place(rank, peer)) return;
             if (incoming.got >= header && incoming.got == header + incoming.header.bytes) arrive(rank, incoming);
         }
     }
 
     /// Where a message goes whose header has come. False where it has to wait: one that takes long to copy is left to the system for a
     /// moment, as what arrived before it may make somebody begin its receive. No longer, as there may be others behind it.
-    bool choose_place(int rank, Incoming& incoming) {
+    bool choose_place(int rank, Peer& peer) {
+        Incoming& incoming = peer.incoming;
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
             throw std::runtime_error("rank " + std::to_string(rank) + " sent nonsense");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
-        if (incoming.keep && incoming.header.bytes > most_copied_at_once) {
+        if (incoming.keep && incoming.header.bytes > most_copied_at_once && !peer.takes_all) {
             const auto now = Clock::now();
-            if (!std::exchange(incoming.held_up, true)) incoming.since = now;
-            if (now - incoming.since < patience) return false;
+            if (!std::exchange(incoming.held_up, true)) peer.held_up_since = now;
+            if (now - peer.held_up_since < patience) return false;
+            peer.takes_all = true;
         }
         incoming.held_up = false;
         if (incoming.keep) {

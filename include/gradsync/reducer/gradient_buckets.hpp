@@ -216,9 +216,17 @@ private:
 
     std::vector<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
         std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
-        if constexpr (requires { backend.cheaper_alone_from(); })
-            for (std::size_t i = 0; !packed && i < infos.size(); ++i)
-                infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= backend.cheaper_alone_from();
+        if constexpr (requires { backend.cheaper_alone_from(); }) {
+            // Not so many that a rank that is ahead of the others would wait for them to start another one.
+            constexpr std::size_t most_alone = 256;
+            std::size_t alone = packed ? 0 : infos.size();
+            for (std::size_t least = backend.cheaper_alone_from(); alone != 0; least *= 2) {
+                alone = 0;
+                for (std::size_t i = 0; i < infos.size(); ++i)
+                    alone += infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= least;
+                if (alone <= most_alone) break;
+            }
+        }
         return infos;
     }
 

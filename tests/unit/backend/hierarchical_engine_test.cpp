@@ -209,6 +209,31 @@ TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the 
     }
 }
 
+TEST_CASE("HierarchicalEngine: every element is added up in the ranks' order on each machine, then in the machines', wherever it lies") {
+    for (const auto& machines : {std::vector{0, 1, 2, 2, 1, 0}, std::vector{0, 1, 2, 2, 1, 0, 1}}) {
+        constexpr std::size_t count = 1000;
+        const auto value = [](std::size_t i, int r) {
+            return 1.0f / static_cast<float>((i * 31 + static_cast<std::size_t>(r) * 17) % 1009 + 1);
+        };
+        const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
+            std::vector<float> data(count);
+            for (std::size_t i = 0; i < count; ++i) data[i] = value(i, engine.rank());
+            engine.wait(engine.start(all_reduce(data)));
+            for (std::size_t i = 0; i < count; ++i) {
+                float sums[3] = {};
+                bool any[3] = {};
+                for (int r = 0; r < engine.size(); ++r) {
+                    const auto m = static_cast<std::size_t>(machines[static_cast<std::size_t>(r)]);
+                    sums[m] = std::exchange(any[m], true) ? sums[m] + value(i, r) : value(i, r);
+                }
+                if (data[i] != (sums[0] + sums[1]) + sums[2]) return "element " + std::to_string(i) + " has other bits";
+            }
+            return "right";
+        });
+        for (const auto& report : reports) CHECK(report.text == "right");
+    }
+}
+
 TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one that dies or stops: with a shard to send, or without") {
     const std::vector<int> machines{0, 0, 0, 1, 1};
     for (const int victim : {0, 2, 4})  // rank 2 has no shard

@@ -136,8 +136,9 @@ TEST_CASE("MpiBackend: groups say how they reach one another, not how the whole 
     CHECK(across.describe() == "2 processes on 2 machines that send messages (one on each machine)");
     CHECK(alone.describe() == "1 process that share memory");
     const MpiBackend three = whole.split(mpi().rank == 3, 0);
-    CHECK(three.describe() == (mpi().rank == 3 ? "1 process that share memory"
-                                               : "3 processes on 2 machines that share memory on each machine, and send messages between them"));
+    CHECK(three.describe() == (mpi().rank == 3
+                                   ? "1 process that share memory"
+                                   : "3 processes on 2 machines that share memory on each machine, and send messages between them"));
 }
 
 TEST_CASE("MpiBackend: a thread for progress that MPI does not let in leaves it to the marks") {

@@ -111,16 +111,25 @@ TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
     CHECK(job.local_rank == 1);
     CHECK(job.address == "localhost");
     CHECK(job.token == "mpirun 77");
-    // Of a batch script that calls mpirun.
-    for (const auto& [name, value] :
-         {std::pair{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NODELIST", "node[1-2]"}, {"SLURM_JOB_ID", "9"}})
-        open_mpi[name] = value;
-    job = job_of(open_mpi);
-    CHECK(job.rank == 2);
-    CHECK(job.size == 4);
-    CHECK(job.address == "node1");
-    CHECK(job.port == 20009);
-    CHECK(job.token == "slurm 9");
+    // Of a batch script that calls mpirun: on its own machine, and on the other one, where a step of mpirun's has begun.
+    auto elsewhere = open_mpi;
+    for (const auto& [name, value] : {std::pair{"SLURM_JOB_NODELIST", "node[1-2]"}, {"SLURM_JOB_ID", "9"}})
+        open_mpi[name] = elsewhere[name] = value;
+    for (const auto& [name, value] : {std::pair{"SLURM_PROCID", "0"},
+                                      {"SLURM_NTASKS", "1"},
+                                      {"SLURM_LOCALID", "0"},
+                                      {"SLURM_STEP_NODELIST", "node2"},
+                                      {"SLURM_STEP_ID", "0"}})
+        elsewhere[name] = value;
+    for (const auto& variables : {open_mpi, elsewhere}) {
+        job = job_of(variables);
+        CHECK(job.rank == 2);
+        CHECK(job.size == 4);
+        CHECK(job.local_rank == 1);
+        CHECK(job.address == "node1");
+        CHECK(job.port == 20009);
+        CHECK(job.token == "slurm 9, mpirun 77");
+    }
     open_mpi["MASTER_ADDR"] = "node2";
     CHECK(job_of(open_mpi).address == "node2");
     open_mpi["RANK"] = "0";
@@ -133,6 +142,9 @@ TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
     CHECK(job.size == 3);
     CHECK(job.local_rank == 0);
     CHECK(says(refusal_of({{"OMPI_COMM_WORLD_RANK", "1"}}), "OMPI_COMM_WORLD_SIZE is not set"));
+    // srun --mpi=pmi2 sets a part of it.
+    CHECK(job_of({{"PMI_RANK", "6"}, {"PMI_SIZE", "8"}, {"SLURM_PROCID", "6"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "3"}}).local_rank ==
+          3);
 }
 
 TEST_CASE("job: the first host of Slurm's lists") {

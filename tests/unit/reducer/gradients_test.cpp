@@ -119,6 +119,18 @@ TEST_CASE("large borrowed gradients between threads travel where they are, one a
               }) == "");
 }
 
+TEST_CASE("of more large gradients than travel apart the larger ones do") {
+    constexpr std::size_t large = ThreadBackend::cheaper_alone_from() / sizeof(float);
+    std::vector<std::size_t> counts(300, large);
+    for (std::size_t i = 0; i < 10; ++i) counts[i * 7] = 2 * large;
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors(counts);
+              Reducer sync(comm, model, {}, SizeCappedBuckets(std::size_t{1} << 30));
+              // Beside them two buckets: the first one is of 1 MiB at most.
+              finding.check(sync.plan().size() == 10 + 2, std::to_string(sync.plan().size()) + " buckets");
+          }) == "");
+}
+
 TEST_CASE("large gradients share buckets where they cannot travel where they are") {
     constexpr std::size_t large = ThreadBackend::cheaper_alone_from() / sizeof(float);
     const auto plan = [&]<class Overlap = OverlapBackward, class Exchange = AllReduce>(const ReducerOptions& options, Overlap = {},
