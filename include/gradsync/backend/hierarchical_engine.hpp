@@ -297,12 +297,12 @@ private:
         while (open > 0 && engine.test(started.number + 1 - open)) --open;
         return open == 0;
     }
-    /// Who keeps the first of them that is not from it.
+    /// Who is late in the first part of this stage that is not complete.
     template <class E>
     static collective::Late late(E& engine, const Started& started) {
-        collective::Late late;
-        for (std::uint64_t open = started.parts; open > 0 && late.ranks.empty(); --open) late = engine.late(started.number + 1 - open);
-        return late;
+        collective::Late who;
+        for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open) who = engine.late(started.number + 1 - open);
+        return who;
     }
 
     void scatter(Started& started) {
