@@ -270,10 +270,8 @@ private:
     }
 
     bool has_shard() const noexcept { return scatter_->rank() < shards_; }
-    /// The shard of its machine's sum that the machine's rank `owner` has; nothing where it has none.
-    ElementRange shard(const Call& call, int owner) const noexcept {
-        return owner < shards_ ? shard_range(call.out_count, shards_, owner) : ElementRange{call.out_count, call.out_count};
-    }
+    /// The shard of its machine's sum that the machine's rank `owner` has, which is one of the first `shards_`.
+    ElementRange shard(const Call& call, int owner) const noexcept { return shard_range(call.out_count, shards_, owner); }
     static void* element(const Call& call, std::size_t index) noexcept {
         return static_cast<std::byte*>(call.out) + index * size_of(call.dtype);
     }
