@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The library's collectives against the bandwidth limit and against its peers.
 //
 //     bench_all_reduce [--seconds=S] [--rounds=N] [--gib] [--no-pin] [Google Benchmark's flags]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Bulk conversion between floating types, one thread.
 //
 //     bench_convert [--seconds=S] [--rounds=N] [--no-pin] [Google Benchmark's flags]

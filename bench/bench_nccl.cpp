@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // NcclBackend's collectives against NCCL's own functions.
 //
 //     bench_nccl [--seconds=S] [--rounds=N] [--gib] [Google Benchmark's flags]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // How much of the communication a backward hides, on devices.
 //
 //     bench_overlap [--layers=N] [--width=N] [--tokens=N] [--seconds=S] [--rounds=N] [Google Benchmark's flags]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // What the Reducer costs.
 //
 //     bench_reducer [--seconds=S] [--rounds=N] [--no-pin] [Google Benchmark's flags]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Whole steps of the example trainer's models, by the way in which ranks are kept together.
 //
 //     bench_train_step [--seconds=S] [--rounds=N] [--no-pin] [Google Benchmark's flags]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # Does PROGRAM (bench_mpi_bucket_turns) write into FILE what scripts/bucket-table reads, and refuse what it cannot do? It is
 # started with LAUNCH, a number of ranks, and FLAGS.
 

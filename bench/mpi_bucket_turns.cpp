@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Steps of the example trainer with buckets of several sizes, which take turns, a step each: so a machine that changes its
 // state changes it for all of them. For scripts/bucket-table, which starts it on emulated hosts:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // One collective of ranks that are processes, for bench_all_reduce, which starts it under mpirun:
 //
 //     bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS LEAST ROUNDS pin|no-pin

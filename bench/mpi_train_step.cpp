@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Steps of a training whose ranks are processes, for bench_train_step, which starts it under mpirun:
 //
 //     bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin REFERENCE [STRATEGY...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # NCCL::nccl: NVIDIA's library of collectives between devices.
 #
 # NCCL's own package file is taken where there is one (from 2.29.7 on). Otherwise NCCL is looked for in NCCL_ROOT or NCCL_HOME

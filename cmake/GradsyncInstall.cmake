@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # Installation: headers, `find_package(gradsync)` and `pkg-config gradsync`. All of it is independent of the
 # architecture, so it stands under share/; all of it is relocatable.
 
@@ -17,7 +18,8 @@ write_basic_package_version_file(gradsyncConfigVersion.cmake COMPATIBILITY SameM
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/gradsyncConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/gradsyncConfigVersion.cmake
         DESTINATION ${gradsync_config_dir})
 install(DIRECTORY cmake/components DESTINATION ${gradsync_config_dir}) # with them, whatever is installed here
-install(FILES cmake/FindNCCL.cmake DESTINATION ${gradsync_config_dir})
+install(FILES cmake/FindNCCL.cmake cmake/gradsyncTryProgram.cmake DESTINATION ${gradsync_config_dir})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/gradsync)
 
 file(RELATIVE_PATH gradsync_pc_to_prefix /prefix/${gradsync_pc_dir} /prefix)
 string(REGEX REPLACE "/$" "" gradsync_pc_to_prefix "${gradsync_pc_to_prefix}")

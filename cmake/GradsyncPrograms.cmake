@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # How this project's own programs (tests, examples, benchmarks) are compiled. Nothing here reaches a user's target.
 #
 #   gradsync_warnings   our warning flags; errors where GRADSYNC_WERROR is on

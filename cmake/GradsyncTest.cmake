@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # gradsync_add_tests(PREFIX FILES FILE... DEFAULTS [the options below])
 #
 # doctest programs (with tests/main.cpp) of files below tests/PREFIX, and a ctest test for each file: unit/core/bfloat16_test.cpp

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """Repeats in PyTorch what `check_gradients --dump` did, from the same weights, and compares losses, gradients and AdamW steps.
 
 usage: check_against_torch.py CHECK_GRADIENTS_PROGRAM      exit code 77: PyTorch is not installed

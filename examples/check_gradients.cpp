@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Checks the hand-written backward passes against finite differences; with --dump FILE writes one training run as JSON
 // instead, for check_against_torch.py to repeat.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // A training run on disk: written whole or not at all, read back only if every byte is as it was written.
 //

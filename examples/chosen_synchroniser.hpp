@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // From run-time flags to the types that the library is built of. In a program of your own you would write down the few
 // that you use. This one offers all, and is not to be compiled for every combination of them: so it has a bucket policy

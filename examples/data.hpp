@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Text as bytes: training and validation parts, and which sample each rank sees when.
 

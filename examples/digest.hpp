@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // A 64-bit hash of bytes: tells apart what differs, by accident rather than by malice.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Where a backward pass writes its gradients, and whom it tells that one is final.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // What surrounds the training, whichever backend the ranks use: what is read before, and what is said at the end.
 

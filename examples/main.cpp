@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // gradsync_train: trains a language model over bytes, data-parallel. See --help.
 
 #include <unistd.h>

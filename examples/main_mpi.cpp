@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // gradsync_train --backend mpi: the ranks are the processes that mpirun has started, and this is one of them.
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings

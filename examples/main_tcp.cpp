@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // gradsync_train --backend tcp: the ranks are processes that anything may have started, as long as it told each its number, and this is
 // one of them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The way of training together that the flags name. It is made of many types, so it is compiled once for each backend,
 // in a translation unit of its own: threads_synchroniser.cpp, mpi_synchroniser.cpp, tcp_synchroniser.cpp.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // An n-gram language model: the embeddings of the last n bytes side by side, hidden layers with GELU, a softmax over
 // the next byte.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
 #include "chosen_synchroniser.hpp"

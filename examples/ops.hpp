@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // What the models are written in: the functions of an object, `Ops`, that the models take as a template parameter and
 // hold by value: a handle, cheap to copy. CpuOps (ops_cpu.hpp) is one, with the list and what each computes; CudaOps

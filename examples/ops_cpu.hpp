@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The operations on the CPU: OpenBLAS for matrix products, plain loops that vectorise for the rest.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // What a model exposes to its trainer: named parameters, how they begin, and where their weights are.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Plain data parallelism: every rank holds everything. What gradsync adds to a trainer stands in four places, marked
 // (1) to (4).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Data-parallel training in one page: four ranks fit a line to noisy points, each from points of its own.
 
 #include <cmath>

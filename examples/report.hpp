@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // What the user sees: a line while training; at the end a table and, for programs, a JSON object.
 

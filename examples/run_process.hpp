@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The trainer where ranks are processes that a launcher has started, each of which calls this.
 

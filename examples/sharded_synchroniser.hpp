@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Sharded training: every rank keeps its shards of the optimizer's state (ZeRO stage 1), of the gradients too (2), and
 // of the weights (3, FSDP). The calls are those of plain_synchroniser.hpp; the optimizer is the library's to call.

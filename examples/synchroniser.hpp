@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // What the training loop asks of whoever keeps the ranks in step.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/gradsync.hpp>
 

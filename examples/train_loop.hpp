@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The training loop of one rank, whatever the operations. For the files that define `train`, see train.hpp.
 

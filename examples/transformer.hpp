@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // A decoder-only transformer over bytes: pre-norm blocks, causal attention, GELU, learned positions.
 

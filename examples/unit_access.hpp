@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Which part of a model is at work: what must be known where weights are not there all the time.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Branch-free exp and GELU for float: plain arithmetic, so that loops over them vectorise without a maths library.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The main function of every test program: doctest's, with two additions. A program that ran no test case fails,
 // and one that hangs says in which test case before ctest kills it.
 

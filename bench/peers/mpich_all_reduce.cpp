@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // MPICH's MPI_Allreduce of floats, in place, for bench_all_reduce, which starts it under MPICH's mpiexec:
 //
 //     bench_mpich_all_reduce BYTES SECONDS LEAST ROUNDS pin|no-pin

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """The steps of bench_train_step in PyTorch: the same models, batch, optimizer and numbers of ranks, one thread a rank,
 processes over Gloo.
 

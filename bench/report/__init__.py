@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """What stands behind scripts/bench: runs the benchmarks, draws their results, compares two of them.
 
   plan      which programs are run with which flags

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """scripts/bench: see --help."""
 import argparse
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Results as pictures. Every function returns a matplotlib figure, or None where there is nothing to show."""
 import io
 import pathlib

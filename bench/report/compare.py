@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Did something become slower? Two results.json, an old one and a new one.
 
 What is compared. The machine has states: messages between cores take 50 ns at one time and 250 ns at another, and others use it. So a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """The figures in README.md and docs/: what stands between
 
     <!-- bench: NAME -->

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """A figure, and what it lies between.
 
 Of what is measured in pairs every process has a median; the figure is their mean, wherever it is shown. Results that were kept before pairs

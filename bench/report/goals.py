@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """What the library is meant to reach on two cores, and whether it does: the rows of one table, always the same ones.
 
 What is measured in pairs is met or missed if the 95 % interval lies on one side of the goal, and within the noise if the goal lies inside; all

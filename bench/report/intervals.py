@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Where something lies that several processes measured.
 
 Pairs of one process share where its memory came to lie and the state of the machine meanwhile: they are no independent draws, however many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """On what was measured: the machine, the compiler, the sources, what else was going on."""
 import os
 import pathlib

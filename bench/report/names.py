@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Who takes part: what they are called on charts and tables, in which order they stand, and their colours (Okabe and Ito's, which
 colour-blind people can tell apart). A contestant has one colour on all charts."""
 from dataclasses import dataclass

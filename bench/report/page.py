@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """The HTML page: one file, charts inside it, nothing from a network, for light and dark screens."""
 import html
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Which programs are run, with which flags. What is compared is measured in turns within one program; the programs take turns too, round
 by round, so that all of them see the machine's states."""
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """results.json: what one run of scripts/bench found.
 
     {"format": 1,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Runs what is planned, in rounds, until they are done or the time is up."""
 import json
 import os

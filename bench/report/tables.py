@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Results as tables."""
 from . import names
 from .estimates import efficiency_of, exposed_of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Numbers with units, and tables as HTML and Markdown."""
 import html
 from dataclasses import dataclass, field

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Eigen matrices as parameters: a network with one hidden layer tells Fisher's irises apart. Each rank has its part of the
 // plants; parts of different sizes are weighed by the Reducer.
 //

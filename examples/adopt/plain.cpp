@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // A trainer as there are many: arrays, loops, one thread. It learns which letter of a text follows which two others.
 // plain_data_parallel.cpp is the same on several ranks: `diff plain.cpp plain_data_parallel.cpp` shows what that takes.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // plain.cpp on several ranks, here threads, each with its part of every batch: the same losses, but for rounding.
 
 #include <cmath>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """The trainings of this folder, against what they are to be equal to. Also prints the figures of the torch suite's last lines.
 
     test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL

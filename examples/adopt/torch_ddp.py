@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """torch_train.cpp in Python, with PyTorch's DistributedDataParallel over gloo.
 
     torch_ddp.py RANKS [STEPS [TEXT [WEIGHTS]]]

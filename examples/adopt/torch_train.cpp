@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // A libtorch module, trained over threads or MPI; torch_ddp.py is the same in Python with PyTorch's DistributedDataParallel.
 //
 //     adopt_torch threads RANKS [STEPS [TEXT [WEIGHTS]]]

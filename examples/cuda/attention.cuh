@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Causal attention in bf16 without score matrices in memory: a block takes 64 queries of a head past its keys, 64 at a time, and
 // keeps scores and weights in registers (Dao, FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2). Forward it leaves the

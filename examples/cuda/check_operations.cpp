@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Compares the operations on a device with those on the CPU: one by one, over shapes that fit nothing, and in a training of
 // each model, whose losses have to agree. Exit code 77: there is no device.
 //

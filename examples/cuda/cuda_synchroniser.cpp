@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/gradsync.hpp>

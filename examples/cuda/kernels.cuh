@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The kernels of CudaOps but attention's, which are in attention.cuh (ops_cuda.cu says what is launched when). They are plain:
 // arrays in device memory, row-major, one pass each; factors are of type T, f32 or bf16, all else and every sum is f32. Sums are added up

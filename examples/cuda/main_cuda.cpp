@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // gradsync_train --device cuda: over NCCL the ranks are processes, one for each device, and this is one of them; over
 // threads they are this program's, and their gradients travel through the host.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // CudaOps: which kernels and matrix products an operation is. The one file of the trainer that nvcc compiles.
 
 #ifdef __CUDACC__

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (kernels.cuh, attention.cuh) for the rest. What each
 // computes is said in ops_cpu.hpp. All of it comes in order on one stream; nothing waits for it but `read`, `write`,

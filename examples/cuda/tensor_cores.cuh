@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Small matrix products of a warp in bf16, whose sums are f32: what the lanes hold of a matrix is as the PTX ISA says of
 // mma.m16n8k16 ("Matrix Fragments for mma.m16n8k16 with floating point type"). Lane l has to do with row, or column, l / 4 and

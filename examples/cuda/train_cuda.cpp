@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The training loop over the operations on a device.
 
 #include "train_cuda.hpp"

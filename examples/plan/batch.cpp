@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/plan/batch.hpp>
 
 #include <memory>

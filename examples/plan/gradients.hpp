@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 // The gradients of a model, in the order in which a backward delivers them; and what ranks and links are like.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // gradsync_plan: batch sizes, memory, buckets and scaling of a data-parallel run, before it is started. See --help.
 
 #include <cstdio>

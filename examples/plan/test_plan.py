@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """Tests of gradsync_plan as its users meet it. usage: test_plan.py PROGRAM [gradsync_train]"""
 import json
 import pathlib

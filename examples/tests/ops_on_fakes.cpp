@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The kernels as g++ compiles them, for the tests that have no device.
 #include "support/fake/kernels.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // What the results of a run are checked for.
 #include "../report.hpp"
 

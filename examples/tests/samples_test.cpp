@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Which sample each rank sees when: Samples of data.hpp.
 #include "../data.hpp"
 

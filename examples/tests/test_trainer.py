@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
 usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|report|tcp PROGRAM

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """Tests of gradsync_train --device cuda: on a device, or over the fakes of tests/support/fake, where it is slow.
 
 usage: test_trainer_cuda.py device|fakes PROGRAM      exit code 77: there is no device

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -37,7 +38,7 @@
 #include "reducer/step.hpp"
 #include "reducer/verification.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Keeps the gradients of data-parallel ranks in step: mark each gradient when it is ready, then `finish()`, and
 /// every rank holds the mean. The engine plans buckets once, starts their collectives in the plan's order, and
@@ -835,4 +836,4 @@ Reducer(B, Range&&, ReducerOptions, Buckets) -> Reducer<B, Buckets>;
 template <class B, class Range, class Buckets, class Overlap>
 Reducer(B, Range&&, ReducerOptions, Buckets, Overlap) -> Reducer<B, Buckets, Overlap>;
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 """Conan 2 recipe, of the tree that it lies in:  conan create packaging/conan"""
 
 import pathlib
@@ -12,6 +13,7 @@ from conan.tools.files import copy
 class Gradsync(ConanFile):
     name = "gradsync"
     description = "Gradient synchronisation for data-parallel training, as C++20 templates"
+    license = "BSL-1.0"
     topics = ("data-parallel", "training", "all-reduce", "mpi", "header-only")
     package_type = "header-library"
     settings = "os", "compiler", "build_type", "arch"
@@ -26,7 +28,7 @@ class Gradsync(ConanFile):
         self.version = ".".join(re.search(rf"GRADSYNC_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
 
     def export_sources(self):
-        for pattern in ("CMakeLists.txt", "cmake/*", "include/*"):
+        for pattern in ("CMakeLists.txt", "LICENSE", "cmake/*", "include/*"):
             copy(self, pattern, self.root, self.export_sources_folder)
 
     def validate(self):
@@ -43,6 +45,7 @@ class Gradsync(ConanFile):
         CMake(self).configure()
 
     def package(self):
+        copy(self, "LICENSE", self.source_folder, f"{self.package_folder}/licenses")
         CMake(self).install()
 
     def package_id(self):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # Sourced by the scripts: install_packages PACKAGE... installs with apt what is missing.
 #
 # COMMAND=PACKAGE stands for "the package, unless the command is there already, wherever it came from".

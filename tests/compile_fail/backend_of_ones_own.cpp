@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: give this backend a member WorkType all_gather\(ConstBufferView in, BufferView out\)
 // expect 2: gradsync: give this backend a member int rank\(\) const
 // expect 3: gradsync: give this backend a member WorkType all_reduce\(BufferView, ReduceOp, Contribution = {}\)

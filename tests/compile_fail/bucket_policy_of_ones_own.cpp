@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
 // expect 2: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
 // expect 3: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect: gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes
 // errors: 1
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect: gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a contiguous range
 // errors: 1
 #include <span>

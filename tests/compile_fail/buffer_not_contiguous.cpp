@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect: gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it
 // errors: 1
 #include <list>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: describe this type by specialising gradsync::buffer_traits
 // expect 2: gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view\(\) in buffer_traits of this type
 // expect 3: gradsync: pass a mutable range

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # One file of compile_fail: the twin compiles; each mistake does not, and the diagnostics say what is expected.
 # cmake -DCASE=case.cpp -DCOMPILER=g++ -DFLAGS=... -DINCLUDE=-I... -P check.cmake
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: OverlapForward splits AllReduce in two halves
 // expect 2: gradsync: OverlapForward splits AllReduce in two halves
 // expect 3: gradsync: TopK, PowerSgd and Quantizer compress in host memory

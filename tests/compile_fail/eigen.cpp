@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: pass a mutable range
 // expect 2: gradsync: evaluate this Eigen expression into a matrix first
 // expect 3: gradsync: use float, double, Eigen::half

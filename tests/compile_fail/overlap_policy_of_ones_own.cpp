@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: give this overlap policy a member void gradients_ready\(auto& engine\)
 // expect 2: gradsync: give this overlap policy a member void bucket_full\(auto& engine\): a template
 // expect 3: gradsync: give this overlap policy a member void detach\(\)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect: gradsync: pass a mutable range: the library writes the result into it
 // errors: 1
 #include <vector>

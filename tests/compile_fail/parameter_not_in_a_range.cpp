@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: pass a range of parameters, e.g. std::vector.gs::parameter
 // expect 2: gradsync: pass a range of parameters, e.g. std::vector.gs::parameter
 // errors: 1

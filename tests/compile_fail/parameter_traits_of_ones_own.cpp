@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 2: gradsync: make gradient\(\) in parameter_traits of this type static
 // expect 3: gradsync: return or pass a reference to this tensor: a copy is gone

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect: gradsync: specialise gradsync::parameter_traits for this type
 // errors: 1
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: the first argument of Reducer is a backend
 // expect 2: gradsync: the backend comes first
 // expect 3: gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them

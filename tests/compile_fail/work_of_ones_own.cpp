@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: give the backend's WorkType a member bool test\(\)
 // expect 2: gradsync: give the backend's WorkType a member void wait\(\)
 // expect 3: gradsync: give the backend's WorkType a default constructor

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 /// What every backend promises (the concept `gradsync::Backend`), at 1 to 4 ranks, against a plain sequential oracle.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The engine of message_passing/ under the suite that every backend passes, over a transport of threads.
 #include <algorithm>
 #include <exception>

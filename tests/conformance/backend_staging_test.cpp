@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240
 // Over a CUDA runtime of our own (support/fake).
 #include <exception>

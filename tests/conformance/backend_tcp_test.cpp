@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: TIMEOUT 240
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/bucket/per_parameter.hpp>
 
 #include "conformance/bucket_policy.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/compress/top_k.hpp>
 
 #include "conformance/compressor.hpp"

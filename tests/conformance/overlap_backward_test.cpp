@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/overlap/overlap_backward.hpp>
 
 #include "conformance/overlap_policy.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 /// What every rendezvous promises (the concept `gradsync::Rendezvous`), at 1 to 4 ranks. A new one needs a small file: a meeting, which

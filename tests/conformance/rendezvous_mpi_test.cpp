@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: MPI RANKS 1 2 3 4
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/bootstrap/mpi_rendezvous.hpp>

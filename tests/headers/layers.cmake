@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # Includes point only downwards: a header includes from its own folder and from lower layers, never from a sibling
 # folder or from above. cmake -DINCLUDE=.../include -P layers.cmake
 

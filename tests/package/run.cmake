@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # One way to use the package: HOW is install, find_package, add_subdirectory, fetch_content, include_path, single_header
 # or pkg_config. FLAGS go to the compiler; COMPONENTS are asked for, and a program of each is built and run.
 # cmake -DHOW=... -DNAME=... -DSOURCE=... -DBINARY=... -DWORK=... -DCOMPILER=... -DGENERATOR=... -DVERSION=...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include "support/sharding.hpp"
 
 namespace gradsync_test {

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """Do bench_train_step and torch_train_step.py write the pairs that the report reads? No time is asserted.
 
     test_programs.py BENCH_TRAIN_STEP TORCH_TRAIN_STEP

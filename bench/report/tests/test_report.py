@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
 """Tests of what stands behind scripts/bench: no benchmark is run and no time is asserted."""
 import contextlib
 import html

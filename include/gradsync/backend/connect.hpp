@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 #include "hierarchical_engine.hpp"
 #include "placement.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// How ranks that are processes reach one another.
 struct Paths {
@@ -142,4 +143,4 @@ inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, c
                 {.operation = backend, .rank = rank, .peer = culprit});
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

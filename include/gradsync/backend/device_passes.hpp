@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +13,7 @@
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What a Reducer does to device memory (see reducer/passes.hpp), on the compute stream of an engine. Throws
 /// Error(invalid_argument) where the program has no kernels.
@@ -84,4 +85,4 @@ private:
     std::shared_ptr<const Engine> engine_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

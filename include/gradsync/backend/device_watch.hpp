@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <condition_variable>
@@ -9,7 +10,7 @@
 #include "../core/clock.hpp"
 #include "../cuda/runtime.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What all communicators of one rank and origin share that has a device: the thread that looks after them, so that things move,
 /// and failures are noticed, also while this rank computes.
@@ -61,4 +62,4 @@ private:
     std::thread thread_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 #include "../core/shard_range.hpp"
 #include "../core/subject.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A collective that an engine knows by its number. See the concept `Work`.
 template <class Engine>
@@ -272,4 +273,4 @@ private:
     Subject subject_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include "../core/backend.hpp"
 #include "../core/math.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A collective that a rank is about to start.
 struct FaultPoint {
@@ -112,4 +113,4 @@ private:
     std::shared_ptr<State> state_;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 #include "../message_passing/message_engine.hpp"
 #include "../shared_memory/process_engine.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A communicator over several machines, on some of which several of its ranks share memory.
 ///
@@ -513,4 +514,4 @@ private:
     std::uint64_t next_ = 0;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 #include "placement.hpp"
 #include "process_backend.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`).
 enum class MpiCommunicator : std::uint8_t {
@@ -145,4 +146,4 @@ private:
 
 static_assert(Backend<MpiBackend>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

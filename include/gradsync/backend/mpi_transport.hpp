@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 #include "../bootstrap/mpi_rendezvous.hpp"
 #include "../message_passing/transport.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Messages of MPI, between the ranks of a communicator in which nobody else sends any.
 ///
@@ -224,4 +225,4 @@ private:
     std::vector<int> finished_;          ///< scratch
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +21,7 @@
 #include "tcp.hpp"
 #include "tcp_engine.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Options of `NcclBackend`.
 struct NcclOptions {
@@ -187,4 +188,4 @@ private:
 
 static_assert(GroupingBackend<NcclBackend>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

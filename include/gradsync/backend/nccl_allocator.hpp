@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 #include "nccl_communicator.hpp"
 #include "nccl_memory.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Gives out memory that a communicator of NCCL's knows, and takes it back. What it needs of the engine that has the
 /// communicator:
@@ -158,4 +159,4 @@ private:
     NcclMemoryChoice choice_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

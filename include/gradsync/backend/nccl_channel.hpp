@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +17,7 @@
 #include "../cuda/runtime.hpp"
 #include "nccl_communicator.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Says in NCCL's words what a `Call` asks for, on a stream of its own. Shares are ours, which NCCL's own operations know only
 /// where all are equal; others are made of grouped ones.
@@ -305,4 +306,4 @@ private:
     std::size_t culprit_ = 0;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

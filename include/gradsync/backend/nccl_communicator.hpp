@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <nccl.h>
@@ -20,7 +21,7 @@
 #error "gradsync needs NCCL 2.14 or later: older ones have no communicators that do not block"
 #endif
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The first NCCL that adds up 8-bit floats, on devices of this compute capability.
 inline constexpr int nccl_with_float8 = NCCL_VERSION(2, 24, 3), capability_with_float8 = 90;
@@ -178,4 +179,4 @@ private:
     std::shared_ptr<std::atomic<bool>> aborting_;  ///< true once NCCL has come back
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

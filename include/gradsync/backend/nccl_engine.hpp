@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@
 #include "nccl_memory.hpp"
 #include "nccl_settings.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A communicator whose data NCCL moves, on a stream of its own, between buffers of devices.
 ///
@@ -499,4 +500,4 @@ private:
     std::atomic<bool> told_{false};    ///< the others know of the failure
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

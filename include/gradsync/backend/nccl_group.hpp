@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <exception>
@@ -6,7 +7,7 @@
 
 #include "nccl_engine.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// While it lives, what is started on the engine waits; it leaves as one group when the object goes. A failure then is one of the
 /// collectives, as that of any other start is. Nothing leaves where it goes as an exception passes. A default-constructed one does
@@ -31,4 +32,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();  ///< on their way when it was made
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

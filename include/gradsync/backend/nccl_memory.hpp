@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +13,7 @@
 #include "../cuda/runtime.hpp"
 #include "nccl_communicator.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What `NcclBackend::allocate` gives, and with it a Reducer's buckets are.
 enum class NcclMemory : std::uint8_t {
@@ -113,4 +114,4 @@ private:
 
 }  // namespace detail
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +15,7 @@
 #include "nccl_communicator.hpp"
 #include "nccl_memory.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What a communicator of NCCL's is made with.
 struct NcclSettings {
@@ -56,4 +57,4 @@ inline void agree(message_passing::MessageEngine& control, NcclSettings& setting
     }
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 #include "../bootstrap/rendezvous.hpp"
 #include "../collective/process.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Where the ranks that meet at a rendezvous run: a machine is processes that say the same host name and see one another.
 struct Placement {
@@ -72,4 +73,4 @@ private:
     }
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <memory>
@@ -8,7 +9,7 @@
 #include "connect.hpp"
 #include "engine_collectives.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What backends have in common whose ranks are processes that share memory on one machine and send messages between several. Derived
 /// can be made of a Connection, which this may do (a friend).
@@ -41,4 +42,4 @@ private:
     Derived join(const collective::Group& group) { return Derived({connection_.engine->split(group), connection_.paths.of(group)}); }
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

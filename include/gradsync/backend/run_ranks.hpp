@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 #include "../core/error.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 inline std::string describe_current_exception() {
     try {
@@ -107,4 +108,4 @@ auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
     }
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 #include "run_ranks.hpp"
 #include "thread_backend.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Options of `run_threads`.
 struct ThreadOptions {
@@ -25,4 +26,4 @@ auto run_threads(int size, F&& f, ThreadOptions options = {}) {
     return detail::run_ranks(ThreadBackend::make(size, options.timeout), std::forward<F>(f), [](std::size_t, auto&& run) { run(); });
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

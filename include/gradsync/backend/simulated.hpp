@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@
 #include "engine_collectives.hpp"
 #include "run_ranks.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A rank that computes slower than the others (or faster): its compute takes `factor` times as long.
 struct Straggler {
@@ -191,4 +192,4 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
     return result;
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,7 +28,7 @@
 #include "device_watch.hpp"
 #include "engine_collectives.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -414,4 +415,4 @@ private:
     Host host_;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

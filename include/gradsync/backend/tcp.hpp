@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 #include "process_backend.hpp"
 #include "tcp_engine.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Options of `TcpBackend`, the same on all ranks (but for `domain` and `timeout`).
 struct TcpOptions {
@@ -71,4 +72,4 @@ private:
 
 static_assert(Backend<TcpBackend>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 #include "connect.hpp"
 #include "placement.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Connections of TCP between ranks that have found one another. Collective.
 template <Rendezvous R>
@@ -34,4 +35,4 @@ std::shared_ptr<message_passing::MessageEngine> make_tcp_engine(R& rendezvous, s
     return std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), timeout);
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@
 #include "../shared_memory/seat.hpp"
 #include "engine_collectives.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -132,4 +133,4 @@ private:
 
 static_assert(Backend<ThreadBackend>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <dirent.h>
@@ -22,7 +23,7 @@
 #include "../core/time_limit.hpp"
 #include "rendezvous.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 struct FileRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
@@ -238,4 +239,4 @@ private:
 
 static_assert(Rendezvous<FileRendezvous>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

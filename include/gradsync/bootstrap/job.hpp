@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 #include "../core/error.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Which rank of how many this process is, and where rank 0 is to be found: what a launcher says in the environment.
 struct Job {
@@ -143,4 +144,4 @@ Job Job::from(Lookup&& lookup) {
     return job;
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

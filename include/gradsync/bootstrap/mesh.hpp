@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include "../net/reception.hpp"
 #include "rendezvous.hpp"
 
-namespace gradsync::inline v0::bootstrap {
+namespace gradsync::inline v0_2::bootstrap {
 
 /// Connects every rank with every other; [r] is the connection to rank r, its own place is empty. Collective. Where one cannot
 /// be made within `limit`, every rank throws the same Error, which names the two.
@@ -51,4 +52,4 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
     return sockets;
 }
 
-}  // namespace gradsync::inline v0::bootstrap
+}  // namespace gradsync::inline v0_2::bootstrap

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@
 #include "../core/time_limit.hpp"
 #include "rendezvous.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace bootstrap {
 
@@ -219,4 +220,4 @@ private:
 
 static_assert(Rendezvous<MpiRendezvous>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 // The C interface alone: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
@@ -16,7 +17,7 @@
 #include "../core/keep_for_good.hpp"
 #include "../core/math.hpp"
 
-namespace gradsync::inline v0::bootstrap {
+namespace gradsync::inline v0_2::bootstrap {
 
 /// The largest tag, which is ours: of the communicators that the library is given, as long as backends are made.
 inline int roll_call_tag() noexcept {
@@ -119,4 +120,4 @@ private:
     std::vector<int> told_;   ///< by rank: the call that it was told of
 };
 
-}  // namespace gradsync::inline v0::bootstrap
+}  // namespace gradsync::inline v0_2::bootstrap

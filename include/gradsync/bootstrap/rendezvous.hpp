@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -14,7 +15,7 @@
 #include "../core/error.hpp"
 #include "../core/in_seconds.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 using Blob = std::vector<std::byte>;  ///< a few bytes that ranks tell one another before they have a backend
 
@@ -97,4 +98,4 @@ using gradsync::detail::in_seconds;
 
 }  // namespace bootstrap
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 #include "job.hpp"
 #include "rendezvous.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 struct TcpRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
@@ -343,4 +344,4 @@ private:
 
 static_assert(Rendezvous<TcpRendezvous>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <array>
@@ -7,7 +8,7 @@
 
 #include "../core/bucket_plan.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The loop that bucket policies share: takes the parameters in `order` and keeps one open bucket for each kind (dtype,
 /// memory space). A parameter joins it if the total stays within the bucket's cap; else, or where it is the first, it
@@ -71,4 +72,4 @@ BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<c
     return plan;
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

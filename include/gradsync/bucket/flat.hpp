@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include "../core/bucket_plan.hpp"
 #include "assign_buckets.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// One bucket for each dtype and memory space: fewest launches, no overlap, since a bucket leaves when its last
 /// gradient is ready. Good where nothing can be overlapped, or launches are dear.
@@ -25,4 +26,4 @@ struct Flat {
 
 static_assert(BucketPolicy<Flat>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

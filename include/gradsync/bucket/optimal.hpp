@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@
 #include "../plan/partition_kinds.hpp"
 #include "size_capped.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// The buckets that are all through earliest, for gradients that become ready at known times and collectives of known cost:
 /// not a size that somebody chose, but the optimum, by dynamic programming (see plan/partition.hpp).
@@ -93,4 +94,4 @@ private:
 
 static_assert(TimedBucketPolicy<OptimalBuckets>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 
 #include "../core/bucket_plan.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A bucket for each parameter, launched in `order`: most overlap, most launches. Good for few and large
 /// parameters, and as the baseline that other policies are measured against.
@@ -24,4 +25,4 @@ struct PerParameter {
 
 static_assert(BucketPolicy<PerParameter>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 #include "../core/error.hpp"
 #include "assign_buckets.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Buckets of limited size: large enough to use the bandwidth, small enough to leave while the backward pass still
 /// runs. The first one is small, so that communication starts early.
@@ -81,4 +82,4 @@ private:
 
 static_assert(BucketPolicy<SizeCappedBuckets>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Parameters that are used together travel together: one bucket for each unit (a layer, a block), and for each kind (dtype, memory space)
 /// in it. Buckets are launched in the order in which they become complete.
@@ -74,4 +75,4 @@ private:
 
 static_assert(BucketPolicy<Units>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
 
@@ -137,4 +138,4 @@ inline int first_misfit(std::span<const Call> calls) noexcept {
     return -1;
 }
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <mutex>
 #include <vector>
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// What has to be done for this rank by a thread of its own, whatever it waits for: it may wait in one communicator for a
 /// rank that waits in another.
@@ -38,4 +39,4 @@ private:
     std::vector<Chore*> chores_;
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

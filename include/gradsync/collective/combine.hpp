@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 #include "../kernel/reduce.hpp"
 #include "call.hpp"
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// Combines elements of all ranks as their calls ask for. Keeps its scratch, so that a steady state allocates nothing;
 /// one thread at a time.
@@ -54,4 +55,4 @@ private:
     std::vector<double> scales_;
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

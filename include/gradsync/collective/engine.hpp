@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 #include "vigil.hpp"
 #include "world.hpp"
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// Memory that an engine has made, for as long as the object lives.
 class Memory {
@@ -94,4 +95,4 @@ public:
     }
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 /// The sentences in which engines say what ended a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// "all_reduce(sum, f32, 8 elements), collective #3"
 inline std::string name_of(const Call& call, std::uint64_t n) { return describe(call) + ", collective #" + std::to_string(n); }
@@ -86,4 +87,4 @@ inline Error as_error(const Failure& failure, Operation operation, int self) {
                  {.operation = std::string(name_of(operation)), .rank = self, .peer = failure.culprit});
 }
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

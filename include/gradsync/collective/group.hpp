@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// What becomes of a split, for one of the ranks.
 struct Group {
@@ -13,4 +14,4 @@ struct Group {
     int rank = 0;                   ///< this rank's place among them
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 #include <cerrno>
 #endif
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 namespace detail {
 
@@ -76,4 +77,4 @@ struct ProcessIdentity {
     }
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 #include "../core/clock.hpp"
 #include "world.hpp"
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// Finds out who is dead: a rank whose process has been gone for a while. Its last messages may still be on their way,
 /// one that says that it has left among them.
@@ -27,4 +28,4 @@ private:
     std::vector<std::chrono::steady_clock::time_point> gone_since_;
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

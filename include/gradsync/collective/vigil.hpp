@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include "../core/clock.hpp"
 #include "../core/math.hpp"
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// What a wait that lasts has to look at: its time limit and, now and then, who is still there. It begins with the first
 /// look, so that waits of microseconds read no clock.
@@ -54,4 +55,4 @@ private:
     Clock::time_point limit_seen_{};  ///< to have passed: later than the deadline where the rank was off its core
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,7 @@
 #include <unistd.h>
 #endif
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 inline void pause_briefly() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -105,4 +106,4 @@ private:
     std::chrono::steady_clock::time_point yielding_since_{};
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

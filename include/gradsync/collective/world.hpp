@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,7 @@
 #include "../core/math.hpp"
 #include "waiting.hpp"
 
-namespace gradsync::inline v0::collective {
+namespace gradsync::inline v0_2::collective {
 
 /// Why a world ended. Ranks are world ranks.
 struct Failure {
@@ -88,4 +89,4 @@ struct OwnState {
     World::State state;
 };
 
-}  // namespace gradsync::inline v0::collective
+}  // namespace gradsync::inline v0_2::collective

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -11,7 +12,7 @@
 #include "../core/error.hpp"
 #include "../reducer/exchange.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// An exchange that sends less than the gradients have, and keeps what it did not send for the next step. It is the fourth argument of a
 /// Reducer:
@@ -58,4 +59,4 @@ inline std::string text_of(double x) {
 
 }  // namespace detail
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

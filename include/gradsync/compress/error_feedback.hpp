@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 #include "../kernel/largest.hpp"
 #include "../reducer/exchange.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Whole cache lines of f32.
 constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept { return (count + 15) / 16 * 16; }
@@ -151,4 +152,4 @@ private:
     double last_weight_ = 0;          ///< that was not 0
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <chrono>
@@ -16,7 +17,7 @@
 #include "compressor.hpp"
 #include "error_feedback.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What the ranks have written of one bucket.
 struct Messages {
@@ -191,4 +192,4 @@ private:
     std::chrono::nanoseconds computed_{};
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

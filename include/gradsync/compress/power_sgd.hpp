@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
@@ -20,7 +21,7 @@
 #include "compressor.hpp"
 #include "error_feedback.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 struct PowerSgdOptions {
     std::size_t rank = 1;             ///< of the matrices that travel instead; 1 at least
@@ -317,4 +318,4 @@ private:
     std::chrono::nanoseconds computed_{};
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

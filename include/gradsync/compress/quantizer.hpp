@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include "../kernel/quantize.hpp"
 #include "gathered.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 struct QuantizerOptions {
     unsigned bits = 8;             ///< of an element: 8, 4 or 1
@@ -110,4 +111,4 @@ private:
     QuantizerOptions options_;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 #include "../kernel/largest.hpp"
 #include "gathered.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 struct TopKOptions {
     double density = 0.01;         ///< the part of a bucket's elements that travel; within (0, 1]
@@ -115,4 +116,4 @@ private:
     TopKOptions options_;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -9,7 +10,7 @@
 #include "clock.hpp"
 #include "reduce_op.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A started collective. `test()` makes progress and says whether it is complete, never blocking; `wait()`
 /// returns when it is complete or throws `Error`, at the latest at the backend's time limit, as `test()` does where it was called for so
@@ -110,4 +111,4 @@ concept GroupingBackend = Backend<B> && requires(B& backend, const B& handle) {
     { handle.group_bytes() } -> std::convertible_to<std::size_t>;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
 
 #include "clock.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -32,4 +33,4 @@ std::chrono::steady_clock::time_point backend_now([[maybe_unused]] const B& back
     else return Clock::now();
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
 #include <concepts>
 #include <cstdint>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Storage type for bfloat16: the upper half of an IEEE 754 binary32. It converts, and does nothing else:
 /// arithmetic happens in `float`.
@@ -43,4 +44,4 @@ private:
 
 static_assert(sizeof(BFloat16) == 2);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -9,7 +10,7 @@
 
 #include "buffer_view.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What a bucket policy knows of a parameter: everything but its memory.
 struct ParameterInfo {
@@ -75,4 +76,4 @@ template <class P>
 concept TimedBucketPolicy =
     BucketPolicy<P> && requires(P& policy, std::vector<double> times) { policy.set_ready_seconds(std::move(times)); };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

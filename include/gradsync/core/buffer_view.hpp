@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 #include "dtype.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Where a buffer lies: in memory that the host's code can read, or in a device's own.
 enum class MemorySpace : std::uint8_t { host, device };
@@ -169,4 +170,4 @@ ConstBufferView const_buffer(R&& tensor) {
     return detail::view_of(static_cast<std::remove_reference_t<R>&>(tensor));
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

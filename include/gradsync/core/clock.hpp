@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 // Durations and clocks. libstdc++'s <chrono> brings calendars and <sstream> along, a third of this library's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "float16.hpp"
 #include "float8.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// The element types that a buffer can hold.
 enum class DType : std::uint8_t { i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2 };
@@ -83,4 +84,4 @@ concept Element = detail::dtype_index<std::remove_cv_t<T>>() >= 0;
 template <Element T>
 inline constexpr DType dtype_of = static_cast<DType>(detail::dtype_index<std::remove_cv_t<T>>());
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #ifndef __cpp_exceptions
@@ -10,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What went wrong. Every failure of the library is a `gradsync::Error` that carries one of these.
 enum class Errc {
@@ -85,7 +86,7 @@ private:
     ErrorContext context_;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2
 
 template <>
 struct std::is_error_code_enum<gradsync::Errc> : std::true_type {};

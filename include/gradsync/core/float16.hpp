@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
 #include <concepts>
 #include <cstdint>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Storage type for IEEE 754 binary16. It converts, and does nothing else: arithmetic happens in `float`.
 ///
@@ -70,4 +71,4 @@ private:
 
 static_assert(sizeof(Float16) == 2);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

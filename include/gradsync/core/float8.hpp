@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
 #include <concepts>
 #include <cstdint>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Storage type for the 8-bit floating types of the Open Compute Project (OFP8). It converts, and does nothing else:
 /// arithmetic happens in `float`.
@@ -91,4 +92,4 @@ private:
 using Float8E4M3 = Float8<4, 3>;  ///< what others call float8_e4m3fn: the usual one for weights and activations
 using Float8E5M2 = Float8<5, 2>;  ///< a binary16's upper half, but for what is rounded: the usual one for gradients
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -5,7 +6,7 @@
 
 #include "clock.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// "1.5 s", whatever the locale; of a duration that is not negative.
 inline std::string in_seconds(std::chrono::nanoseconds duration) {
@@ -18,4 +19,4 @@ inline std::string in_seconds(std::chrono::nanoseconds duration) {
     return text + " s";
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <memory>
@@ -5,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Keeps something until the process ends: a message may still be written into it.
 inline void keep_for_good(std::shared_ptr<void> what) {
@@ -15,4 +16,4 @@ inline void keep_for_good(std::shared_ptr<void> what) {
     kept.push_back(std::move(what));
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

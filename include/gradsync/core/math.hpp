@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
@@ -10,7 +11,7 @@
 /// What the library needs of <cmath>, which brings the special functions along, and of <algorithm>: a tenth of the time
 /// that including this library would take.
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 template <class T>
 constexpr T smaller(T a, T b) noexcept {
@@ -35,4 +36,4 @@ inline double square_root(double x) noexcept {
 #endif
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <string>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What an overlap policy may ask of the engine that it steers. All are safe to call from several threads.
 ///
@@ -65,4 +66,4 @@ constexpr bool gathers_in_forward() noexcept {
 
 }  // namespace detail
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

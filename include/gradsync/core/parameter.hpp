@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -10,7 +11,7 @@
 
 #include "buffer_view.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A parameter as the library sees it: names for messages, views of memory that belongs to the trainer.
 struct ParameterView {
@@ -143,4 +144,4 @@ ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, st
             .shape = std::move(shape)};
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

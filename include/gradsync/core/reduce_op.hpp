@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// How a reduction combines the ranks' elements. `mean` is for floating types only.
 enum class ReduceOp : std::uint8_t { sum, min, max, product, mean };
@@ -31,4 +32,4 @@ struct Contribution {
     friend constexpr bool operator==(Contribution, Contribution) = default;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

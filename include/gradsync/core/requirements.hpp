@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -17,7 +18,7 @@
 /// holds where `static_assert(gradsync::Backend<MyBackend>)` does. Where that does not, it says which member to add or to mend.
 /// The Reducer asks so for its arguments.
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -252,4 +253,4 @@ consteval bool require_overlap_policy() {
     return true;
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

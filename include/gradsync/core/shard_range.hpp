@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A range of elements, [first, last).
 struct ElementRange {
@@ -22,4 +23,4 @@ constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexce
     return {limited(each * static_cast<std::size_t>(rank)), limited(each * (static_cast<std::size_t>(rank) + 1))};
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

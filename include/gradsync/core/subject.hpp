@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal
 /// size. A backend that can compares them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
@@ -60,4 +61,4 @@ void set_subject(B& backend, Subject subject) {
 
 }  // namespace detail
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

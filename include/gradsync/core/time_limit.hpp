@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include "clock.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A time limit that can be added to a time: who wants none may say nanoseconds::max(), and gets a hundred years.
 constexpr std::chrono::nanoseconds within_reason(std::chrono::nanoseconds limit) noexcept {
@@ -10,4 +11,4 @@ constexpr std::chrono::nanoseconds within_reason(std::chrono::nanoseconds limit)
     return limit < longest ? limit : longest;
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

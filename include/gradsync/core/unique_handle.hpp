@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <utility>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Owns what a C library knows by a handle. Traits: `Handle`, a value that is compared and copied; `none`, the handle of
 /// nothing; `close(handle)`, which does not throw.
@@ -31,4 +32,4 @@ private:
     Handle handle_ = Traits::none;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// The version of the library. The inline namespace `v0` changes with the major version, so that two
-/// versions linked into one program are two libraries and not one broken one.
+/// The version of the library. The inline namespace `v0_2` changes with every incompatible release, which is every minor version
+/// before 1.0. Two versions linked into one program are therefore two libraries, not one broken one.
 #define GRADSYNC_VERSION_MAJOR 0
-#define GRADSYNC_VERSION_MINOR 1
+#define GRADSYNC_VERSION_MINOR 2
 #define GRADSYNC_VERSION_PATCH 0
 
-namespace gradsync::inline v0 {}
+namespace gradsync::inline v0_2 {}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 // For nvcc only. See passes.hpp for what the passes promise.
@@ -10,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace gradsync::inline v0::cuda::kernels {
+namespace gradsync::inline v0_2::cuda::kernels {
 
 // -------------------------------------------------------------------------------------------------------------- elements
 
@@ -268,4 +269,4 @@ __global__ void mean_factor(MeanFactor* cell, double scale) {
     cell->factor32 = static_cast<float>(factor);
 }
 
-}  // namespace gradsync::inline v0::cuda::kernels
+}  // namespace gradsync::inline v0_2::cuda::kernels

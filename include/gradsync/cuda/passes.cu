@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The passes of passes.hpp: the one file of the library that nvcc compiles. Link the target gradsync::cuda, or compile it into a
 // program:
 //     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
@@ -10,7 +11,7 @@
 
 #include <gradsync/cuda/kernels.cuh>
 
-namespace gradsync::inline v0::cuda {
+namespace gradsync::inline v0_2::cuda {
 
 namespace {
 
@@ -143,4 +144,4 @@ void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream) {
     check(cudaGetLastError(), "mean_factor");
 }
 
-}  // namespace gradsync::inline v0::cuda
+}  // namespace gradsync::inline v0_2::cuda

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +14,7 @@
 /// They are defined in cuda/passes.cu, which nvcc compiles: link the target gradsync::cuda, or add that file to your program.
 /// Where neither was done their address is null, and `linked()` says no: sums over NCCL need none of them.
 
-namespace gradsync::inline v0::cuda {
+namespace gradsync::inline v0_2::cuda {
 
 /// to[i] = from[i], rounded to the type of `to`. Floating types, or equal ones; may be in place.
 [[gnu::weak]] void convert(ConstBufferView from, BufferView to, cudaStream_t stream);
@@ -52,4 +53,4 @@ struct MeanFactor {
 /// Can they be called?
 inline bool linked() noexcept { return &mean_factor != nullptr; }
 
-}  // namespace gradsync::inline v0::cuda
+}  // namespace gradsync::inline v0_2::cuda

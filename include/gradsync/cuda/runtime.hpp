@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +13,7 @@
 
 /// What the library needs of the CUDA runtime: owners of its handles, and its errors as ours. Host code: no nvcc is needed.
 
-namespace gradsync::inline v0::cuda {
+namespace gradsync::inline v0_2::cuda {
 
 /// Throws Error(device_failed) where a call of the runtime has failed.
 inline void check(cudaError_t code, const char* call) {
@@ -134,4 +135,4 @@ private:
     int before_ = 0;
 };
 
-}  // namespace gradsync::inline v0::cuda
+}  // namespace gradsync::inline v0_2::cuda

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <Eigen/Core>
@@ -13,7 +14,7 @@
 /// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and of dynamic size. Blocks will do where
 /// they are contiguous, such as `m.middleCols(2, 3)` of a column-major matrix.
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 template <>
 struct dtype_traits<Eigen::half> {
@@ -84,4 +85,4 @@ private:
     }
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

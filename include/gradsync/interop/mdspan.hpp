@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -11,7 +12,7 @@
 
 /// Multi-dimensional views with the interface of std::mdspan: the standard's own, Kokkos's for C++20, and alike.
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// A view with extents and a mapping from indices to a pointer's elements.
 template <class M>
@@ -61,4 +62,4 @@ private:
     }
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

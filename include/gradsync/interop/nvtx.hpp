@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <nvtx3/nvToolsExt.h>
@@ -13,7 +14,7 @@
 #include "../core/unique_handle.hpp"
 #include "../observe/observer.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -101,4 +102,4 @@ private:
     std::array<std::vector<nvtxRangeId_t>, 2> ranges_;  ///< of collectives and gathers, by bucket
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

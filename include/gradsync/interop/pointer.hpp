@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 /// Memory known by a raw pointer and a count. A pointer does not say where it points to: the function does. Pointers to
 /// constants give a `ConstBufferView`.
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 template <class T>
 using PointerView = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
@@ -25,4 +26,4 @@ constexpr PointerView<T> device_buffer(T* data, std::size_t count) noexcept {
     return {data, count, dtype_of<T>, MemorySpace::device};
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

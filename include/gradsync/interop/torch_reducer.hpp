@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -15,7 +16,7 @@
 #include "../reducer.hpp"
 #include "torch_tensor.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -231,4 +232,4 @@ TorchReducer(B, const torch::nn::Module&, ReducerOptions, Buckets) -> TorchReduc
 template <class B, class Buckets, class Overlap>
 TorchReducer(B, const torch::nn::Module&, ReducerOptions, Buckets, Overlap) -> TorchReducer<B, Buckets, Overlap>;
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

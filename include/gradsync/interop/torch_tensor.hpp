@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +18,7 @@
 
 /// libtorch's tensors: as buffers, and as parameters with their `.grad()`. The type is looked at when a view is taken.
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 template <>
 struct dtype_traits<c10::Half> {
@@ -102,4 +103,4 @@ struct parameter_traits<at::Tensor> {
     static bool requires_grad(const at::Tensor& t) { return t.requires_grad(); }
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

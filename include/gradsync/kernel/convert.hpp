@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cassert>
@@ -20,7 +21,7 @@
 /// The loops work on blocks of a constant length, because GCC vectorises nothing else at -O2, and choose by masks
 /// instead of branches, because a branch around a floating-point operation keeps GCC from vectorising it.
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 /// The type in which elements of type T are summed and scaled: `float` for types of 16 and 8 bits, T itself otherwise.
 template <Element T>
@@ -284,4 +285,4 @@ void convert(const void* from, DType from_type, void* to, DType to_type, std::si
 extern template void convert<void>(const void*, DType, void*, DType, std::size_t) noexcept;
 #endif
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

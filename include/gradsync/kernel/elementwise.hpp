@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 ///
 /// The loops exist for float and double only: blocks of other types are converted, and stay in the cache meanwhile.
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
@@ -199,4 +200,4 @@ extern template void clamp<void>(BufferView, double);
 extern template double sum_of_squares<void>(ConstBufferView);
 #endif
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 /// for every instruction set: what a kernel takes to compile is paid by every program, also by one that never meets
 /// such a type.
 
-namespace gradsync::inline v0::kernel::detail {
+namespace gradsync::inline v0_2::kernel::detail {
 
 /// Elements that are taken at a time.
 inline constexpr std::size_t float8_block = 1024;
@@ -106,4 +107,4 @@ void round_to_odd(const double* from, float* to, std::size_t n) noexcept {
     }
 }
 
-}  // namespace gradsync::inline v0::kernel::detail
+}  // namespace gradsync::inline v0_2::kernel::detail

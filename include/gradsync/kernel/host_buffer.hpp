@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 /// Owned host memory: zeroed, aligned to 64 bytes, or to 2 MiB and backed by huge pages where it is large
 /// (a pass over many ranks' buffers misses the TLB otherwise).
@@ -54,4 +55,4 @@ private:
     std::size_t alignment_ = 64;
 };
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

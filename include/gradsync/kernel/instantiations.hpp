@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 /// The kernels, compiled here. Every file that makes a backend or a Reducer compiles them anew, for ten element types
@@ -9,7 +10,7 @@
 #include "elementwise.hpp"
 #include "reduce.hpp"
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 template void convert<void>(const void*, DType, void*, DType, std::size_t) noexcept;
 template void copy<void>(ConstBufferView, BufferView);
@@ -19,4 +20,4 @@ template void clamp<void>(BufferView, double);
 template double sum_of_squares<void>(ConstBufferView);
 template void reduce<void>(const Reduction&);
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 /// Run-time choice of the vector instruction set, without a compiler flag on the user's side.
@@ -31,7 +32,7 @@
 #define GRADSYNC_ALWAYS_INLINE inline
 #endif
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 enum class Isa { baseline, avx2, avx512 };  // avx2 with F16C, avx512 with F, BW, VL and DQ
 
@@ -95,4 +96,4 @@ void dispatch_vectors(Args... args) {
     run_baseline<typename Kernel::template With<16>>(args...);
 }
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

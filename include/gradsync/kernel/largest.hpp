@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
@@ -6,7 +7,7 @@
 
 #include "isa.hpp"
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
@@ -97,4 +98,4 @@ inline void take_largest(float* data, std::size_t count, std::size_t k, std::uin
     if (k != 0) dispatch<detail::TakeLargest>(data, count, k, places, values);
 }
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 /// order that does not depend on the vector width: the bits are the same on every processor, as ranks that compute the same for themselves
 /// need it.
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
@@ -136,4 +137,4 @@ inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
     return true;
 }
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "convert.hpp"
 #include "isa.hpp"
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 /// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. Same bits as
 /// `load_block` and `store_block`.
@@ -116,4 +117,4 @@ private:
     }
 };
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

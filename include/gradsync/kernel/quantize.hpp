@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
@@ -21,7 +22,7 @@
 ///
 /// The step of a block with an infinity or a NaN is NaN, and so is all that is read of it.
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 inline constexpr std::size_t quantized_block = 256;
 
@@ -215,4 +216,4 @@ inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::s
     detail::dispatch_bits<detail::SumQuantized>(bits, words, stride, messages, count, factor, sums);
 }
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include "isa.hpp"
 #include "pack.hpp"
 
-namespace gradsync::inline v0::kernel {
+namespace gradsync::inline v0_2::kernel {
 
 /// One fused pass: combines the inputs, in the order in which they stand, and writes the result to every output.
 /// For all kernels that reduce: ranks that share an address space, or a window of it.
@@ -277,4 +278,4 @@ void reduce(const Reduction& r) {
 extern template void reduce<void>(const Reduction&);
 #endif
 
-}  // namespace gradsync::inline v0::kernel
+}  // namespace gradsync::inline v0_2::kernel

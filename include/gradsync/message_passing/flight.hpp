@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 #include "known_memory.hpp"
 #include "transport.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 using collective::Call;
 using collective::Operation;
@@ -282,4 +283,4 @@ private:
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

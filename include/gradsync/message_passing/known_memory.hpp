@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 
 #include "../core/keep_for_good.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// Memory that outlives every message from or to it: what messages may go to and come from without a copy between. For
 /// concurrent use.
@@ -41,4 +42,4 @@ private:
 
 using gradsync::detail::keep_for_good;
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

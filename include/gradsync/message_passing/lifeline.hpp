@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 #include "../net/reception.hpp"
 #endif
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// Notices when a process on another machine dies, whatever it was doing: its system closes its connections then. Every
 /// rank has one to the two ranks after it, and so sees four others; what one sees all hear of.
@@ -137,4 +138,4 @@ private:
 #endif
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@
 #include "message_world.hpp"
 #include "rounds.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// What one rank of a communicator can tell, from its messages, of who keeps a collective from completing; and what ends the world for it.
 /// Under the world's mutex.
@@ -89,4 +90,4 @@ private:
     collective::RollCall roll_call_;
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

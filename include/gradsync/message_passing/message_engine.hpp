@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,7 @@
 #include "message_world.hpp"
 #include "rounds.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 using collective::Failure;
 
@@ -464,4 +465,4 @@ private:
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@
 #include "lifeline.hpp"
 #include "transport.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// The world of ranks that send one another messages. Failures, and who left, travel in a stream of their own, which each
 /// rank looks into whenever it communicates.
@@ -280,4 +281,4 @@ private:
     std::vector<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

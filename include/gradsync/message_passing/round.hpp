@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 #include "flight.hpp"
 #include "transport.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// What all rounds of a communicator need.
 struct RoundContext {
@@ -215,4 +216,4 @@ private:
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< made when first needed
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <sys/uio.h>
@@ -16,7 +17,7 @@
 #include "../net/socket.hpp"
 #include "transport.hpp"
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// Messages over connections of TCP, one to each other rank. A message that comes before its receive has begun is kept; a rank
 /// whose connection has ended is `lost`, and what is sent to it counts as over.
@@ -316,4 +317,4 @@ private:
     std::uint64_t over_ = 0;
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -5,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-namespace gradsync::inline v0::message_passing {
+namespace gradsync::inline v0_2::message_passing {
 
 /// Messages between the ranks of a world. Those from one rank to another in one stream arrive in the order in which they
 /// were sent, each in the receive that was begun in its turn. Nothing moves but inside these calls.
@@ -82,4 +83,4 @@ public:
     }
 };
 
-}  // namespace gradsync::inline v0::message_passing
+}  // namespace gradsync::inline v0_2::message_passing

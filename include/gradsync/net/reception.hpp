@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <ifaddrs.h>
@@ -14,7 +15,7 @@
 #include "../core/clock.hpp"
 #include "socket.hpp"
 
-namespace gradsync::inline v0::net {
+namespace gradsync::inline v0_2::net {
 
 /// Where a process can be called by others of its job. Plain bytes, to be sent to all.
 struct Contact {
@@ -158,4 +159,4 @@ inline Socket call(const Contact& contact, std::int64_t number, std::chrono::mil
     return {};
 }
 
-}  // namespace gradsync::inline v0::net
+}  // namespace gradsync::inline v0_2::net

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <netdb.h>
@@ -19,7 +20,7 @@
 
 /// Sockets of TCP, none of which ever blocks without a limit. POSIX; Linux.
 
-namespace gradsync::inline v0::net {
+namespace gradsync::inline v0_2::net {
 
 using Clock = std::chrono::steady_clock;
 
@@ -197,4 +198,4 @@ inline std::uint16_t port_of(const Socket& socket) noexcept {
                                             : reinterpret_cast<const sockaddr_in&>(name).sin_port);
 }
 
-}  // namespace gradsync::inline v0::net
+}  // namespace gradsync::inline v0_2::net

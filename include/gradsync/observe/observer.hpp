@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include "../core/bucket_plan.hpp"
 #include "../core/clock.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What a Reducer, or a sharded training, is busy with. All but the last three hold the step up while they last, unless a thread of the
 /// overlap policy's does them.
@@ -61,4 +62,4 @@ protected:
     Observer& operator=(const Observer&) = default;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

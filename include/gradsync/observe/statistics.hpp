@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -5,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What the synchronisation of one step was, or of several steps together. Times are seconds of one rank. A Reducer's step is from one
 /// `finish()` to the next: with OverlapForward the times of a step's gathers, under the next forward, are in the next one's.
@@ -54,4 +55,4 @@ struct Statistics {
     double overlap_ratio() const noexcept { return total.overlap_ratio(); }
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

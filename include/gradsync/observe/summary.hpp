@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include "observer.hpp"
 #include "timeline.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What the spans of one kind come to. Seconds.
 struct SpanSummary {
@@ -178,4 +179,4 @@ inline std::string describe(const TimelineSummary& summary) {
     return text;
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 #include "../core/clock.hpp"
 #include "observer.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Keeps what happened on one rank, and when: the last events of them, so many as it has room for. What it costs is a clock's reading and a
 /// write of 32 bytes an event; it allocates nothing once the training runs. `write_trace` makes a file of it for people to look at,
@@ -175,4 +176,4 @@ private:
     std::vector<std::string> parameter_names_;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@
 #include "observer.hpp"
 #include "timeline.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -295,4 +296,4 @@ inline void write_trace(const Timeline& timeline, int rank, const std::string& p
     detail::write_trace_file(detail::trace_text(detail::trace_events(timeline, rank, detail::first_moment(timeline))), rank, path);
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <string>
 
 #include "../core/overlap_policy.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Everything happens at `finish()`: the baseline to compare with, and the choice where nothing can overlap.
 struct NoOverlap {
@@ -17,4 +18,4 @@ struct NoOverlap {
 
 static_assert(OverlapPolicy<NoOverlap>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

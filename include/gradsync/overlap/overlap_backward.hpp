@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 #include "../core/overlap_policy.hpp"
 #include "progress_thread.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Who advances started collectives while the backward goes on.
 enum class Progress : std::uint8_t {
@@ -43,4 +44,4 @@ private:
 
 static_assert(OverlapPolicy<OverlapBackward>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <string>
@@ -5,7 +6,7 @@
 #include "../core/overlap_policy.hpp"
 #include "overlap_backward.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// `OverlapBackward{Progress::thread}` as a type of its own: the choice where the compute is off the CPU. Among ranks that share memory,
 /// on cores that all compute, its thread only takes turns with them.
@@ -17,4 +18,4 @@ struct OverlapBackwardThread : OverlapBackward {
 
 static_assert(OverlapPolicy<OverlapBackwardThread>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

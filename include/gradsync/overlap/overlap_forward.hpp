@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <string>
@@ -5,7 +6,7 @@
 #include "../core/overlap_policy.hpp"
 #include "overlap_backward.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Buckets leave in the backward as with `OverlapBackward`, but as reduce-scatters only: `finish()` starts the other half of
 /// the all-reduce, the all-gathers, and they travel under the next forward. Before a parameter is used there,
@@ -20,4 +21,4 @@ struct OverlapForward : OverlapBackward {
 
 static_assert(OverlapPolicy<OverlapForward>);
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

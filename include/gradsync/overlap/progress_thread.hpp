@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -8,7 +9,7 @@
 #include "../core/clock.hpp"
 #include "../core/overlap_policy.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A thread that advances an engine's collectives while some are in flight, and sleeps otherwise.
 class ProgressThread {
@@ -79,4 +80,4 @@ private:
     std::thread thread_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include "../core/math.hpp"
 #include "cost_model.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// A gradient as a backward pass delivers it.
 struct ReadyGradient {
@@ -68,4 +69,4 @@ double finish_time(std::span<const ReadyGradient> gradients, const Buckets& buck
     return schedule(times, cost);
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

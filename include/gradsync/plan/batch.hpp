@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -7,7 +8,7 @@
 
 #include "checked_size.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// GBS = MBS x GA x DP: samples of one optimizer step = samples of a micro-batch x micro-batches that each device
 /// accumulates x devices. Tokens = samples x sequence length.
@@ -152,4 +153,4 @@ std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{
     return good;
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 #include "cost_model.hpp"
 #include "fit.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 struct CalibrationOptions {
     std::size_t least_bytes = 1024;                  ///< sizes grow fourfold from here on,
@@ -75,4 +76,4 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
     return fit(timed);
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

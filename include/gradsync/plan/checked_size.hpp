@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 
 #include "../core/error.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// A count of elements, samples or bytes that says so if 64 bits do not hold it: a plan with a wrong figure is worse than
 /// none. Sums and products throw Error(invalid_argument).
@@ -49,4 +50,4 @@ inline std::uint64_t positive(std::uint64_t value, const char* what) {
 
 }  // namespace detail
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

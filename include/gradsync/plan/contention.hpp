@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 #include "backward.hpp"
 #include "cost_model.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// What compute and communication leave each other where both need the same cores, as over TCP without a network processor: the
 /// share of its own speed that each keeps while the other is at work. 1 and 1: neither notices.
@@ -100,4 +101,4 @@ inline std::vector<ReadyGradient> undisturbed(std::span<const ReadyGradient> gra
     return result;
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
@@ -12,7 +13,7 @@
 /// What collectives cost, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 /// MPICH" (2005): a message of n bytes takes alpha + beta n seconds; what the reduction itself takes is left out.
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// What messages of one rank, or of one node, take.
 struct Link {
@@ -157,4 +158,4 @@ constexpr double bus_bandwidth(Collective what, int ranks, double bytes, double 
     return algorithm_bandwidth(bytes, seconds) * bus_factor(what, ranks);
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

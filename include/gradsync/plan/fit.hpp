@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include "../core/math.hpp"
 #include "cost_model.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// One timed collective.
 struct TimedCall {
@@ -63,4 +64,4 @@ inline Fit fit(std::span<const TimedCall> calls) {
     return result;
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "../core/error.hpp"
 #include "checked_size.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// How the state of a model is split over data-parallel ranks (ZeRO, arXiv 1910.02054).
 enum class ZeroStage : std::uint8_t {
@@ -156,4 +157,4 @@ private:
     }
 };
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

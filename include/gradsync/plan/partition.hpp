@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 /// readiness, times do not decrease and are not negative. A result lists where each bucket ends: `ends[b]` is the first
 /// gradient behind bucket b.
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 namespace detail {
 
@@ -120,4 +121,4 @@ inline double square_root_bucket_bytes(double bytes, CallCost cost) noexcept {
     return gradsync::detail::square_root(bytes * cost.fixed / cost.per_byte);
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

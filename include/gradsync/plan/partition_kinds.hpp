@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 /// How to cut gradients of several kinds, that no bucket mixes, into buckets for one link.
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// Gradients in order of readiness, each of one kind.
 struct KindedGradients {
@@ -189,4 +190,4 @@ inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, 
     return detail::number_buckets(all, product <= states ? detail::optimal_closes(all, cost, product) : detail::common_closes(all, cost));
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

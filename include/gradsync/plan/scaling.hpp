@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <bit>
@@ -11,7 +12,7 @@
 #include "backward.hpp"
 #include "cost_model.hpp"
 
-namespace gradsync::inline v0::plan {
+namespace gradsync::inline v0_2::plan {
 
 /// The compute of one step of one rank, in seconds.
 struct StepTimes {
@@ -99,4 +100,4 @@ inline CommunicationBound communication_bound(StepTimes compute, double weight_b
             first([&](const Cluster& c) { return gather(c) + seconds(Collective::reduce_scatter, c, gradient_bytes); }, compute.backward)};
 }
 
-}  // namespace gradsync::inline v0::plan
+}  // namespace gradsync::inline v0_2::plan

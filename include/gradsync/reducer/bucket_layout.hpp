@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "../core/math.hpp"
 #include "../core/shard_range.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// In whole cache lines, which is how far apart things lie that are allocated together.
 constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
@@ -64,4 +65,4 @@ inline std::vector<ShardSlice> shard_slices(const BucketPlan& plan, const Bucket
     return slices;
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

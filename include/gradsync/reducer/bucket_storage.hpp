@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include "../kernel/host_buffer.hpp"
 #include "bucket_layout.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The buckets' memory. Each one is contiguous, all are in one allocation, zeroed at first. Either every bucket has
 /// memory of its own, or there are slots, which buckets take while they need one.
@@ -138,4 +139,4 @@ private:
     std::vector<kernel::HostBuffer> more_memory_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 /// What the Reducer says of marks that are too many, or missing: sentences for errors.
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
     if (!p.requires_grad) return "parameter '" + p.name + "' is frozen (requires_grad = false) and takes no marks";
@@ -35,4 +36,4 @@ inline std::string not_ready(std::span<const std::size_t> missing, std::size_t t
            "; mark every trainable parameter before finish(), freeze it, or choose UnusedParameters::agree";
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include "../core/reduce_op.hpp"
 #include "options.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What a rank brings to the means of a step: every kind of averaging is a mean with the right scales and weights.
 /// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.
@@ -19,4 +20,4 @@ constexpr Contribution contribution_of(const ReducerOptions& options, int rank, 
     return {};
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

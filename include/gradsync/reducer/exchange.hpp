@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -8,7 +9,7 @@
 #include "../core/backend.hpp"
 #include "bucket_layout.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What an exchange has handed to collectives for one bucket.
 struct Traffic {
@@ -94,4 +95,4 @@ struct ReduceScatter {
     std::string describe() const { return "ReduceScatter"; }
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

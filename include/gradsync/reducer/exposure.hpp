@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
 
 #include "../core/clock.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Adds up the time by which a step was held up, by however many of its threads at once: a moment counts once, so that
 /// the sum is never more than the time that went by. For any thread.
@@ -31,4 +32,4 @@ private:
     std::atomic<Clock::rep> sum_{0};
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -8,7 +9,7 @@
 #include "../core/error.hpp"
 #include "spin_lock.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Remembers the first failure, for all calls that come after it. For any thread.
 class FailureLatch {
@@ -54,4 +55,4 @@ private:
     Errc code_ = Errc::peer_failed;  ///< that of an Error; of what is none, what the communicator has for all
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -10,7 +11,7 @@
 #include "../observe/statistics.hpp"
 #include "name_bucket.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The collectives of one step's buckets: started in order, seen to complete in order, with their times.
 /// `start` is for one thread at a time; so are `poll` and `wait`; the two may be different threads.
@@ -85,4 +86,4 @@ private:
     std::atomic<std::size_t> completed_{0};
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

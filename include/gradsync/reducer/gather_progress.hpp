@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -8,7 +9,7 @@
 #include "../core/backend.hpp"
 #include "../overlap/progress_thread.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Does B want a thread that polls, if so asked?
 template <Backend B>
@@ -54,4 +55,4 @@ private:
     ProgressThread thread_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@
 #include "spin_lock.hpp"
 #include "verification.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The gradients and their way into and out of the buckets. Knows nothing of time: who calls what when is the
 /// Reducer's. `add_up` and `deposit` may run for different gradients at once.
@@ -341,4 +342,4 @@ private:
     std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

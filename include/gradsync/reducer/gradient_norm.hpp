@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 #include "bucket_layout.hpp"
 #include "passes.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The global L2 norm of gradients, each rank reading only its part of them. Squares are summed over fixed blocks,
 /// counted from each parameter's first element, and the blocks' sums are added up in one order: the bits depend on neither
@@ -117,4 +118,4 @@ private:
     std::vector<double> values_;  ///< the blocks' sums, then the elements of split blocks
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 #include "../core/backend.hpp"
 #include "readiness.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The order in which collectives of buckets are started.
 enum class LaunchOrder : bool { of_plan, reverse };
@@ -92,4 +93,4 @@ private:
     std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
 
 #include "../core/error.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Runs `f()`, which may find that a collective of bucket b has failed: its Error says then which bucket it was.
 template <class F>
@@ -17,4 +18,4 @@ decltype(auto) naming_bucket(std::size_t b, F&& f) {
     }
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 
 #include "../core/dtype.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 class Observer;
 
@@ -81,4 +82,4 @@ inline std::string describe(const ReducerOptions& options) {
     return text;
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

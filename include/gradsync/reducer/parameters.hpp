@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 
 /// From the trainer's parameters, of whatever type, to views and infos: the edge where types end.
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Views of a range of parameters. Those without a name are named after their index; a gradient that is not there at
 /// all is to be like the value, without memory.
@@ -185,4 +186,4 @@ inline std::vector<std::size_t> norm_counts(const std::vector<ParameterView>& pa
     return counts;
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 /// - `stream()`, that stream, and `Work::wait_on(stream)`, which makes it wait, and not the host;
 /// - `host()`: the same ranks as a backend of host memory, for what they agree on.
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 struct HostPasses {
     template <class = void>  // what they need is made where they are called, see isa.hpp
@@ -91,4 +92,4 @@ void await(B& backend, W& work) {
     else work.wait();
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

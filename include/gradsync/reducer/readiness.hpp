@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -10,7 +11,7 @@
 #include "../core/bucket_plan.hpp"
 #include "../kernel/isa.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Counts marks: which gradients are ready, which buckets are full. `mark` and `fill` are for any thread; the rest
 /// is for one thread while nobody marks.
@@ -150,4 +151,4 @@ private:
     std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: words that have bits
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

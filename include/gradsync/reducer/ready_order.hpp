@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,7 @@
 #include "passes.hpp"
 #include "ready_times.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The order in which gradients become ready in the steps that are recorded and, where the plan goes by them (`timed`), the times;
 /// and what the ranks make of it. `record` is for any thread; the rest is for one while nobody marks.
@@ -90,4 +91,4 @@ private:
     std::vector<double> seconds_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

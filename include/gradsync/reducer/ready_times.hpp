@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// When gradients became ready, in the steps that were recorded: the mean over the steps, counted from each step's first.
 /// `record` is for any thread; the rest is for one while nobody marks.
@@ -75,4 +76,4 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
     for (std::size_t k = 0; k < order.size(); ++k) order[k] = entries[k].parameter;
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
 #include <thread>
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A lock for sections of well under a microsecond.
 class SpinLock {
@@ -18,4 +19,4 @@ private:
     std::atomic<bool> locked_{false};
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

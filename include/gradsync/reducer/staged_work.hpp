@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <utility>
 
 #include "../core/backend.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A collective, and what is to follow when it is complete: a `Work` of several stages, which whoever tests it or waits for it carries out.
 ///
@@ -59,4 +60,4 @@ private:
     bool more_ = false;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@
 #include "readiness.hpp"
 #include "watch.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The buckets of a step on their way: starts their collectives in the plan's order as they fill, advances them, waits for them,
 /// and counts how long that held the step up. Of marks it knows which buckets are full.
@@ -250,4 +251,4 @@ private:
     Await await_{*this};
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@
 /// The checks at construction: that the bucket policy planned what it may, and that all ranks synchronise the same
 /// parameters in the same way.
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// FNV-1a, 64 bits.
 class Digest {
@@ -199,4 +200,4 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
            {});
 }
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "exposure.hpp"
 #include "spin_lock.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// A stopwatch on the backend's clock: adds up what holds a step up, and how long something was on its way, each moment once; and tells
 /// the observer, if there is one. For any thread.
@@ -123,4 +124,4 @@ private:
     Time::duration covered_{};  ///< their sum
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <fcntl.h>
@@ -31,7 +32,7 @@
 /// A rank's file: magic, number of records; for each record the parameter's name, its elements, the dtype of its arrays, the first
 /// element and the number of them that are here, and the arrays one after the other; a digest (FNV-1a) of all before.
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 namespace detail {
 
@@ -326,4 +327,4 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
     return note;
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -5,7 +6,7 @@
 #include <span>
 #include <string>
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What an optimizer steps at a time: some contiguous elements of one parameter. All arrays are of `value.size()` elements.
 template <class T>
@@ -33,4 +34,4 @@ concept FlatOptimizer = std::movable<O> && requires(O& optimizer, const O& const
     optimizer.step(slice);
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
 #include <span>
 #include <vector>
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Remembers in which order units were gathered in a step, and tells what comes next where a step goes the same way.
 class GatherOrder {
@@ -33,4 +34,4 @@ private:
     std::size_t at_ = 0;  ///< in `before_`
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

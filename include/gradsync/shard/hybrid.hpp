@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include "../reducer/exchange.hpp"
 #include "../reducer/staged_work.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Shards within a group of ranks (the GPUs of a machine, say), whole copies of the training across groups: half the memory saving for
 /// gathers that never leave the group. A bucket is reduce-scattered in the group, then each shard is averaged over the ranks that hold
@@ -95,4 +96,4 @@ HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     return {std::move(group), world.split(rank % ranks_per_group, rank)};
 }
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 
 #include "../reducer/options.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// What is split over the ranks besides the optimizer's state, in ZeRO's stages (Rajbhandari et al., arXiv 1910.02054).
 
@@ -42,4 +43,4 @@ struct ShardMemory {
     std::size_t optimizer_state = 0;
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 #include "../reducer/bucket_layout.hpp"
 #include "flat_optimizer.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What a rank keeps of the training's state: of its shard of each bucket, the master weights and the optimizer's arrays,
 /// in f32 (f64 for f64). "Array 0" is the master weights, array 1 + k the optimizer's k-th.
@@ -116,4 +117,4 @@ private:
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

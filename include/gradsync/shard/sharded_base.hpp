@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
@@ -22,7 +23,7 @@
 #include "shard_state.hpp"
 #include "state_transfer.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// What ShardedOptimizer and ShardedParameters have in common: gradients that are reduced to shards, the optimizer that steps
 /// them, and the state that moves between ranks only to be saved and loaded.
@@ -301,4 +302,4 @@ protected:
     FailureLatch failure_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

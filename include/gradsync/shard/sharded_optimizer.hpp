@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@
 #include "state_transfer.hpp"
 #include "value_buckets.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 /// Data-parallel training in which every rank keeps, and steps, only its share of the optimizer's state (`Zero1`), and of the
 /// gradients too (`Zero2`). The weights are whole on every rank.
@@ -271,4 +272,4 @@ private:
     std::vector<std::size_t> bucket_of_;  ///< by parameter
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@
 #include "unit_values.hpp"
 #include "value_buckets.hpp"
 
-namespace gradsync::inline v0 {
+namespace gradsync::inline v0_2 {
 
 struct ShardedParametersOptions {
     ReducerOptions reducer = {};        ///< `gradients` is of no effect: see `shard_gradients`
@@ -371,4 +372,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-}  // namespace gradsync::inline v0
+}  // namespace gradsync::inline v0_2

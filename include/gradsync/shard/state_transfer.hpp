@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include "../core/parameter.hpp"
 #include "shard_state.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Moves the state of shards between ranks, some elements of one parameter at a time: no rank ever holds more of it than its shard
 /// and a piece.
@@ -109,4 +110,4 @@ private:
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

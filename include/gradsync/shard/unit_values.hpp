@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 #include "../core/buffer_view.hpp"
 #include "../reducer/bucket_layout.hpp"
 
-namespace gradsync::inline v0::detail {
+namespace gradsync::inline v0_2::detail {
 
 /// Memory for the values of units that are gathered now: slots, each for one unit. A unit whose users are gone stays until its slot is
 /// needed for another, so that one that is used again soon need not be gathered anew. All ranks take the same steps.
@@ -107,4 +108,4 @@ private:
     std::uint64_t releases_ = 0;
 };
 
-}  // namespace gradsync::inline v0::detail
+}  // namespace gradsync::inline v0_2::detail

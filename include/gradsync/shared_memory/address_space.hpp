@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <concepts>
 
 #include "chunks.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// How the addresses in one rank's calls are to be understood by another. `publish` turns a call of this rank's into
 /// what others can read; `resolve` turns what `rank` published into addresses that are valid here. `idle` is called by
@@ -27,4 +28,4 @@ struct OneAddressSpace {
 };
 static_assert(AddressSpace<OneAddressSpace>);
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

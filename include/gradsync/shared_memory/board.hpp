@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@
 #include "../collective/world.hpp"
 #include "chunks.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 using collective::World;
 
@@ -101,4 +102,4 @@ private:
 
 static_assert(sizeof(Board::Cell) == 64, "a call and its flag travel in one cache line");
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Call;
 using collective::Operation;
@@ -121,4 +122,4 @@ private:
     std::vector<void*> outputs_;
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -9,7 +10,7 @@
 #include "../core/clock.hpp"
 #include "board.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// A collective of another seat's, of which one of this seat's is a piece.
 struct Whole {
@@ -86,4 +87,4 @@ private:
     const int rank_;
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 #include "seat.hpp"
 #include "staged_pieces.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// A communicator of processes of one machine, on any memory. Buffers that all ranks can reach are worked on where they
 /// lie; others go through a staging area, piece by piece. Whether they can be reached is known once all ranks have
@@ -403,4 +404,4 @@ private:
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@
 #include "../collective/world.hpp"
 #include "segment.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// The world of ranks that are processes of one machine. What they share lies in a segment, with room for what the
 /// first communicator shares: one process creates it, every rank then joins.
@@ -70,4 +71,4 @@ private:
     const std::shared_ptr<collective::Chores> chores_ = std::make_shared<collective::Chores>();
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include "../core/error.hpp"
 #include "address_space.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// The memory that this process shares with others, by numbers that mean the same to all of them. An address in it
 /// travels as number and offset, in the 64 bits of a pointer. For concurrent use.
@@ -107,4 +108,4 @@ private:
 };
 static_assert(AddressSpace<RegionSpace>);
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

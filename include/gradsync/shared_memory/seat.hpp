@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <array>
@@ -20,7 +21,7 @@
 #include "board.hpp"
 #include "lookout.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Failure;
 
@@ -372,4 +373,4 @@ private:
     ChunkWorker worker_;
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

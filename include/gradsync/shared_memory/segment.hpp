@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@
 #include <cerrno>
 #endif
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// Memory that several processes of one machine map, zeroed at first. It has no name in the file system: nothing is left
 /// behind when the processes die, however they do, and the size of /dev/shm does not limit it.
@@ -180,4 +181,4 @@ private:
     Ticket ticket_;
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

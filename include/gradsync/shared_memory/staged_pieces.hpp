@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 #include "../core/dtype.hpp"
 #include "../core/shard_range.hpp"
 
-namespace gradsync::inline v0::shared_memory {
+namespace gradsync::inline v0_2::shared_memory {
 
 /// How one rank takes a collective through staging areas, of which every rank has one that the others see: piece by piece, each
 /// of which is brought there, reduced or broadcast in the areas, and fetched. It follows from the call, the rank and the size, so
@@ -103,4 +104,4 @@ private:
     bool all_taken_ = false;
 };
 
-}  // namespace gradsync::inline v0::shared_memory
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 #include "network.hpp"
 #include "simulation.hpp"
 
-namespace gradsync::inline v0::simulation {
+namespace gradsync::inline v0_2::simulation {
 
 using collective::Call;
 
@@ -211,4 +212,4 @@ private:
     shared_memory::ChunkWorker worker_;
 };
 
-}  // namespace gradsync::inline v0::simulation
+}  // namespace gradsync::inline v0_2::simulation

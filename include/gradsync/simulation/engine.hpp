@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 #include "lazy_memory.hpp"
 #include "simulation.hpp"
 
-namespace gradsync::inline v0::simulation {
+namespace gradsync::inline v0_2::simulation {
 
 /// One rank's side of a communicator, in virtual time. For the rank's own thread, but for `fail`.
 class Engine final : public collective::Engine {
@@ -162,4 +163,4 @@ private:
     int polls_ = 0;  ///< in vain, since this rank's clock has moved
 };
 
-}  // namespace gradsync::inline v0::simulation
+}  // namespace gradsync::inline v0_2::simulation

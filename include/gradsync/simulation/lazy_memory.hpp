@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace gradsync::inline v0::simulation {
+namespace gradsync::inline v0_2::simulation {
 
 /// Zeroed memory, aligned to 64 bytes at least, that takes none as long as nobody writes to it: thousands of ranks can have
 /// buckets each.
@@ -52,4 +53,4 @@ private:
     std::size_t bytes_ = 0;
 };
 
-}  // namespace gradsync::inline v0::simulation
+}  // namespace gradsync::inline v0_2::simulation

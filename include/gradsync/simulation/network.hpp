@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include "../core/math.hpp"
 #include "../plan/cost_model.hpp"
 
-namespace gradsync::inline v0::simulation {
+namespace gradsync::inline v0_2::simulation {
 
 /// The links of a cluster, each of which carries one collective at a time: what runs between the ranks of one node takes that
 /// node's inner link; what runs between nodes takes the inner and the outer links of all of them.
@@ -86,4 +87,4 @@ private:
     std::vector<double> inner_, outer_;  ///< by node: until when the link is taken
 };
 
-}  // namespace gradsync::inline v0::simulation
+}  // namespace gradsync::inline v0_2::simulation

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace gradsync::inline v0::simulation {
+namespace gradsync::inline v0_2::simulation {
 
 /// Virtual time. Every rank has a thread and a clock of its own; one of them runs at a time, and goes on until what it asks
 /// depends on others. Then it is the turn of the rank whose clock shows least, in the order in which they gave up their
@@ -181,4 +182,4 @@ private:
     std::function<void()> resolve_;
 };
 
-}  // namespace gradsync::inline v0::simulation
+}  // namespace gradsync::inline v0_2::simulation

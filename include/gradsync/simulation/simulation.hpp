@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +18,7 @@
 #include "network.hpp"
 #include "scheduler.hpp"
 
-namespace gradsync::inline v0::simulation {
+namespace gradsync::inline v0_2::simulation {
 
 /// One collective, as the network saw it. Times are virtual seconds.
 struct CollectiveRecord {
@@ -139,4 +140,4 @@ private:
     std::map<const std::byte*, const std::byte*> regions_;
 };
 
-}  // namespace gradsync::inline v0::simulation
+}  // namespace gradsync::inline v0_2::simulation

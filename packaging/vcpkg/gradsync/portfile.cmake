@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSL-1.0
 # An overlay port of the tree that it lies in:  vcpkg install gradsync --overlay-ports=packaging/vcpkg
 get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 set(VCPKG_BUILD_TYPE release) # headers only
@@ -10,3 +11,4 @@ vcpkg_cmake_config_fixup(CONFIG_PATH share/cmake/gradsync)
 vcpkg_fixup_pkgconfig()
 
 file(INSTALL "${CMAKE_CURRENT_LIST_DIR}/usage" DESTINATION "${CURRENT_PACKAGES_DIR}/share/${PORT}")
+vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The library in a second translation unit of the same program.
 #include <gradsync/gradsync.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Of cuBLASLt what the trainer uses, over the host's memory: batches of strided matrices, column by column. It computes in double, and
 // refuses what the real one would.
 #include <cublasLt.h>

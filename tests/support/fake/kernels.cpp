@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #undef _FORTIFY_SOURCE  // whose longjmp refuses to change stacks
 
 #include <ucontext.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The device passes, on fake streams: the host's kernels do the work.
 #include <gradsync/cuda/passes.hpp>
 
@@ -8,7 +9,7 @@
 
 #include "fake.hpp"
 
-namespace gradsync::inline v0::cuda {
+namespace gradsync::inline v0_2::cuda {
 
 namespace {
 
@@ -49,4 +50,4 @@ void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream) {
     });
 }
 
-}  // namespace gradsync::inline v0::cuda
+}  // namespace gradsync::inline v0_2::cuda

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: MPI RANKS 1 2 LIBRARIES Boost::mpi
 // MpiBackend on a communicator of Boost.MPI, in a program that goes on using Boost.MPI.
 #include <gradsync/backend/mpi.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: MPI RANKS 2 4
 // MpiBackend in a program that uses MPI itself, and lets in its main thread alone.
 #include <gradsync/backend/mpi.hpp>

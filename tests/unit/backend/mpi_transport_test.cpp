@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: MPI RANKS 2
 // Messages of MPI between two ranks.
 #include <gradsync/backend/mpi_transport.hpp>

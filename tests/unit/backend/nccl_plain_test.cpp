@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 60
 // A program without the library's kernels: everything works but means, which say what is missing.
 #include <gradsync/backend/nccl.hpp>

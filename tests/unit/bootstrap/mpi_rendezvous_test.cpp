@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: MPI RANKS 3
 // Who did not come, where MPI itself does not say.
 #include <gradsync/bootstrap/mpi_rendezvous.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/collective/vigil.hpp>
 
 #include <doctest/doctest.h>

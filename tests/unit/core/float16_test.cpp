@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/core/float16.hpp>
 
 #include "half_test.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels TIMEOUT 100 LABELS gpu
 // On a device: the passes against the host's kernels, which have tests of their own.
 #include <gradsync/cuda/passes.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: COMPILE_OPTIONS -O1 LIBRARIES Eigen3::Eigen
 #include <gradsync/interop/eigen.hpp>
 

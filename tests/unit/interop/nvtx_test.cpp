@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: LIBRARIES CUDA::nvtx3
 // What a tool hears: this program is the tool, too, by NVTX's way in for one that is linked statically. No device is needed.
 #include <gradsync/interop/nvtx.hpp>

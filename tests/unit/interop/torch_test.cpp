@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // libtorch's tensors and modules. One translation unit for both headers: libtorch's own take 15 s to compile.
 // ctest: COMPILE_OPTIONS -O0 PROCESSORS 2 LIBRARIES gradsync_torch
 

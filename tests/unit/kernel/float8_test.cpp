@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // The 8-bit floating types in the kernels: against the oracle of their formats, in double.
 #include <gradsync/kernel/float8.hpp>
 

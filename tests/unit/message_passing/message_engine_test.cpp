@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // What the suite of backends does not reach: many rounds, known memory, a transport that fails or refuses the thread.
 #include <gradsync/message_passing/message_engine.hpp>
 

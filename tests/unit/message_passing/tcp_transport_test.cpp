@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // What tcp_transport.hpp does with messages that come before anybody receives them; the conformance suites over TcpBackend show the rest.
 #include <gradsync/message_passing/tcp_transport.hpp>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // What a trace looks like to those who read it is tested with the trainer, by a JSON parser.
 #include <doctest/doctest.h>
 

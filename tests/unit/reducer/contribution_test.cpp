@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 #include <gradsync/reducer/contribution.hpp>
 
 #include <doctest/doctest.h>

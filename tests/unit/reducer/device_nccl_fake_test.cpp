@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 120
 // The Reducer on device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
 #include <gradsync/backend/faulty.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: PROCESSORS 2 TIMEOUT 120
 // Every layout, overlap, storage and type, at 1 to 4 ranks: bit for bit the sum in rank order, times 1/n.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Buckets planned anew from the times at which gradients became ready.
 #include <doctest/doctest.h>
 

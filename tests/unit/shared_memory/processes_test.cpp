@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // ctest: TIMEOUT 120 PROCESSORS 2
 // The engine over processes that share memory: segment.hpp, regions.hpp and process_world.hpp under a Seat, and
 // process_engine.hpp where ranks fail.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
 // Collectives whose pieces are moved by hand, as ProcessEngine moves them, beside what they mean.
 #include <gradsync/shared_memory/staged_pieces.hpp>
 
