@@ -1,9 +1,11 @@
-# The component mpi: gradsync::mpi, what programs that use gradsync/backend/mpi.hpp link.
+# SPDX-License-Identifier: BSL-1.0
+# The component mpi: gradsync::mpi, which programs that include gradsync/backend/mpi.hpp link.
 
 set(MPI_CXX_SKIP_MPICXX ON) # the C interface: the C++ bindings are gone from the standard
 find_package(MPI QUIET COMPONENTS CXX)
-if(NOT TARGET MPI::MPI_CXX)
-  set(gradsync_missing "an MPI for C++ (Debian: libopenmpi-dev openmpi-bin; elsewhere set MPI_HOME or MPI_CXX_COMPILER)")
+# CMake 3.25 defines MPI::MPI_CXX even where it found no MPI. MPI_CXX_FOUND says that a program was compiled and linked.
+if(NOT MPI_CXX_FOUND)
+  set(gradsync_missing "an MPI for C++ (Debian: apt-get install libopenmpi-dev openmpi-bin; elsewhere set MPI_HOME or MPI_CXX_COMPILER)")
 elseif(NOT TARGET gradsync::mpi)
   add_library(gradsync::mpi INTERFACE IMPORTED GLOBAL)
   target_link_libraries(gradsync::mpi INTERFACE gradsync::gradsync MPI::MPI_CXX)
