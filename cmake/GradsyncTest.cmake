@@ -15,6 +15,9 @@
 #   PROCESSORS N    how many cores ctest -j reckons with; 1 by default, with RANKS that count
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   LABELS LABEL...
+#
+# What scripts/test runs without --all has the label quick, and its programs are built by the target gradsync_quick_tests: unit tests
+# and conformance suites, except those for a GPU and those of four processes or more.
 
 # What Open MPI asks for to run as root in a container, with more ranks than cores.
 set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
@@ -22,6 +25,8 @@ set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROO
 
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
 option(GRADSYNC_UNITY_TESTS "Compile the tests of a folder together: a quarter of the time for all, more for one that has changed" ON)
+
+add_custom_target(gradsync_quick_tests)
 
 function(gradsync_add_tests prefix)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES;DEFAULTS")
@@ -79,6 +84,9 @@ function(gradsync_add_test_program prefix)
   target_compile_options(${target} PRIVATE ${test_COMPILE_OPTIONS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin
                                              UNITY_BUILD ${GRADSYNC_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 10)
+  if(NOT "gpu" IN_LIST test_LABELS)
+    add_dependencies(gradsync_quick_tests ${target})
+  endif()
   foreach(file IN LISTS arg_FILES)
     gradsync_register_test(${target} ${prefix} ${file} ${arg_DEFAULTS})
   endforeach()
@@ -114,12 +122,16 @@ function(gradsync_register_test target prefix file)
         list(APPEND environment ${gradsync_mpi_test_environment})
       endif()
     endif()
+    set(labels ${test_LABELS})
+    if(NOT "gpu" IN_LIST labels AND NOT (launcher AND count GREATER 3))
+      list(APPEND labels quick)
+    endif()
     if(test_PROCESSORS)
       set(processors ${test_PROCESSORS})
     endif()
     add_test(NAME ${test} COMMAND ${launcher} ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:${target}> --source-file=*${source})
     set_tests_properties(
-      ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${test_LABELS}"
+      ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${labels}"
                          PROCESSORS ${processors} RUN_SERIAL ${test_SERIAL} SKIP_RETURN_CODE 77)
   endforeach()
 endfunction()
