@@ -1,58 +1,111 @@
 // SPDX-License-Identifier: BSL-1.0
-// A trainer as there are many: arrays, loops, one thread. It learns which letter of a text follows which two others.
-// plain_data_parallel.cpp is the same on several ranks: `diff plain.cpp plain_data_parallel.cpp` shows what that takes.
+// A typical single-threaded trainer. A net of two layers learns which letter of a text follows three others.
+// plain_data_parallel.cpp is the same trainer on several ranks; docs/start-here.md explains the difference.
+//
+//     plain [TEXT [BATCH [RATE]]]     README.md, 32 samples a step and a learning rate of 0.5 if not given
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
+#include <vector>
 
-constexpr int letters = 128, width = 8, inputs = 2 * width + 1;
-constexpr int steps = 200, batch = 48;
-constexpr float rate = 1;
+constexpr int letters = 128, context = 3, width = 64, steps = 200;
 
-void train(const std::string& text) {
-    float embedding[letters * width], embedding_grad[letters * width];
-    float output[letters * inputs] = {}, output_grad[letters * inputs];
-    unsigned seed = 1;
-    for (float& x : embedding) x = static_cast<float>((seed = seed * 1664525 + 1013904223) >> 8) / 16777216.0f - 0.5f;
+struct Sample {
+    int before[context], next;
+    float hidden[width], output[letters];  // the forward writes them
+};
+using Batch = std::vector<Sample>;
 
-    for (int step = 1; step <= steps; ++step) {
+/// Samples `begin` to `begin + count`. Neighbours come from different parts of the text.
+Batch load(const std::string& text, int begin, int count) {
+    Batch batch;
+    for (int i = begin; i < begin + count; ++i) {
+        const char* at = text.data() + static_cast<std::size_t>(i) * 7919 % (text.size() - context);
+        batch.push_back({{at[0] & 127, at[1] & 127, at[2] & 127}, at[3] & 127, {}, {}});
+    }
+    return batch;
+}
+
+struct Net {
+    using Matrix = std::vector<float>;  // rows of `width` elements
+    Matrix first = Matrix(context * letters * width), first_grad = first;
+    Matrix last = Matrix(letters * width), last_grad = last;
+
+    Net() {
+        std::mt19937 random(1);
+        std::normal_distribution<float> normal(0, 0.2f);
+        for (float& x : first) x = normal(random);
+    }
+    static float* row(Matrix& matrix, int i) { return matrix.data() + i * width; }
+
+    /// Returns the mean loss of the batch.
+    float forward(Batch& batch) {
         float loss = 0;
-        for (float& g : embedding_grad) g = 0;
-        for (float& g : output_grad) g = 0;
-        for (int i = 0; i < batch; ++i) {
-            const std::size_t place = static_cast<std::size_t>(step * batch + i) * 7919 % (text.size() - 2);
-            const int first = text[place] & 127, second = text[place + 1] & 127, next = text[place + 2] & 127;
-
-            float x[inputs], score[letters], sum = 0;
-            for (int k = 0; k < width; ++k) x[k] = embedding[first * width + k], x[width + k] = embedding[second * width + k];
-            x[inputs - 1] = 1;
-            for (int c = 0; c < letters; ++c) {
-                score[c] = 0;
-                for (int k = 0; k < inputs; ++k) score[c] += output[c * inputs + k] * x[k];
-                sum += score[c] = std::exp(score[c]);
+        for (Sample& s : batch) {
+            for (int k = 0; k < width; ++k) {
+                for (int i = 0; i < context; ++i) s.hidden[k] += row(first, i * letters + s.before[i])[k];
+                s.hidden[k] = std::tanh(s.hidden[k]);
             }
-            loss -= std::log(score[next] / sum) / batch;
-
+            float sum = 0;
             for (int c = 0; c < letters; ++c) {
-                const float g = (score[c] / sum - (c == next ? 1.0f : 0.0f)) / batch;
-                for (int k = 0; k < inputs; ++k) output_grad[c * inputs + k] += g * x[k];
-                for (int k = 0; k < width; ++k) embedding_grad[first * width + k] += g * output[c * inputs + k];
-                for (int k = 0; k < width; ++k) embedding_grad[second * width + k] += g * output[c * inputs + width + k];
+                for (int k = 0; k < width; ++k) s.output[c] += row(last, c)[k] * s.hidden[k];
+                sum += s.output[c] = std::exp(s.output[c]);
             }
+            for (float& p : s.output) p /= sum;
+            loss -= std::log(s.output[s.next]) / static_cast<float>(batch.size());
+        }
+        return loss;
+    }
+
+    /// Computes the gradients of the mean loss, those of the last layer first.
+    void backward(Batch& batch) {
+        last_grad.assign(last.size(), 0);
+        for (Sample& s : batch) {
+            s.output[s.next] -= 1;
+            for (float& error : s.output) error /= static_cast<float>(batch.size());
+            for (int c = 0; c < letters; ++c)
+                for (int k = 0; k < width; ++k) row(last_grad, c)[k] += s.output[c] * s.hidden[k];
         }
 
-        for (int k = 0; k < letters * width; ++k) embedding[k] -= rate * embedding_grad[k];
-        for (int k = 0; k < letters * inputs; ++k) output[k] -= rate * output_grad[k];
-        if (step % 20 == 0) std::printf("step %d: loss %.6f\n", step, static_cast<double>(loss));
+        first_grad.assign(first.size(), 0);
+        for (Sample& s : batch) {
+            for (int k = 0; k < width; ++k) {
+                float error = 0;
+                for (int c = 0; c < letters; ++c) error += s.output[c] * row(last, c)[k];
+                error *= 1 - s.hidden[k] * s.hidden[k];
+                for (int i = 0; i < context; ++i) row(first_grad, i * letters + s.before[i])[k] += error;
+            }
+        }
+    }
+
+    void step(float rate) {
+        for (std::size_t i = 0; i < first.size(); ++i) first[i] -= rate * first_grad[i];
+        for (std::size_t i = 0; i < last.size(); ++i) last[i] -= rate * last_grad[i];
+    }
+};
+
+void train(const std::string& text, int batch, float rate) {
+    Net net;
+    for (int step = 0; step < steps; ++step) {
+        Batch data = load(text, step * batch, batch);
+        float loss = net.forward(data);
+        net.backward(data);
+        net.step(rate);
+        if (step % 20 != 0) continue;
+        std::printf("step %d: loss %.6f\n", step, static_cast<double>(loss));
     }
 }
 
 int main(int argc, char** argv) {
     std::ifstream file(argc > 1 ? argv[1] : "README.md");
     const std::string text(std::istreambuf_iterator<char>(file), {});
-    if (text.size() < 100) return std::fprintf(stderr, "usage: %s [a text of at least 100 bytes; README.md if not given]\n", argv[0]), 2;
-    train(text);
+    const int batch = argc > 2 ? std::atoi(argv[2]) : 32;
+    const float rate = argc > 3 ? std::strtof(argv[3], nullptr) : 0.5f;
+    if (text.size() < 100 || batch < 1) return std::fprintf(stderr, "%s: give a text of 100 bytes or more, and a batch\n", argv[0]), 2;
+    train(text, batch, rate);
 }

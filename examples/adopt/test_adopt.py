@@ -56,9 +56,19 @@ def plain(before, after):
     changed = [line[2:] for line in difflib.ndiff(*sources) if line.startswith("+ ")]
     changed = [line for line in changed if line.strip() and not line.strip().startswith("//")]
     print(f"{len(changed)} lines added or changed:", *changed, sep="\n")
-    assert len(changed) <= 10
-    assert distance(losses(output(before, TEXT)), losses(output(after, TEXT))) < 1e-6
-    usage_error(after, "no such file")
+    assert len(changed) <= 15
+
+    batch, rate = 16, 0.5
+    assert output(after, TEXT, batch, rate, 1) == output(before, TEXT, batch, rate)
+    for ranks in (2, 3):
+        whole = losses(output(before, TEXT, batch * ranks, rate * ranks))
+        parts = losses(output(after, TEXT, batch, rate, ranks))
+        print(f"{ranks} ranks: the losses differ by {distance(whole, parts):.1e} from those of one rank on the whole batch")
+        assert distance(whole, parts) < 1e-5
+    assert whole[-1] < whole[0] - 1, whole
+    for program in (before, after):
+        usage_error(program, "no such file")
+        usage_error(program, TEXT, 0)
 
 
 def iris(program):
