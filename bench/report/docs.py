@@ -9,6 +9,7 @@ import pathlib
 import re
 
 from . import charts, names, tables
+from .estimates import exposed_of
 from .results import BadInput
 from .text import Table, milliseconds, or_blank, seconds, size
 
@@ -29,17 +30,30 @@ def conditions(results):
 
 
 def summary(results):
+    """Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them."""
     by_size = tables.all_reduce_cases(results).get(2, {})
-    table = Table("", ["2 ranks", "gradsync, threads", "gradsync, MPI", "MPI_Allreduce", "Gloo, and PyTorch DDP over it", "limit"])
+    table = Table("", ["all-reduce", "threads, any memory", "processes, memory of `allocate()`", "processes, other memory", "MPI_Allreduce", "Gloo", "bare loop (limit)"])
     for count in (2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20):
-        cells = [by_size.get(who, {}).get(count) for who in ("threads", "mpi", "mpi_library", "gloo", "limit")]
-        if any(cells): table.rows.append([f"all-reduce, {size(count)}", *(or_blank(seconds, b and b.time) for b in cells)])
+        cells = [by_size.get(who, {}).get(count) for who in ("threads", "mpi", "mpi_borrowed", "mpi_library", "gloo", "limit")]
+        if any(cells): table.rows.append([size(count), *(or_blank(seconds, b and b.time) for b in cells)])
+    return table.markdown()
+
+
+def exposed_briefly(benchmark):
+    """Milliseconds that synchronisation adds to a step. Where that cannot be told from none, the most that it may be."""
+    found = benchmark and exposed_of(benchmark)
+    if not found: return ""
+    least, most = found.between or (found.value, found.value)
+    return f"{milliseconds(found.value)} ms" if least > 0 else f"at most {milliseconds(max(most, found.value))} ms"
+
+
+def summary_steps(results):
+    table = Table("", ["training step", "alone", "added by gradsync, threads", "processes", "added by PyTorch DDP over Gloo"])
     for model, of_ranks in tables.step_cases(results).items():
-        backends = of_ranks.get(2, {})
-        at = lambda backend, strategy: backends.get(backend, {}).get(strategy)
-        cell = lambda b: or_blank(lambda b: f"{milliseconds(b.time)} ms" + or_blank(lambda e: f" ({milliseconds(e)})", tables.exposed(b)), b)
-        table.rows.append([f"{model}: a step (exposed communication)", cell(at("threads", names.DEFAULT)), cell(at("mpi", names.DEFAULT)), "",
-                           cell(at("gloo", names.PEER_DEFAULT)), cell(at("threads", "independent"))])
+        at = lambda backend, strategy: of_ranks.get(2, {}).get(backend, {}).get(strategy)
+        alone = at("threads", "independent")
+        table.rows.append([{"mlp": "MLP"}.get(model, model), or_blank(lambda b: f"{milliseconds(b.time)} ms", alone),
+                           *(exposed_briefly(at(backend, names.DEFAULT)) for backend in ("threads", "mpi")), exposed_briefly(at("gloo", names.PEER_DEFAULT))])
     return table.markdown()
 
 
@@ -72,6 +86,7 @@ def chart(name, what):
 BLOCKS = {  # by name: what makes its text of the results
     "conditions": conditions,
     "summary": summary,
+    "summary_steps": summary_steps,
     "goals": lambda results: tables.goals(results).markdown(),
     "all_reduce_command": commands("all_reduce"),
     "all_reduce": lambda results: tables.all_reduce(results).markdown(),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSL-1.0
-# One way to use the package: HOW is install, find_package, add_subdirectory, fetch_content, include_path, single_header
-# or pkg_config. FLAGS go to the compiler; COMPONENTS are asked for, and a program of each is built and run.
+# One way to use the package: HOW is install, find_package, add_subdirectory, fetch_content, include_path, single_header,
+# pkg_config or release (the CMake file that README.md shows, with an archive made by scripts/release). FLAGS go to the compiler; COMPONENTS are asked for, and a program of each is built and run.
 # cmake -DHOW=... -DNAME=... -DSOURCE=... -DBINARY=... -DWORK=... -DCOMPILER=... -DGENERATOR=... -DVERSION=...
 #       [-DFLAGS=...] [-DCOMPONENTS=...] -P run.cmake
 
@@ -35,6 +35,31 @@ elseif(HOW STREQUAL "pkg_config")
   execute_process(COMMAND pkg-config --cflags --libs gradsync OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
   separate_arguments(flags UNIX_COMMAND "${flags}")
   compile_by_hand(${flags})
+elseif(HOW STREQUAL "release")
+  execute_process(COMMAND git -C ${SOURCE} rev-parse --verify HEAD RESULT_VARIABLE no_git OUTPUT_QUIET ERROR_QUIET)
+  if(no_git)
+    message("skipped: not a git checkout") # the test's SKIP_REGULAR_EXPRESSION
+    return()
+  endif()
+  execute_process(COMMAND git -C ${SOURCE} show HEAD:README.md OUTPUT_VARIABLE readme COMMAND_ERROR_IS_FATAL ANY)
+  run(${SOURCE}/scripts/release ${here}/dist)
+  run(${CMAKE_COMMAND} -E chdir ${here}/dist sha256sum --check --quiet SHA256SUMS)
+  if(NOT readme MATCHES "\n```cmake\n([^`]*FetchContent_Declare[^`]*)```")
+    message(FATAL_ERROR "README.md shows no CMake file with FetchContent_Declare")
+  endif()
+  string(REGEX REPLACE "https://[^ )]*/(gradsync-[0-9.]+\\.tar\\.gz)" "file://${here}/dist/\\1" lists "${CMAKE_MATCH_1}")
+  file(WRITE ${here}/CMakeLists.txt "${lists}")
+  file(READ ${SOURCE}/examples/quick_start.cpp program)
+  file(WRITE ${here}/main.cpp "${program}")
+  run(${CMAKE_COMMAND} -S ${here} -B ${here}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER})
+  run(${CMAKE_COMMAND} --build ${here}/build)
+  run(${here}/build/trainer)
+  # The release's single header is the one that package.single_header compiles.
+  file(GLOB header ${here}/dist/gradsync-${VERSION}.hpp)
+  file(STRINGS ${header} first LIMIT_COUNT 2)
+  if(NOT first MATCHES "SPDX-License-Identifier: BSL-1\\.0;// gradsync ${VERSION}, one header")
+    message(FATAL_ERROR "gradsync-${VERSION}.hpp begins with: ${first}")
+  endif()
 else()
   list(JOIN COMPONENTS "," components) # a list would fall apart on its way
   run(${CMAKE_COMMAND} -S ${consumer} -B ${here} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DHOW=${HOW}
