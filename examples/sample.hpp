@@ -56,6 +56,10 @@ inline std::string printable(const std::string& text) {
         for (std::size_t k = 1; valid && k < length; ++k) {
             valid = i + k < text.size() && (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
         }
+        if (valid && length > 1) {  // neither the control characters U+0080 to U+009F nor surrogates
+            const auto second = static_cast<unsigned char>(text[i + 1]);
+            valid = !(lead == 0xc2 && second < 0xa0) && !(lead == 0xed && second >= 0xa0);
+        }
         out += valid ? text.substr(i, length) : "\ufffd";
         i += valid ? length : 1;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// Which sample each rank sees when: Samples of data.hpp.
+// Which sample each rank sees when: Samples of data.hpp. And how generated text is printed: sample.hpp.
 #include "../data.hpp"
+#include "../sample.hpp"
 
 #include <doctest/doctest.h>
 
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace {
@@ -70,4 +72,19 @@ TEST_CASE("samples: targets are the bytes that follow the inputs") {
             for (std::size_t i = 0; i < targets; ++i) CHECK(batch.targets[row * targets + i] == first + 5 - targets + i);
         }
     }
+}
+
+TEST_CASE("samples: generated text is printed as UTF-8 without control characters, whatever its bytes are") {
+    using gradsync_train::printable;
+    const std::string unknown = "\ufffd";
+    for (const std::string text : {"a\n\tb ~", "\u00a0", "\u07ff", "\u1000", "\ud7ff", "\ue000", "\uffff"}) CHECK(printable(text) == text);
+    CHECK(printable("\x1b[31m") == unknown + "[31m");
+    CHECK(printable("\x7f") == unknown);
+    CHECK(printable("\xc2\x80") == unknown + unknown);                // U+0080, the first of the C1 control characters
+    CHECK(printable("\xc2\x9b") == unknown + unknown);                // U+009B, which begins a sequence as ESC [ does
+    CHECK(printable("\xed\xa0\x80") == unknown + unknown + unknown);  // U+D800, a surrogate: not UTF-8
+    CHECK(printable("\xed\xbf\xbf") == unknown + unknown + unknown);  // U+DFFF
+    CHECK(printable("\xc2") == unknown);                              // cut off
+    CHECK(printable("\xe1\x80g") == unknown + unknown + "g");
+    CHECK(printable("\xc1\xbf") == unknown + unknown);  // overlong
 }

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unicodedata
 import unittest
 
 PROGRAM = None
@@ -47,7 +48,9 @@ class TrainerTest(unittest.TestCase):
 
     def call(self, *arguments, data=True):
         data = ["--data", self.text] if data else []
-        return subprocess.run([PROGRAM, *map(str, arguments), *data], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([PROGRAM, *map(str, arguments), *data], capture_output=True, timeout=60)
+        # UTF-8 in every locale. text=True would also turn carriage returns into newlines.
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8"))
 
     def train(self, *arguments):
         done = self.call(*arguments, "--json", "-")
@@ -556,15 +559,46 @@ class Report(TrainerTest):
             self.check_trace(file, 2, 4, gathers=True)
         self.assertEqual(self.digest(*MLP, "--trace", file), self.digest(*MLP))
 
+    def sample(self, output, count, prompt="\n"):
+        """The sample in a run's output: printable, and of `count` bytes after the prompt."""
+        self.assertRegex(output, r"(?s)\n----\n.*\n----\n\Z")
+        text = output.partition("\n----\n")[2].rpartition("\n----\n")[0]  # the sample itself may hold such a line
+        self.assertTrue(text.startswith(prompt), text)
+        self.assertTrue(all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in text), text)
+        # U+FFFD stands for one byte that is not printable. If the model wrote that character itself, for three.
+        bytes = len(prompt.encode()) + count
+        self.assertLessEqual(sum(1 if c == "\ufffd" else len(c.encode()) for c in text), bytes, text)
+        self.assertGreaterEqual(len(text.encode()), bytes, text)
+        return text
+
+    def test_a_sample_has_the_length_that_was_asked_for(self):
+        """It is printable, too, even if the model has learned nothing and writes all kinds of bytes."""
+        for flags in MODELS.values():
+            for count, prompt in ((1, "\n"), (500, "rank "), (7, "a prompt longer than the context of any of the models")):
+                done = self.call(*flags, "--steps", 1, "--sample", count, "--prompt", prompt)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.sample(done.stdout, count, prompt)
+
+    def test_a_sample_shows_what_was_learned(self):
+        """In this text each byte determines the next one, so even a lucky or unlucky training leaves a wide margin."""
+        self.text = self.write("cycle", "0123456789" * 1000)
+        for name, flags in MODELS.items():
+            done = self.call(*flags, "--steps", 150, "--lr", 0.01, "--micro-batch", 8, "--sample", 200, "--prompt", "4")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            text = self.sample(done.stdout, 200, "4")
+            right = sum(before + after in "01234567890" for before, after in zip(text, text[1:]))
+            self.assertGreater(right, 100, (name, text))  # of 200: 197 or more with any kernels and seed so far, 1 by chance
+
     def test_the_default_text_serves(self):
-        """The project's own sources: a small model learns more of them in seconds than which bytes are frequent."""
-        done = self.call("--d-model", 64, "--blocks", 2, "--context", 64, "--steps", 800, "--lr", 0.004, "--sample", 2000, data=False)
+        """The project's own sources: a small model learns more of them in seconds than which bytes are frequent.
+
+        The words of a sample depend on the sources and on the BLAS kernels of the processor. Only its form is checked.
+        """
+        done = self.call("--d-model", 64, "--blocks", 2, "--context", 64, "--steps", 300, "--lr", 0.004, "--sample", 500, data=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         loss, frequencies = map(float, re.search(r"([\d.]+) nats a byte \(byte frequencies alone: ([\d.]+)\)", done.stdout).groups())
-        self.assertLess(loss, frequencies - 0.5)
-        sample = done.stdout.split("----")[1]
-        words = re.findall(r"\b(?:std|const|size|return|auto|int|the|of|is|to|and|in|for|if|on)\b", sample)
-        self.assertGreater(len(words), 10, sample)
+        self.assertLess(loss, frequencies - 0.25)  # measured: lower by 0.97, by 0.65 with docs/ as the only text
+        self.sample(done.stdout, 500)
 
 
 def wait_for(condition, seconds=60):

@@ -6,6 +6,7 @@
 """
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,10 +39,11 @@ class PairsTest(unittest.TestCase):
         return run(PROGRAM, f"--rounds={rounds}", f"--benchmark_filter=^train_step/mlp/({strategies})/threads/ranks:2$")
 
     def check(self, pairs, time, rounds=2):
-        """`pairs` of times like `time`, in seconds: a step can be ten times as long as another, not a thousand times."""
+        """`pairs` of times like `time`, in seconds. The median is compared: a busy machine can hold up a single step for any time."""
         self.assertEqual(len(pairs), rounds)
-        for pair in pairs:
-            for value in pair: self.assertTrue(time / 30 < value < 30 * time, pairs)
+        values = [value for pair in pairs for value in pair]
+        self.assertGreater(min(values), 0, pairs)
+        self.assertTrue(time / 30 < statistics.median(values) < 30 * time, (pairs, time))
 
     def test_two_strategies_have_a_step_of_the_reference_between_them_and_a_strategy_two_between_its_own(self):
         """a b, a b, b a, b a: in turns, twice the same upon itself."""
