@@ -177,8 +177,9 @@ private:
         if (transport_->refusal() == nullptr) {
             try {
                 std::lock_guard lock(mutex());
+                // Also to ranks that have said it already: they wait for it.
                 for (int r = 0; r < transport_->size(); ++r)
-                    if (r != transport_->rank() && listens(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
+                    if (r != transport_->rank() && alive(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
                 poll();
             } catch (const std::exception&) {
                 // It stays, then.
