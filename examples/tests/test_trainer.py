@@ -559,6 +559,24 @@ class Report(TrainerTest):
             self.check_trace(file, 2, 4, gathers=True)
         self.assertEqual(self.digest(*MLP, "--trace", file), self.digest(*MLP))
 
+    def test_a_trace_as_a_picture(self):
+        draw = str(pathlib.Path(__file__).resolve().parents[2] / "scripts/draw-trace")
+        # Debian's matplotlib belongs to Debian's python3, whichever else may come first in the path.
+        python = next((p for p in ("/usr/bin/python3", sys.executable) if subprocess.run([p, "-c", "import matplotlib"], capture_output=True).returncode == 0), None)
+        trace, picture = str(self.folder / "trace.json"), self.folder / "step.svg"
+        self.assertEqual(self.call(*TRANSFORMER, "--ranks", 3, "--trace", trace).returncode, 0)
+        run = lambda *arguments: subprocess.run([python or sys.executable, draw, *arguments], capture_output=True, text=True)
+        done = run(trace, str(picture))
+        if python is None:
+            self.assertIn("draw-trace: needs matplotlib", done.stderr)
+            return
+        self.assertEqual(done.stderr, "")
+        drawn = picture.read_text()
+        for text in ("rank 0", "rank 2", "gradients ready", "1 buckets travel", "backward"): self.assertIn(f">{text}<", drawn)
+        self.assertIn("has no complete step 99", run(trace, str(picture), "--step", "99").stderr)
+        for content in ("no JSON", "{}", '{"traceEvents": [1]}'):
+            self.assertRegex(run(self.write("other", content), str(picture)).stderr, "^draw-trace: .* is not a trace of gradsync's: ")
+
     def sample(self, output, count, prompt="\n"):
         """The sample in a run's output: printable, and of `count` bytes after the prompt."""
         self.assertRegex(output, r"(?s)\n----\n.*\n----\n\Z")
