@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/backend/engine_collectives.hpp>
+#include <gradsync/collective/engine_collectives.hpp>
+#include <gradsync/collective/messages/message_engine.hpp>
 #include <gradsync/core/backend.hpp>
-#include <gradsync/message_passing/message_engine.hpp>
 
 #include "conformance/backend.hpp"
 #include "support/loopback_transport.hpp"

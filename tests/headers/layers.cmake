@@ -5,14 +5,15 @@
 # From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own.
 set(layers
     "core"
-    "kernel|plan|net|cuda"
-    "collective|bootstrap"
-    "shared_memory|message_passing"
-    "simulation"
-    "backend|bucket|observe|overlap"
-    "reducer"
+    "kernel|plan|net"
+    "bootstrap"
+    "collective"
+    "cuda|simulation"
+    "nccl"
+    "backend|bucket|observe|overlap|compress"
+    "engine"
     "reducer.hpp"
-    "shard|interop|compress"
+    "shard|interop"
     "gradsync.hpp")
 
 function(layer_of folder result)

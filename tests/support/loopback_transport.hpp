@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/message_passing/transport.hpp>
+#include <gradsync/collective/messages/transport.hpp>
 
 namespace gradsync_test {
 

@@ -10,15 +10,15 @@
 #include <utility>
 
 #include "../bootstrap/mpi_rendezvous.hpp"
+#include "../collective/connect.hpp"
+#include "../collective/messages/lifeline.hpp"
+#include "../collective/messages/message_world.hpp"
+#include "../collective/messages/mpi_transport.hpp"
+#include "../collective/placement.hpp"
+#include "../collective/process_backend.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../message_passing/lifeline.hpp"
-#include "../message_passing/message_world.hpp"
-#include "connect.hpp"
-#include "mpi_transport.hpp"
-#include "placement.hpp"
-#include "process_backend.hpp"
 
 namespace gradsync::inline v0_2 {
 

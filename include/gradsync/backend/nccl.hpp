@@ -11,15 +11,15 @@
 #include "../bootstrap/job.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"
+#include "../collective/engine_collectives.hpp"
+#include "../collective/messages/tcp_engine.hpp"
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
-#include "device_passes.hpp"
-#include "engine_collectives.hpp"
-#include "nccl_engine.hpp"
-#include "nccl_group.hpp"
-#include "nccl_memory.hpp"
+#include "../cuda/device_passes.hpp"
+#include "../nccl/engine.hpp"
+#include "../nccl/group.hpp"
+#include "../nccl/memory.hpp"
 #include "tcp.hpp"
-#include "tcp_engine.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -17,7 +18,6 @@
 #include "../simulation/communicator.hpp"
 #include "../simulation/engine.hpp"
 #include "../simulation/simulation.hpp"
-#include "engine_collectives.hpp"
 #include "run_ranks.hpp"
 
 namespace gradsync::inline v0_2 {

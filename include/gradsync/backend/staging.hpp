@@ -18,15 +18,15 @@
 #include "../collective/call.hpp"
 #include "../collective/chores.hpp"
 #include "../collective/engine.hpp"
+#include "../collective/engine_collectives.hpp"
 #include "../collective/failures.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/subject.hpp"
+#include "../cuda/device_passes.hpp"
+#include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
-#include "device_passes.hpp"
-#include "device_watch.hpp"
-#include "engine_collectives.hpp"
 
 namespace gradsync::inline v0_2 {
 

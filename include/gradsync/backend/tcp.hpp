@@ -8,12 +8,12 @@
 #include "../bootstrap/job.hpp"
 #include "../bootstrap/rendezvous.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
+#include "../collective/connect.hpp"
+#include "../collective/messages/tcp_engine.hpp"
+#include "../collective/placement.hpp"
+#include "../collective/process_backend.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
-#include "connect.hpp"
-#include "placement.hpp"
-#include "process_backend.hpp"
-#include "tcp_engine.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "../collective/engine_collectives.hpp"
+#include "../collective/shared_memory/seat.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../kernel/host_buffer.hpp"
-#include "../shared_memory/seat.hpp"
-#include "engine_collectives.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -10,7 +10,7 @@
 #include "../core/backend.hpp"
 #include "../core/buffer_view.hpp"
 #include "../core/error.hpp"
-#include "../reducer/exchange.hpp"
+#include "../core/exchange.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "../core/buffer_view.hpp"
+#include "../core/exchange.hpp"
 #include "../core/math.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "../kernel/largest.hpp"
-#include "../reducer/exchange.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

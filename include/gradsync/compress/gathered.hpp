@@ -12,10 +12,10 @@
 
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
-#include "../reducer/passes.hpp"
-#include "../reducer/staged_work.hpp"
+#include "../kernel/passes.hpp"
 #include "compressor.hpp"
 #include "error_feedback.hpp"
+#include "staged_work.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

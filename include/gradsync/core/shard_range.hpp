@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "buffer_view.hpp"
+
 namespace gradsync::inline v0_2 {
 
 /// A range of elements, [first, last).
@@ -22,5 +24,15 @@ constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexce
     const auto limited = [count](std::size_t element) { return element < count ? element : count; };
     return {limited(each * static_cast<std::size_t>(rank)), limited(each * (static_cast<std::size_t>(rank) + 1))};
 }
+
+namespace detail {
+
+/// `rank`'s part of a buffer that is split over `size` ranks.
+inline BufferView shard_of(BufferView whole, int size, int rank) noexcept {
+    const ElementRange own = shard_range(whole.count, size, rank);
+    return whole.subview(own.first, own.size());
+}
+
+}  // namespace detail
 
 }  // namespace gradsync::inline v0_2

@@ -21,7 +21,7 @@
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
-#include "../reducer/verification.hpp"
+#include "../engine/verification.hpp"
 
 /// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.
 ///

@@ -5,12 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "../compress/staged_work.hpp"
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
+#include "../core/exchange.hpp"
 #include "../core/subject.hpp"
-#include "../reducer/bucket_layout.hpp"
-#include "../reducer/exchange.hpp"
-#include "../reducer/staged_work.hpp"
+#include "../engine/bucket_layout.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../reducer/options.hpp"
+#include "../engine/options.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -10,8 +10,8 @@
 #include "../core/bucket_plan.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
+#include "../engine/bucket_layout.hpp"
 #include "../kernel/elementwise.hpp"
-#include "../reducer/bucket_layout.hpp"
 #include "flat_optimizer.hpp"
 
 namespace gradsync::inline v0_2::detail {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "../bucket/size_capped.hpp"
+#include "../core/exchange.hpp"
+#include "../engine/deferred_gather.hpp"
+#include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "../reducer.hpp"
-#include "../reducer/deferred_gather.hpp"
-#include "../reducer/exchange.hpp"
-#include "../reducer/parameters.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"

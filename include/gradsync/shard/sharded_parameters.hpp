@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "../bucket/units.hpp"
+#include "../core/exchange.hpp"
 #include "../core/subject.hpp"
+#include "../engine/gather_progress.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "../reducer.hpp"
-#include "../reducer/exchange.hpp"
-#include "../reducer/gather_progress.hpp"
 #include "flat_optimizer.hpp"
 #include "gather_order.hpp"
 #include "options.hpp"

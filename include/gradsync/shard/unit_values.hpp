@@ -8,7 +8,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/buffer_view.hpp"
-#include "../reducer/bucket_layout.hpp"
+#include "../engine/bucket_layout.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

@@ -11,7 +11,7 @@
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
 #include "../core/parameter.hpp"
-#include "../reducer/bucket_layout.hpp"
+#include "../engine/bucket_layout.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

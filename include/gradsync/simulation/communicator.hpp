@@ -11,9 +11,9 @@
 #include "../collective/call.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/group.hpp"
+#include "../collective/shared_memory/chunks.hpp"
 #include "../core/clock.hpp"
 #include "../core/shard_range.hpp"
-#include "../shared_memory/chunks.hpp"
 #include "network.hpp"
 #include "simulation.hpp"
 

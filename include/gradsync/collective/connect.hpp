@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../bootstrap/rendezvous.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "engine.hpp"
+#include "group.hpp"
+#include "hierarchical_engine.hpp"
+#include "messages/message_engine.hpp"
+#include "placement.hpp"
+#include "shared_memory/process_engine.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// How ranks that are processes reach one another.
+struct Paths {
+    std::vector<int> machines = {};     ///< by rank: a number for its machine
+    bool share = false;                 ///< can those of one machine share memory?
+    std::string problem = {};           ///< why memory is not shared
+    std::string unwatched = {};         ///< whose death would not be noticed: ", but ...", or nothing
+    std::string messages = "messages";  ///< what they send where they do not
+    bool any_thread = true;             ///< may any thread send them, at any time?
+
+    int machine_count() const {
+        std::vector<int> numbers = machines;
+        std::sort(numbers.begin(), numbers.end());
+        return static_cast<int>(std::unique(numbers.begin(), numbers.end()) - numbers.begin());
+    }
+
+    Paths of(const collective::Group& group) const {
+        Paths part = *this;
+        part.machines.clear();
+        for (const int member : group.members) part.machines.push_back(machines[static_cast<std::size_t>(member)]);
+        return part;
+    }
+
+    /// "4 processes on 2 machines that ..."
+    std::string describe() const {
+        const auto counted = [](std::size_t count, const char* one, const char* many) {
+            return std::to_string(count) + (count == 1 ? one : many);
+        };
+        const auto count = static_cast<std::size_t>(machine_count());
+        const std::string text =
+            counted(machines.size(), " process", " processes") + (count > 1 ? " on " + std::to_string(count) + " machines" : "");
+        if (share && count == 1) return text + " that share memory";
+        if (share && count < machines.size())
+            return text + " that share memory on each machine, and send " + messages + " between them" + unwatched;
+        return text + " that send " + messages + " (" + (share ? "one on each machine" : problem) + ")" + unwatched;
+    }
+};
+
+/// The engine of a communicator, and how its ranks reach one another.
+struct Connection {
+    std::shared_ptr<collective::Engine> engine;
+    Paths paths;
+};
+
+/// What is asked of a connection; the same on all ranks, but for `timeout`.
+struct ConnectionOptions {
+    std::chrono::nanoseconds timeout;
+    bool shared_memory;  ///< ranks of one machine share memory where they can
+    bool reproducible;   ///< sums in the order of the ranks, also where several run on one of several machines
+};
+
+/// What the ranks of one machine have in common.
+struct Sharing {
+    std::shared_ptr<shared_memory::ProcessWorld> world;
+    std::shared_ptr<shared_memory::ProcessEngine> engine;
+};
+
+/// Nothing on any rank where that cannot be on some machine, for this `problem`. Collective over all ranks.
+template <Rendezvous R>
+Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout, std::string& problem) {
+    using namespace shared_memory;
+    const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
+    // The creator's object lives until all have opened theirs.
+    const Segment created =
+        ranks.rank_here == 0 ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
+    const Segment::Ticket ticket = bootstrap::exchange(meeting, created.ticket())[static_cast<std::size_t>(ranks.neighbours.front())];
+    Segment own = ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
+    const auto good = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own.data() != nullptr));
+    if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
+        problem = "they cannot share memory: " + (problem.empty() ? "see rank " + std::to_string(bad - good.begin()) : problem) +
+                  "; run them as one user in one container, with /proc mounted";
+        return {};
+    }
+    auto world = ProcessWorld::join(std::move(own), ranks.rank, ranks.size, ranks.size_here());
+    auto memory = world->memory();
+    auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.rank_here, std::move(memory),
+                                                  0, timeout);
+    return {std::move(world), std::move(engine)};
+}
+
+/// The best way for ranks that are processes: memory that they share on one machine, messages between several. `transport()` makes
+/// what the messages travel by, where there are any, and `watch(world)` has their ranks watched, see `Paths::unwatched`; all ranks call both
+/// or none does. Collective.
+template <Rendezvous R, class MakeTransport, class Watch>
+Connection connect(R& meeting, const Placement& ranks, const ConnectionOptions& options, MakeTransport&& transport, Watch&& watch) {
+    using namespace message_passing;
+    std::string problem;
+    const bool several = ranks.machine_count > 1;
+    if (several && ranks.machine_count == ranks.size) problem = "one on each machine";
+    else if (!options.shared_memory) problem = "shared memory is switched off";
+    else if (several && options.reproducible) problem = "sums are to be reproducible";
+
+    Sharing sharing;
+    if (problem.empty()) sharing = share_memory(meeting, ranks, options.timeout, problem);
+    Connection connection{sharing.engine, {.machines = ranks.machines, .share = sharing.engine != nullptr, .problem = problem}};
+    if (several || !sharing.engine) {
+        auto world = sharing.world ? MessageWorld::make(transport(), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
+                                                        sharing.world->chores())
+                                   : MessageWorld::make(transport(), ranks.processes, ranks.size_here());
+        connection.paths.unwatched = watch(*world);
+        auto messages =
+            std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
+        if (sharing.engine) connection.engine = HierarchicalEngine::combine(std::move(messages), sharing.engine, ranks.machines);
+        else connection.engine = std::move(messages);
+    }
+    bootstrap::exchange(meeting, std::uint8_t{0});  // what ends a rank from now on ends no other rank's construction
+    return connection;
+}
+
+inline void check_limit(std::chrono::nanoseconds timeout) {
+    if (timeout <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+}
+
+/// Throws Error(parameter_mismatch) where not all ranks ask for the same. `all`: by rank, the same on all of them.
+inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, const std::string& backend, const std::string& options) {
+    const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
+    if (other == all.end()) return;
+    const auto culprit = static_cast<int>(other - all.begin());
+    throw Error(Errc::parameter_mismatch,
+                backend + ": rank " + std::to_string(culprit) + " has other " + options + " than rank 0; give all ranks the same",
+                {.operation = backend, .rank = rank, .peer = culprit});
+}
+
+}  // namespace gradsync::inline v0_2::detail

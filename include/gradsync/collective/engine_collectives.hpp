@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/buffer_view.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../core/reduce_op.hpp"
+#include "../core/shard_range.hpp"
+#include "../core/subject.hpp"
+#include "call.hpp"
+#include "group.hpp"
+#include "vigil.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// A collective that an engine knows by its number. See the concept `Work`.
+template <class Engine>
+class NumberedWork {
+public:
+    NumberedWork() = default;
+    NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
+    NumberedWork(NumberedWork&&) noexcept = default;
+    NumberedWork& operator=(NumberedWork&& other) noexcept {
+        NumberedWork(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~NumberedWork() {
+        if (engine_) engine_->abandon(number_);
+    }
+
+    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed, or a rank has left or died; and when
+    /// tests have gone on for the backend's time limit (of a pause between two a second counts at most, or a sixteenth of the limit).
+    bool test() {
+        if (poll()) return true;
+        if constexpr (requires { engine_->look(number_, vigil_); }) {
+            vigil_.forgive(engine_->timeout());
+            engine_->look(number_, vigil_);
+        }
+        return false;
+    }
+    /// The same for who will wait, or test, later: without the time limit, and without a look at who is there.
+    bool poll() {
+        if (engine_ && engine_->test(number_)) engine_.reset();
+        return !engine_;
+    }
+
+    /// Returns when complete. Throws Error, at the latest when the backend's time limit is reached.
+    void wait() {
+        if (!engine_) return;
+        engine_->wait(number_);
+        engine_.reset();
+    }
+
+    /// Makes a stream of a device wait until it is complete, and returns at once; from then on it counts as complete, and its
+    /// buffers belong to what is on the stream. Throws Error if the communicator has failed.
+    template <class Stream>
+        requires requires(Engine& engine, Stream stream) { engine.wait_on(std::uint64_t{}, stream); }
+    void wait_on(Stream stream) {
+        if (!engine_) return;
+        engine_->wait_on(number_, stream);
+        engine_.reset();
+    }
+
+private:
+    void swap(NumberedWork& other) noexcept {
+        std::swap(engine_, other.engine_);
+        std::swap(number_, other.number_);
+        std::swap(vigil_, other.vigil_);
+    }
+
+    std::shared_ptr<Engine> engine_;
+    std::uint64_t number_ = 0;
+    collective::Vigil vigil_;  ///< of tests
+};
+
+/// What backends have in common that are a handle to an engine: it checks what can be checked on one rank and makes a
+/// `Call` of it. The concept `Backend` says what the calls do. Throws Error(invalid_argument), and then nothing was
+/// communicated.
+///
+/// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`,
+/// `world_rank()`, and `join(group)`, which makes its handle to a new group.
+template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
+class EngineCollectives {
+    using WorkT = NumberedWork<Engine>;
+    using Call = collective::Call;
+    using Operation = collective::Operation;
+
+public:
+    using WorkType = WorkT;
+    static constexpr MemorySpace memory_space = space;
+
+    WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
+        Call call = reduction(Operation::all_reduce, buffer, buffer, op, contribution);
+        return start(call);
+    }
+    WorkT reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
+        Call call = reduction(Operation::reduce, buffer, buffer, op, contribution);
+        call.root = checked_root(root);
+        return start(call);
+    }
+    WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
+        check_shard("reduce_scatter", "out", out.count, in.count);
+        return start(reduction(Operation::reduce_scatter, in, out, op, contribution));
+    }
+    WorkT all_gather(ConstBufferView in, BufferView out) {
+        check_shard("all_gather", "in", in.count, out.count);
+        return start(movement(Operation::all_gather, in, out, 0));
+    }
+    WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
+    WorkT gather(ConstBufferView in, BufferView out, int root) {
+        check_handle();
+        if (self().rank() != root) out = {nullptr, 0, in.dtype, in.space};
+        else check_shard("gather", "in", in.count, out.count);
+        return start(movement(Operation::gather, in, out, root));
+    }
+    WorkT scatter(ConstBufferView in, BufferView out, int root) {
+        check_handle();
+        if (self().rank() != root) in = {nullptr, 0, out.dtype, out.space};
+        else check_shard("scatter", "out", out.count, in.count);
+        return start(movement(Operation::scatter, in, out, root));
+    }
+    WorkT barrier() { return start({}); }
+
+    /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
+    Derived split(int color, int key) {
+        check_handle();
+        struct Entry {
+            std::int32_t color, key;
+        };
+        std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
+        const Entry own{color, key};
+        collective::Group group{.split = self().shared_engine()->next_number(), .color = color};
+        if constexpr (space == MemorySpace::host)
+            all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
+        else entries = self().shared_engine()->exchange(own);
+
+        // Ordered by (key, rank): each goes before those with a larger key.
+        const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
+        for (int r = 0; r < self().size(); ++r) {
+            if (entries[static_cast<std::size_t>(r)].color != color) continue;
+            auto place = group.members.end();
+            while (place != group.members.begin() && key_of(*(place - 1)) > key_of(r)) --place;
+            group.members.insert(place, r);
+        }
+        while (group.members[static_cast<std::size_t>(group.rank)] != self().rank()) ++group.rank;
+        return self().join(group);
+    }
+
+    /// Collective: the same ranks, with an order of their own.
+    Derived duplicate() {
+        check_handle();
+        return split(0, self().rank());
+    }
+
+    /// What this handle's next collectives are for, those without a root. See Subject.
+    void set_subject(Subject subject) noexcept { subject_ = subject; }
+    /// A number for a Subject's owner. Local; all ranks ask for them at the same places in the program.
+    std::size_t next_owner() noexcept { return self().shared_engine()->next_number(); }
+
+    /// The limit of every wait of this rank, here and in communicators made from this one later.
+    void set_timeout(std::chrono::nanoseconds limit) {
+        check_handle();
+        if (limit <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+        self().shared_engine()->set_timeout(limit);
+    }
+    std::chrono::nanoseconds timeout() const noexcept { return self().shared_engine()->timeout(); }
+
+    /// Works on this rank's share of everything that all ranks have started; never blocks.
+    void progress() noexcept { self().shared_engine()->progress(); }
+
+    /// The time that this rank has spent at work in `progress()` and `test()` so far.
+    std::chrono::nanoseconds progress_time() const noexcept { return self().shared_engine()->progress_time(); }
+
+    /// Has it failed? Whatever is started then throws why.
+    bool failed() const noexcept
+        requires requires(Engine& engine) { engine.world(); }
+    {
+        return self().shared_engine()->world().failed();
+    }
+
+    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, naming this
+    /// rank and `what`. Returns once no rank touches another's buffers.
+    void fail(const std::string& what) noexcept {
+        const int culprit = self().world_rank();
+        self().shared_engine()->fail({Errc::peer_failed, culprit, "rank " + std::to_string(culprit) + " failed: " + what});
+    }
+
+private:
+    Derived& self() noexcept { return static_cast<Derived&>(*this); }
+    const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
+
+    WorkT start(Call call) {
+        check_handle();
+        if (!collective::is_rooted(call.operation)) call.root = subject_.code();
+        const std::shared_ptr<Engine>& engine = self().shared_engine();
+        return {engine, engine->start(call)};
+    }
+
+    void check_handle() const {
+        if (!self().shared_engine()) refuse_moved_from();
+    }
+    [[noreturn]] static void refuse_moved_from() {
+        throw Error(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
+    }
+
+    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution) const {
+        check_handle();
+        if (op == ReduceOp::mean && !is_floating(in.dtype))
+            throw Error(Errc::invalid_argument,
+                        std::string(name_of(operation)) + ": a mean of " + std::string(name_of(in.dtype)) +
+                            " is not defined; use ReduceOp::sum and divide",
+                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+        if (op != ReduceOp::mean && contribution != Contribution{})
+            throw Error(
+                Errc::invalid_argument,
+                std::string(name_of(operation)) + ": a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)),
+                {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+        Call call = movement(operation, in, out, 0);
+        call.op = op;
+        call.contribution = contribution;
+        return call;
+    }
+
+    Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
+        check_handle();
+        // No text is made unless it is thrown: this is on the path of every collective.
+        const auto refuse = [&](const std::string& what) {
+            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
+                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+        };
+        if (in.dtype != out.dtype)
+            refuse("in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
+        if (in.space != space || out.space != space)
+            refuse(space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
+                                              : "this backend reads device memory only; use host() for what lies on the host");
+        if ((!in.data && in.count != 0) || (!out.data && out.count != 0)) refuse("a buffer of more than 0 elements has no memory");
+        Call call;
+        call.operation = operation;
+        call.in = in.data;
+        call.out = out.data;
+        call.in_count = in.count;
+        call.out_count = out.count;
+        call.dtype = in.dtype;
+        call.root = checked_root(root);
+        return call;
+    }
+
+    int checked_root(int root) const {
+        if (root < 0 || root >= self().size())
+            throw Error(Errc::invalid_argument,
+                        "root " + std::to_string(root) + " is not a rank of this communicator of " + std::to_string(self().size()),
+                        {.operation = {}, .rank = self().world_rank()});
+        return root;
+    }
+
+    void check_shard(const char* operation, const char* side, std::size_t count, std::size_t whole) const {
+        check_handle();
+        const std::size_t shard = shard_range(whole, self().size(), self().rank()).size();
+        if (count != shard)
+            throw Error(Errc::invalid_argument,
+                        std::string(operation) + ": `" + side + "` must hold this rank's shard of " + std::to_string(whole) +
+                            " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count),
+                        {.operation = operation, .rank = self().world_rank()});
+    }
+
+    Subject subject_;
+};
+
+}  // namespace gradsync::inline v0_2::detail

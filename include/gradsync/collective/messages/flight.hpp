@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "../../core/shard_range.hpp"
+#include "../call.hpp"
+#include "../combine.hpp"
+#include "known_memory.hpp"
+#include "transport.hpp"
+
+namespace gradsync::inline v0_2::message_passing {
+
+using collective::Call;
+using collective::Operation;
+
+static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
+
+/// How the hellos of a communicator travel.
+struct HelloRoute {
+    Transport& transport;
+    const std::vector<int>& transport_ranks;  ///< by rank of the communicator
+    struct Streams {
+        int first;
+        int rest, whole_rest;  ///< in parts, and in one message
+    };
+    Streams hellos, answers;  ///< apart, as rank 0 may say the hello of a later collective before it can answer
+};
+
+/// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
+/// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its
+/// length is known, as far as the others have started the same. (Where they have not, no message is longer than what it is received in.)
+///
+/// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own
+/// call and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not
+/// learn who has started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
+class Flight {
+public:
+    /// `room`: the most bytes that any hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
+    Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
+        : calls_(static_cast<std::size_t>(ranks)),
+          ranks_(ranks),
+          rank_(rank),
+          few_owners_(few_owners),
+          first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
+          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64),
+          hellos_(new std::byte[calls_.size() * place_]),
+          hellos_in_(calls_.size(), Transport::no_ticket),
+          hellos_out_(hellos_in_),
+          rests_in_(hellos_in_),
+          rests_out_(hellos_in_) {}
+
+    /// `room`: of this one's hello.
+    void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
+        number_ = number;
+        call_ = call;
+        sent_ = heard_ = complete_ = from_in_ = has_to_leave_ = false;
+        const std::size_t width = size_of(call.dtype);
+        // Who scatters or gathers alone knows how much it is.
+        whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
+        if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
+        owners_ = ranks_;
+        if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
+            owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / least_share, 1, static_cast<std::size_t>(ranks_)));
+        small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
+        const std::size_t brought = brought_by(rank_);
+        const bool has_rest = sizeof(Call) + brought > first_;
+        in_is_known_ = (!small_ || has_rest) && known.contains(call.in, call.in_count * width);
+        out_is_known_ = !small_ && known.contains(call.out, call.out_count * width);
+
+        by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere && call.operation != Operation::barrier;
+
+        for (int r = 0; r < ranks_; ++r) {
+            if (!talks_to(r)) continue;
+            const int from = route.transport_ranks[index(r)];
+            const HelloRoute::Streams& streams = waits_for_hub() ? route.answers : route.hellos;
+            hellos_in_[index(r)] = route.transport.receive(from, streams.first, hello_of(r), first_);
+            if (const std::size_t all = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r)); all > first_)
+                rests_in_[index(r)] = receive_rest(route.transport, from, streams, hello_of(r) + first_, all - first_);
+        }
+        std::byte* const own = hello_of(rank_);
+        std::memcpy(own, &call, sizeof call);
+        // What has no weight is not read: what is sent instead, nobody uses.
+        const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? std::min(brought, call.in_count * width) : 0;
+        from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
+        if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
+        if (read == 0 && brought != 0) std::memset(own + sizeof(Call), 0, brought);
+        if (!is_hub()) send_hellos(route, [&](int) { return brought; });
+        sent_ = true;
+    }
+
+    std::uint64_t number() const noexcept { return number_; }
+    const Call& call() const noexcept { return call_; }
+
+    /// Have all ranks started it? From then on `calls()` is valid: where the hub says so, of the hub and of this rank only.
+    bool hear(Transport& transport) {
+        if (!sent_ || !transport.finish_all(hellos_in_)) return false;
+        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(waits_for_hub() && r != rank_ ? 0 : r), sizeof(Call));
+        return true;
+    }
+    /// Has that rank started it, as far as is known? True of those of whom this rank does not hear.
+    bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
+    /// Is it rank 0's answer that this rank waits for? Then rank 0 may have started it, and others may not.
+    bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
+    /// Has that rank, which has started it, not sent all that it brings, or not taken all that is brought to it?
+    bool owes(int rank) const noexcept {
+        return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket);
+    }
+    const std::vector<Call>& calls() const noexcept { return calls_; }
+
+    /// The calls fit.
+    void accept() noexcept {
+        heard_ = true;
+        whole_ = collective::whole_count(calls_);
+        whole_is_known_ = true;
+    }
+    bool accepted() const noexcept { return heard_; }
+
+    /// All that there is comes with the hellos.
+    bool small() const noexcept { return small_; }
+    /// And has what this rank brings left, where results may be written over it, or the others had to be asked first? (It may do something
+    /// else for long once the collective is complete, and they are not to wait for that.)
+    bool is_all_here(Transport& transport) {
+        const bool here = transport.finish_all(rests_in_);
+        return (!has_to_leave_ || transport.finish_all(rests_out_)) && here;
+    }
+
+    /// One that is not small was accepted: the hub says so to those that wait for it.
+    void answer(const HelloRoute& route) {
+        if (is_hub()) send_hellos(route, [](int) { return std::size_t{0}; });
+    }
+
+    /// A small one: computes this rank's results, or takes them from the answer; or answers the others. `inputs`: scratch.
+    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs, const HelloRoute& route) {
+        inputs.resize(calls_.size());
+        if (!by_way_of_one_) {
+            for (int owner = 0; owner < ranks_; ++owner)
+                if (const ElementRange range = shard(owner); range.size() != 0 && collective::receives(call_, rank_, owner))
+                    compute(owner, range, output(range), combiner, inputs);
+        } else {
+            const ElementRange all{0, whole_};
+            if (is_hub() && whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
+            if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
+        }
+        complete_ = true;  // first: to send may throw, and this is not to be done twice
+        if (is_hub()) send_hellos(route, [&](int r) { return result_bytes(r); });
+    }
+
+    bool complete() const noexcept { return complete_; }
+    void set_complete() noexcept { complete_ = true; }
+
+    /// May its memory be used for another collective?
+    bool is_over(Transport& transport) {
+        if (!complete_) return false;
+        const bool hellos = transport.finish_all(hellos_out_), rests = transport.finish_all(rests_out_);
+        return hellos && rests;
+    }
+
+    /// What is_over() waits for, by rank.
+    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], rests_out_[index(rank)]}; }
+
+    /// The world has failed. False if a message may still be written into its memory.
+    bool give_up(Transport& transport) noexcept {
+        bool all = true;
+        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_}) all &= transport.give_up_all(*tickets);
+        return all;
+    }
+
+    /// Elements of the whole buffer are known: to all at once, but where one rank gathers or scatters, after the hellos.
+    bool whole_is_known() const noexcept { return whole_is_known_; }
+    /// What that rank reduces, or passes on. The shards of a collective that has some; else none but for the first few, the owners.
+    ElementRange shard(int rank) const noexcept { return shard_range(whole_, owners_, rank); }
+
+    /// May messages go from `in`, and come to `out`, without a copy between?
+    bool in_is_known() const noexcept { return in_is_known_; }
+    bool out_is_known() const noexcept { return out_is_known_; }
+
+    /// Where elements of the whole buffer lie in this rank's `in` and `out`.
+    const void* input(ElementRange range) const noexcept {
+        return static_cast<const std::byte*>(call_.in) +
+               (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+    }
+    void* output(ElementRange range) const noexcept {
+        return static_cast<std::byte*>(call_.out) +
+               (range.first - (collective::out_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+    }
+
+private:
+    /// Bytes. Ranks that take turns on their cores are done sooner with fewer messages than with less to do for each (measured,
+    /// docs/performance.md).
+    static constexpr std::size_t least_share = 64 * 1024;
+
+    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
+    std::byte* hello_of(int rank) noexcept { return hellos_.get() + index(rank) * place_; }
+
+    /// Of what came with that rank's hello.
+    std::byte* elements_of(int rank, std::size_t first = 0) noexcept {
+        return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype);
+    }
+
+    const void* brought(int rank, std::size_t first) noexcept {
+        return from_in_ && rank == rank_ ? static_cast<const std::byte*>(call_.in) + first * size_of(call_.dtype)
+                                         : elements_of(rank, first);
+    }
+
+    /// The result of an owner's share, from what came with the hellos. It may go where rank 0's elements are.
+    void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, std::vector<const void*>& inputs) {
+        const bool gathers = collective::in_is_shard(call_.operation);
+        for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
+        if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&to, 1}, share.size());
+        else if (const void* const from = inputs[index(gathers ? owner : call_.root)]; from != to)
+            std::memcpy(to, from, share.size() * size_of(call_.dtype));
+    }
+
+    bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
+    bool is_hub() const noexcept { return by_way_of_one_ && rank_ == 0; }
+
+    /// `bytes(r)`: that follow the call in what is sent to rank r.
+    template <class Bytes>
+    void send_hellos(const HelloRoute& route, Bytes&& bytes) {
+        const std::byte* const own = hello_of(rank_);
+        const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
+        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
+            const int r = (rank_ + k) % ranks_;
+            if (!talks_to(r)) continue;
+            const int to = route.transport_ranks[index(r)];
+            const std::size_t all = sizeof(Call) + bytes(r);
+            const HelloRoute::Streams& streams = is_hub() ? route.answers : route.hellos;
+            hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
+            if (all <= first_) continue;
+            has_to_leave_ = has_to_leave_ || from_in_ || !route.transport.in_parts(all - first_);
+            rests_out_[index(r)] = send_rest(route.transport, to, streams, rest, all - first_);
+        }
+    }
+
+    Transport::Ticket receive_rest(Transport& transport, int from, const HelloRoute::Streams& streams, std::byte* to,
+                                   std::size_t bytes) const {
+        const std::size_t room = place_ - first_;
+        return transport.in_parts(bytes) ? transport.receive_known(from, streams.rest, to, bytes, room)
+                                         : transport.receive(from, streams.whole_rest, to, room);
+    }
+    static Transport::Ticket send_rest(Transport& transport, int to, const HelloRoute::Streams& streams, const std::byte* from,
+                                       std::size_t bytes) {
+        return transport.in_parts(bytes) ? transport.send_known(to, streams.rest, from, bytes)
+                                         : transport.send(to, streams.whole_rest, from, bytes);
+    }
+
+    /// Bytes of `rank`'s result that come with rank 0's answer.
+    std::size_t result_bytes(int rank) const noexcept {
+        return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0;
+    }
+
+    /// Bytes that `rank` sends with its hello, if all mean the same. As many where they have no weight: the others do not know of that.
+    std::size_t brought_by(int rank) const noexcept {
+        if (!small_) return 0;
+        const bool brings = call_.operation != Operation::broadcast || rank == call_.root;
+        const std::size_t count = collective::in_is_shard(call_.operation) ? shard(rank).size() : whole_;
+        return brings ? count * size_of(call_.dtype) : 0;
+    }
+
+    std::uint64_t number_ = 0;
+    Call call_;
+    std::vector<Call> calls_;
+    const int ranks_;
+    const int rank_;
+    const bool few_owners_;
+    const std::size_t first_;  ///< bytes of a hello that fit into a quick message
+    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
+    int owners_ = 1;
+    std::size_t whole_ = 0;
+    bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
+    bool from_in_ = false;       ///< what follows the hello leaves from `in`
+    bool has_to_leave_ = false;  ///< before this is complete: where it leaves from `in`, or is one message, which asks the receiver first
+    bool in_is_known_ = false, out_is_known_ = false;
+    std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, as most of it may never be used
+    std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../core/clock.hpp"
+
+#if defined(__linux__)
+#include "../../net/reception.hpp"
+#endif
+
+namespace gradsync::inline v0_2::message_passing {
+
+/// Notices when a process on another machine dies, whatever it was doing: its system closes its connections then. Every
+/// rank has one to the two ranks after it, and so sees four others; what one sees all hear of.
+///
+/// No byte travels but at the beginning and the end, and the system's own when nothing has for half a minute: so firewalls that forget
+/// quiet connections leave these alone, and a machine that lost its power is noticed. Where no connection is to be had, a death shows by
+/// the time limit only. `lost` is for concurrent use.
+class Lifeline {
+public:
+#if defined(__linux__)
+    using Address = net::Contact;  ///< where a rank listens
+
+    Lifeline() = default;
+    Lifeline(const Lifeline&) = delete;
+    Lifeline& operator=(const Lifeline&) = delete;
+    ~Lifeline() {
+        for (Line& line : lines_) hang_up(line);
+    }
+
+    /// Begins to listen, on all of this machine's networks.
+    Address listen() {
+        reception_ = net::Reception::open();
+        return reception_.contact();
+    }
+
+    /// Connects this rank: collective, over the ranks whose addresses these are. `apart(r)`: whether r is a rank that can
+    /// only be watched so. Takes `limit` at most, or a few times that where addresses lead nowhere. How many there are to watch.
+    template <class Apart>
+    std::size_t connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
+        const int size = static_cast<int>(all.size());
+        std::vector<int> after, before;
+        for (int distance = 1; distance <= 2 && distance < size; ++distance) {
+            const int next = (rank + distance) % size, previous = (rank + size - distance) % size;
+            if (apart(next)) after.push_back(next);
+            if (apart(previous)) before.push_back(previous);
+        }
+        std::vector<Line> heard;
+        const auto deadline = Clock::now() + limit;
+        std::thread answering;
+        struct Joined {  // whatever happens, before what it works on goes
+            std::thread& thread;
+            ~Joined() {
+                if (thread.joinable()) thread.join();
+            }
+        } const joined{answering};
+        try {
+            answering = std::thread([&] { heard = answer(before, deadline); });
+        } catch (const std::system_error&) {  // no more threads: those who call are not watched
+        }
+        for (const int other : after)
+            if (net::Socket socket = net::call(all[static_cast<std::size_t>(other)], rank, limit / 4))
+                lines_.push_back({other, std::move(socket)});
+        if (answering.joinable()) answering.join();
+        for (Line& line : heard) lines_.push_back(std::move(line));
+        for (const Line& line : lines_) line.socket.keep_alive(std::chrono::seconds(30));
+        reception_.close();
+        return after.size() + before.size();
+    }
+
+    /// Has a process that this one watches died?
+    bool lost(int rank) noexcept {
+        std::lock_guard lock(mutex_);
+        bool gone = std::find(lost_.begin(), lost_.end(), rank) != lost_.end();
+        for (Line& line : lines_) {
+            if (line.rank != rank || !line.socket) continue;
+            char word = 0;
+            const ssize_t got = ::recv(line.socket.descriptor(), &word, 1, MSG_DONTWAIT);
+            if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+            if (got != 1) {
+                lost_.push_back(rank);
+                gone = true;
+            }
+            line.socket = {};  // a word: it has said good-bye
+        }
+        return gone;
+    }
+
+    std::size_t lines() const noexcept { return lines_.size(); }
+
+private:
+    using Clock = net::Clock;
+
+    struct Line {
+        int rank;
+        net::Socket socket;
+    };
+
+    static void hang_up(const Line& line) noexcept {
+        const char word = 'b';
+        if (line.socket) (void)!::send(line.socket.descriptor(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+
+    /// The connections of those who call.
+    std::vector<Line> answer(const std::vector<int>& expected, Clock::time_point deadline) const {
+        std::vector<Line> heard;
+        while (heard.size() < expected.size()) {
+            auto [socket, caller] = reception_.answer(
+                deadline, [&](std::int64_t number) { return std::find(expected.begin(), expected.end(), number) != expected.end(); });
+            if (!socket) break;
+            heard.push_back({static_cast<int>(caller), std::move(socket)});
+        }
+        return heard;
+    }
+
+    net::Reception reception_;
+    std::mutex mutex_;
+    std::vector<Line> lines_;
+    std::vector<int> lost_;
+#else
+    struct Address {};
+    Address listen() { return {}; }
+    template <class Apart>
+    std::size_t connect(int, std::span<const Address>, std::chrono::milliseconds, Apart&&) {
+        return 0;
+    }
+    bool lost(int) noexcept { return false; }
+    std::size_t lines() const noexcept { return 0; }
+#endif
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

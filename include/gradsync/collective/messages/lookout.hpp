@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../core/clock.hpp"
+#include "../failures.hpp"
+#include "../roll_call.hpp"
+#include "../vigil.hpp"
+#include "flight.hpp"
+#include "message_world.hpp"
+#include "rounds.hpp"
+
+namespace gradsync::inline v0_2::message_passing {
+
+/// What one rank of a communicator can tell, from its messages, of who keeps a collective from completing; and what ends the world for it.
+/// Under the world's mutex.
+class Lookout {
+    using Late = collective::Late;
+
+public:
+    /// `world_ranks[r]` is the world rank of rank r; these and all else outlive the object.
+    Lookout(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
+        : world_(world),
+          world_ranks_(world_ranks),
+          rank_(rank),
+          communicator_(communicator),
+          rounds_(rounds),
+          roll_call_(world_ranks.size()) {}
+
+    /// Who keeps this one from completing.
+    Late late(const Flight& flight) const {
+        using Did = Late::Did;
+        if (std::vector<int> missing = missing_of(flight); !missing.empty())
+            return {.ranks = std::move(missing),
+                    .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start,
+                    .certain = !flight.waits_for_hub()};
+        std::vector<int> late, to_look, perhaps;
+        for (int r = 0; r < size(); ++r) {
+            const Rounds::Debts debts = rounds_.debts(flight, r);
+            if (flight.owes(r) || debts.own) late.push_back(world_rank(r));
+            if (debts.look) to_look.push_back(world_rank(r));
+            if (debts.result) perhaps.push_back(world_rank(r));
+        }
+        if (!late.empty()) return {.ranks = std::move(late), .did = Did::not_go_on};
+        if (!to_look.empty()) return {.ranks = std::move(to_look), .did = Did::not_go_on};
+        return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .did = Did::not_go_on, .certain = false};
+    }
+
+    /// Ends the world if a rank does not start `oldest`, the first that is not complete, because it has left, or is dead. Opens files, and
+    /// may send messages.
+    void report_missing(const Flight& oldest) {
+        const std::string what = collective::name_of(oldest.call(), oldest.number());
+        for (int r = 0; r < size(); ++r) {
+            if (r == rank_) continue;
+            const auto left = world_.left(communicator_, world_rank(r));
+            if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what, world_rank(r)));
+            if (!left && roll_call_.is_dead(world_, r, world_rank(r))) return world_.fail(collective::died(what, world_rank(r)));
+        }
+    }
+
+    /// Called again and again when the time limit has passed, `by` ago: who is not certain leaves those who are some time to say so first.
+    /// `unheard`: the first of which it is not known that all ranks have started it; null if there is none.
+    void report_timeout(const Flight& oldest, const Flight* unheard, std::chrono::nanoseconds by, std::chrono::nanoseconds limit) {
+        const Flight* open = &oldest;
+        Late who = late(*open);
+        if (!who.certain && collective::Vigil::too_early(by, limit)) return;
+        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // who has stopped did not start this one
+        world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, world_rank(rank_), limit));
+    }
+
+private:
+    int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
+    int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
+
+    std::vector<int> missing_of(const Flight& flight) const {
+        std::vector<int> missing;
+        for (int r = 0; r < size(); ++r)
+            if (!flight.arrived(r)) missing.push_back(world_rank(r));
+        return missing;
+    }
+
+    MessageWorld& world_;
+    const std::vector<int>& world_ranks_;
+    const int rank_;
+    const int communicator_;
+    const Rounds& rounds_;
+    collective::RollCall roll_call_;
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

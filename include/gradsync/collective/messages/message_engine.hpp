@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../core/clock.hpp"
+#include "../../core/time_limit.hpp"
+#include "../../kernel/host_buffer.hpp"
+#include "../engine.hpp"
+#include "../failures.hpp"
+#include "../vigil.hpp"
+#include "../waiting.hpp"
+#include "flight.hpp"
+#include "known_memory.hpp"
+#include "lookout.hpp"
+#include "message_world.hpp"
+#include "rounds.hpp"
+
+namespace gradsync::inline v0_2::message_passing {
+
+using collective::Failure;
+
+/// A communicator of ranks that send one another messages, on any memory.
+///
+/// Every collective begins with a small message from every rank to every other, which says what it has started: so
+/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see Flight). Little
+/// data travels in it; more in rounds, some of which are under way at a time, of one collective after another.
+///
+/// User memory is sent and received through areas of the engine's own, unless it is known to outlive every message: so a
+/// rank that fails can be unwound at once, whatever the others do.
+///
+/// May be used from several threads of the rank that the transport allows.
+class MessageEngine final : public collective::Engine, collective::Chore {
+    using Clock = std::chrono::steady_clock;
+
+public:
+    static constexpr std::size_t slots = 256;  ///< collectives in flight before a start has to wait
+    static constexpr std::size_t streams = 8;  ///< of a communicator
+
+    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
+    /// another one which has ranks in common with it.
+    MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator,
+                  std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
+        : world_(std::move(world)),
+          known_(std::move(known)),
+          world_ranks_(std::move(world_ranks)),
+          rank_(rank),
+          communicator_(communicator),
+          timeout_(gradsync::detail::within_reason(timeout)),
+          shares_cores_(world_->share_cores(world_ranks_)),
+          flights_(slots),
+          combiner_(world_ranks_.size()),
+          hello_route_{world_->transport(),
+                       world_ranks_,
+                       {stream(hellos), stream(rests), stream(whole_rests)},
+                       {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
+          rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_),
+          lookout_(*world_, world_ranks_, rank, communicator, rounds_) {
+        world_->chores().enlist(*this);
+    }
+    ~MessageEngine() override {
+        world_->chores().dismiss(*this);
+        const std::lock_guard lock(world_->mutex());
+        if (world_->failed() || world_->transport().refusal() != nullptr) {
+            give_up();
+        } else {
+            try {
+                for (; first_ < next_; ++first_) {
+                    const std::shared_ptr<Flight> last = std::move(flights_[first_ % slots]);
+                    for (int r = 0; r < size(); ++r)
+                        for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
+                }
+                world_->say_left(communicator_, world_ranks_, next_);
+            } catch (const std::exception&) {
+                // Who waits for this rank will run into the time limit.
+            }
+        }
+        world_->forget(communicator_);
+    }
+
+    int rank() const noexcept override { return rank_; }
+    int size() const noexcept override { return static_cast<int>(world_ranks_.size()); }
+    int world_rank(int rank) const noexcept override { return world_ranks_[static_cast<std::size_t>(rank)]; }
+    MessageWorld& world() const noexcept override { return *world_; }
+
+    std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
+        timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed);
+    }
+
+    /// A number for a split, or for what else all ranks make at the same place in the program.
+    std::size_t next_number() noexcept override { return numbers_++; }
+
+    /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
+    /// world has failed.
+    std::uint64_t start(const Call& call) override {
+        refuse_wrong_thread(call.operation);
+        for (;;) {
+            std::uint64_t oldest;
+            {
+                std::lock_guard lock(world_->mutex());
+                if (next_ - first_ == slots) advance();
+                if (next_ - first_ < slots && !world_->failed()) return begin(call);
+                oldest = first_;
+            }
+            if (world_->failed()) throw_failure(call.operation);
+            wait_until([&] { return first_ > oldest; }, oldest);
+        }
+    }
+
+    /// Moves what can be moved; never blocks.
+    void progress() noexcept override { try_advance(); }
+
+    /// The time that this rank has spent in `progress()` and `test()`.
+    std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
+
+    /// The same; true if collective n is complete.
+    bool test(std::uint64_t n) override {
+        Operation operation;
+        bool failed;
+        {
+            std::lock_guard lock(world_->mutex());
+            if (is_complete(n)) return true;
+            refuse_wrong_thread(operation = flight(n).call().operation);
+            const auto begun = Clock::now();
+            failed = world_->failed();
+            advance();
+            add_progress_time(begun);
+            if (is_complete(n)) return true;
+        }
+        if (failed) throw_failure(operation);
+        return false;
+    }
+
+    void look(std::uint64_t n, collective::Vigil& vigil) override {
+        std::lock_guard lock(world_->mutex());
+        if (!is_complete(n) && !world_->failed()) look(vigil);
+    }
+
+    /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
+    void wait(std::uint64_t n) override {
+        wait_until([&] { return is_complete(n); }, n);
+    }
+
+private:
+    /// `over` is asked under the mutex.
+    template <class Predicate>
+    void wait_until(Predicate&& over, std::uint64_t n) {
+        collective::Backoff backoff = new_backoff();
+        std::uint64_t arrivals = world_->arrivals();
+        collective::Vigil vigil;
+        int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
+        for (;;) {
+            Operation operation;
+            bool failed;
+            {
+                std::lock_guard lock(world_->mutex());
+                if (over()) return;
+                refuse_wrong_thread(operation = flight(n).call().operation);
+                // A message is often there in less time than it takes to leave the mutex and to come back.
+                do {
+                    failed = world_->failed();  // before the look: another engine may take in the news, and what came before
+                    advance();
+                    if (over()) return;
+                } while (--looks > 0 && !failed);
+                if ((backoff.patient() || vigil.begun()) && !failed) look(vigil);
+            }
+            if (failed) throw_failure(operation);
+            if (vigil.begun()) world_->chores().try_advance();
+            if (std::exchange(arrivals, world_->arrivals()) != arrivals) backoff = new_backoff();
+            backoff.wait_a_little(world_->bell, [&] { return world_->failed(); });
+        }
+    }
+
+public:
+    /// Is collective n known to be complete? Only looks.
+    bool done(std::uint64_t n) {
+        std::lock_guard lock(world_->mutex());
+        return is_complete(n);
+    }
+
+    /// Who keeps collective n from completing.
+    collective::Late late(std::uint64_t n) {
+        std::lock_guard lock(world_->mutex());
+        return is_complete(n) ? collective::Late() : lookout_.late(flight(std::min(n, heard_)));  // of those behind it nothing was heard
+    }
+
+    /// Has that rank said that it starts nothing more?
+    bool has_left(int rank) {
+        std::lock_guard lock(world_->mutex());
+        return world_->left(communicator_, world_rank(rank)).has_value();
+    }
+
+    /// What a wait does every few milliseconds, for those that wait elsewhere: ends the world if a rank does not start what this one
+    /// has started, because it has left, or is dead.
+    void look_for_missing() noexcept {
+        std::unique_lock lock(world_->mutex(), std::try_to_lock);
+        if (lock && !world_->failed()) report_missing();
+    }
+
+    /// Collective n will not be waited for, and its buffers may be about to go.
+    void abandon(std::uint64_t n) noexcept override {
+        std::string what;
+        {
+            std::lock_guard lock(world_->mutex());
+            if (is_complete(n)) return;
+            try_advance_locked();  // it may be over with nothing more to be waited for
+            if (is_complete(n)) return;
+            what = collective::name_of(flight(n).call(), n);
+        }
+        fail(collective::abandoned(what, world_rank(rank_)));
+    }
+
+    /// Ends the world, and tells the others.
+    void fail(const Failure& failure) noexcept override {
+        world_->fail(failure);
+        end();
+        world_->deliver();
+    }
+
+    /// Memory from and to which messages go without a copy. (It stays until the process ends if a message may still be
+    /// written into it.)
+    collective::Memory allocate(std::size_t bytes) override {
+        return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
+    }
+    /// The same, in `bytes` bytes of other memory.
+    collective::Memory lend(collective::Memory memory, std::size_t bytes) {
+        void* const data = memory.data();
+        return collective::Memory(std::shared_ptr<void>(std::make_shared<LentMemory>(world_, known_, std::move(memory), bytes), data));
+    }
+
+    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+        // Any two communicators that have a rank in common get different numbers: each rank's only grow. (A rank makes one split
+        // at a time, see the concept.)
+        const std::vector<int> proposals = exchange(world_->next_communicator());
+        const int number = *std::max_element(proposals.begin(), proposals.end());
+        if (number >= world_->transport().last_stream() / static_cast<int>(streams))
+            throw Error(Errc::invalid_argument,
+                        "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
+                        {.operation = "split", .rank = world_rank(rank_)});
+        world_->set_next_communicator(number + 1);
+        std::vector<int> members;
+        for (const int r : group.members) members.push_back(world_rank(r));
+        return std::make_shared<MessageEngine>(world_, std::move(members), group.rank, number, known_, timeout());
+    }
+
+private:
+    /// While it lives, messages find their buffers in it.
+    struct LentMemory {
+        LentMemory(std::shared_ptr<MessageWorld> world_, std::shared_ptr<KnownMemory> known_, collective::Memory memory_, std::size_t bytes)
+            : world(std::move(world_)), known(std::move(known_)), memory(std::move(memory_)) {
+            known->add(memory.data(), bytes);
+        }
+        ~LentMemory() {
+            known->remove(memory.data());
+            if (world->failed()) keep_for_good(std::make_shared<collective::Memory>(std::move(memory)));
+        }
+        std::shared_ptr<MessageWorld> world;
+        std::shared_ptr<KnownMemory> known;
+        collective::Memory memory;
+    };
+
+    /// Nobody rings when a message comes: naps are short.
+    collective::Backoff new_backoff() const noexcept {
+        return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50));
+    }
+
+    /// Of what a hello carries: as much as costs no more than another round trip. For some operations two ranks send one another no more so
+    /// than a share and its result.
+    static constexpr std::size_t hello_room(std::size_t ranks, Operation operation) noexcept {
+        const bool no_more =
+            ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather);
+        return (no_more ? 128 : 32) * 1024 / ranks / 64 * 64;
+    }
+
+    enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
+    int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
+
+    // All below: under the world's mutex.
+
+    Flight& flight(std::uint64_t n) noexcept { return *flights_[n % slots]; }
+    /// Numbers below first_ are complete, and their flights used for others.
+    bool is_complete(std::uint64_t n) noexcept { return n < first_ || flight(n).complete(); }
+
+    /// The first that is not complete, or the last one. There is one.
+    Flight& oldest_open() noexcept {
+        std::uint64_t n = first_;
+        while (n + 1 < next_ && flight(n).complete()) ++n;
+        return flight(n);
+    }
+
+    std::uint64_t begin(const Call& call) {
+        const std::uint64_t n = next_;
+        if (spare_.empty())
+            spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce),
+                                                      world_->transport().quick_bytes(), shares_cores_));
+        std::unique_ptr<Flight> started = std::move(spare_.back());
+        spare_.pop_back();
+        try {
+            started->start(n, call, hello_room(world_ranks_.size(), call.operation), *known_, hello_route_);
+        } catch (const std::exception& error) {
+            fail_transport(error);
+        }
+        flights_[n % slots] = std::move(started);
+        ++next_;
+        if (!world_->failed()) try_move([this] { open_rounds(); });
+        return n;
+    }
+
+    void try_advance() noexcept override {
+        if (world_->transport().refusal() != nullptr) return;
+        std::unique_lock lock(world_->mutex(), std::try_to_lock);
+        if (!lock) return;
+        const auto begun = Clock::now();
+        try_advance_locked();
+        add_progress_time(begun);
+    }
+    void try_advance_locked() noexcept {
+        if (world_->transport().refusal() == nullptr) advance();
+    }
+
+    void advance() noexcept {
+        if (ended_) return;
+        const bool failed = world_->failed();
+        try_move([this, failed] {
+            if (!failed) world_->poll();
+            // Also where the world has failed: what came with hellos before the news counts, and another engine may have taken both in.
+            hear();
+            if (failed) return;
+            open_rounds();
+            rounds_.advance([this] { world_->poll(); }, [](Flight& last) { last.set_complete(); });
+            retire();
+        });
+    }
+
+    template <class F>
+    void try_move(F&& move) noexcept {
+        try {
+            move();
+        } catch (const std::exception& error) {
+            fail_transport(error);
+        }
+    }
+
+    void add_progress_time(Clock::time_point begun) noexcept {
+        progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
+    }
+
+    /// Sees who has started what.
+    void hear() {
+        for (; heard_ < next_; ++heard_) {
+            Flight& next = flight(heard_);
+            if (!next.accepted()) {
+                if (!next.hear(world_->transport())) return;
+                if (const int r = collective::first_misfit(next.calls()); r >= 0) {
+                    world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
+                    return;
+                }
+                next.accept();
+                if (!next.small()) next.answer(hello_route_);
+            }
+            if (!next.is_all_here(world_->transport())) return;
+            if (next.complete()) continue;
+            if (next.small()) next.finish_small(combiner_, inputs_, hello_route_);
+            else if (rounds_.none_for(next)) next.set_complete();
+        }
+    }
+
+    void open_rounds() {
+        for (; opening_ < next_; ++opening_) {
+            Flight& next = flight(opening_);
+            if (!next.small() && (!next.whole_is_known() || !rounds_.open(next))) return;
+        }
+    }
+
+    void retire() {
+        while (first_ < heard_ && first_ < opening_ && flight(first_).is_over(world_->transport())) {
+            spare_.push_back(std::move(flights_[first_ % slots]));
+            ++first_;
+        }
+    }
+
+    void look(collective::Vigil& vigil) {
+        vigil.look(
+            timeout(),
+            [&](std::chrono::nanoseconds by) {
+                lookout_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout());
+            },
+            [&] { report_missing(); });
+    }
+
+    void report_missing() {
+        if (first_ != next_) lookout_.report_missing(oldest_open());
+    }
+
+    void fail_transport(const std::exception& error) noexcept {
+        const int self = world_rank(rank_);
+        world_->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot communicate: " + error.what()});
+    }
+
+    void refuse_wrong_thread(Operation operation) const {
+        if (const char* const refusal = world_->transport().refusal())
+            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + refusal,
+                        {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
+    }
+
+    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on, but
+    /// what was lent is on loan. Without the mutex.
+    void end() noexcept {
+        const std::lock_guard lock(world_->mutex());
+        ended_ = true;
+    }
+
+    /// Without the mutex.
+    [[noreturn]] void throw_failure(Operation operation) {
+        end();
+        world_->deliver();
+        throw collective::as_error(world_->failure(), operation, world_rank(rank_));
+    }
+
+    /// What a message may still be written into is kept.
+    void give_up() noexcept {
+        Transport& transport = world_->transport();
+        bool all = transport.refusal() == nullptr;
+        if (all) {
+            for (std::uint64_t n = first_; n < next_; ++n) all &= flight(n).give_up(transport);
+            all &= rounds_.give_up();
+        }
+        if (all) return;
+        keep_for_good(std::make_shared<decltype(flights_)>(std::move(flights_)));
+        keep_for_good(std::make_shared<std::vector<Round>>(rounds_.take()));
+    }
+
+    const std::shared_ptr<MessageWorld> world_;
+    const std::shared_ptr<KnownMemory> known_;
+    const std::vector<int> world_ranks_;
+    const int rank_;
+    const int communicator_;
+    std::atomic<std::chrono::nanoseconds> timeout_;
+    const bool shares_cores_;  ///< these ranks run on one machine, of fewer cores; all know it
+    std::size_t numbers_ = 0;
+    bool ended_ = false;
+
+    std::vector<std::unique_ptr<Flight>> flights_;  ///< numbers first_ to next_, each at its number modulo slots
+    std::vector<std::unique_ptr<Flight>> spare_;
+    std::uint64_t first_ = 0;    ///< all below are complete
+    std::uint64_t heard_ = 0;    ///< of all below it is known that all ranks have started them
+    std::uint64_t opening_ = 0;  ///< of all below all rounds were opened
+    std::uint64_t next_ = 0;
+
+    collective::Combiner combiner_;
+    std::vector<const void*> inputs_;
+    HelloRoute hello_route_;
+    Rounds rounds_;
+    Lookout lookout_;
+    std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../core/clock.hpp"
+#include "../chores.hpp"
+#include "../process.hpp"
+#include "../world.hpp"
+#include "known_memory.hpp"
+#include "lifeline.hpp"
+#include "transport.hpp"
+
+namespace gradsync::inline v0_2::message_passing {
+
+/// The world of ranks that send one another messages. Failures, and who left, travel in a stream of their own, which each
+/// rank looks into whenever it communicates.
+class MessageWorld final : public collective::World {
+public:
+    /// `processes`: of all ranks. `ranks_here`: how many run on this machine. `state` and `chores`: of a world that these
+    /// have in common, so that both fail together.
+    ///
+    /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
+    /// goes later: when another one is made or goes, and all others have said good-bye to this one. A world that has failed stays.
+    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes,
+                                              int ranks_here, std::shared_ptr<State> state = std::make_shared<State>(),
+                                              std::shared_ptr<collective::Chores> chores = std::make_shared<collective::Chores>()) {
+        retired().sweep();
+        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(chores)),
+                [](MessageWorld* world) { world->retire(); }};
+    }
+
+    Transport& transport() noexcept { return *transport_; }
+    std::mutex& mutex() noexcept { return transport_->mutex(); }
+    collective::Chores& chores() noexcept { return *chores_; }
+
+    /// The least number that a new communicator of this rank may have; 0 is the first one's.
+    int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
+    void set_next_communicator(int number) noexcept { next_communicator_.store(number, std::memory_order_relaxed); }
+
+    /// Where this world, and no other, watches the ranks of other machines.
+    void hold(std::unique_ptr<Lifeline> lifeline) noexcept { lifeline_ = std::move(lifeline); }
+
+    /// Under the mutex.
+    bool alive(int world_rank) noexcept override {
+        const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
+        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
+               !(lifeline_ && lifeline_->lost(world_rank));
+    }
+
+    /// The first rank that runs where this one does, as far as processes see one another.
+    int machine_of(int world_rank) const noexcept {
+        const collective::ProcessIdentity& own = processes_[static_cast<std::size_t>(world_rank)];
+        const auto first = std::find_if(processes_.begin(), processes_.end(), [&](const auto& p) { return p.system == own.system; });
+        return static_cast<int>(first - processes_.begin());
+    }
+
+    /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
+    bool share_cores(std::span<const int> world_ranks) const noexcept {
+        const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
+        const collective::ProcessIdentity& first = process(world_ranks.front());
+        return first.machine != 0 && first.cores != 0 && static_cast<std::int64_t>(world_ranks.size()) > first.cores &&
+               std::all_of(world_ranks.begin(), world_ranks.end(),
+                           [&](int r) { return process(r).machine == first.machine && process(r).system == first.system; });
+    }
+
+    /// Moves messages, and takes in what others say of themselves. Under the mutex.
+    void poll() {
+        if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
+        while (transport_->finish_one(incoming_ticket_)) {
+            take_in(*incoming_);
+            listen();
+        }
+        if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
+        std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
+    }
+
+    /// Grows whenever messages arrive, or have been sent: who waits stays awake for as long as that goes on.
+    std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
+
+    /// The world has failed: sees to it that the others hear of it, where this rank found out; waits for that a second at most, and once.
+    void deliver() noexcept {
+        if (transport_->refusal() != nullptr) return;
+        const bool again = delivered_.exchange(true, std::memory_order_relaxed);
+        const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : std::chrono::seconds(1));
+        try {
+            for (;;) {
+                {
+                    std::lock_guard lock(mutex());
+                    poll();
+                    if (std::none_of(outgoing_.begin(), outgoing_.end(), [&](const Outgoing& outgoing) { return listens(outgoing.rank); }))
+                        return;
+                }
+                if (std::chrono::steady_clock::now() > deadline) return;
+                std::this_thread::yield();
+            }
+        } catch (const std::exception&) {
+            // Who cannot be told will run into its time limit.
+        }
+    }
+
+    /// Keeps the memory of a message that is on its way to a rank until it has arrived. Under the mutex.
+    void keep_until_over(Transport::Ticket ticket, int rank, std::shared_ptr<void> memory) {
+        if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
+    }
+
+    /// Tells the members of a communicator that this rank will start no collective from number `next` on. Under the mutex.
+    void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
+        ControlMessage message = header(ControlMessage::has_left);
+        message.communicator = communicator;
+        message.next = next;
+        for (const int member : members)
+            if (member != transport_->rank() && !left(communicator, member)) post(member, message, offsetof(ControlMessage, text));
+    }
+
+    /// The number from which on `member` starts nothing more, once it has said so. Under the mutex.
+    std::optional<std::uint64_t> left(int communicator, int member) const noexcept {
+        for (const Leaver& leaver : leavers_)
+            if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
+        return std::nullopt;
+    }
+    /// Forgets who left a communicator that is no more. Under the mutex.
+    void forget(int communicator) noexcept {
+        std::erase_if(leavers_, [&](const Leaver& leaver) { return leaver.communicator == communicator; });
+    }
+
+private:
+    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
+                 std::shared_ptr<State> state, std::shared_ptr<collective::Chores> chores)
+        : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size()),
+          transport_(std::move(transport)),
+          processes_(std::move(processes)),
+          state_(std::move(state)),
+          chores_(std::move(chores)),
+          gone_(processes_.size()) {
+        std::lock_guard lock(mutex());
+        listen();
+    }
+
+    /// Worlds that nobody uses any more.
+    class Retired {
+    public:
+        void add(MessageWorld* world) {
+            std::lock_guard lock(mutex_);
+            worlds_.emplace_back(world);
+        }
+        void sweep() noexcept {
+            std::lock_guard lock(mutex_);
+            std::erase_if(worlds_, [](const auto& world) { return world->is_quiet(); });
+        }
+
+    private:
+        std::mutex mutex_;
+        std::vector<std::unique_ptr<MessageWorld>> worlds_;
+    };
+    static Retired& retired() {
+        static auto& only = *new Retired;  // for as long as there are threads
+        return only;
+    }
+
+    void retire() noexcept {
+        if (failed()) deliver();
+        lifeline_.reset();
+        if (transport_->refusal() == nullptr) {
+            try {
+                std::lock_guard lock(mutex());
+                // Also to ranks that have said it already: they wait for it.
+                for (int r = 0; r < transport_->size(); ++r)
+                    if (r != transport_->rank() && alive(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
+                poll();
+            } catch (const std::exception&) {
+                // It stays, then.
+            }
+        }
+        retired().sweep();
+        retired().add(this);
+    }
+
+    /// Will no message come any more, and has every one arrived?
+    bool is_quiet() noexcept {
+        if (failed() || transport_->refusal() != nullptr) return false;
+        try {
+            std::lock_guard lock(mutex());
+            poll();
+            return !failed() && outgoing_.empty() && std::count(gone_.begin(), gone_.end(), true) == transport_->size() - 1 &&
+                   transport_->give_up(incoming_ticket_);
+        } catch (const std::exception&) {
+            return false;
+        }
+    }
+
+    struct ControlMessage {
+        enum Kind : std::int32_t { has_failed, has_left, is_gone };
+        std::uint64_t next = 0;
+        Kind kind = has_failed;
+        std::int32_t sender = 0;
+        std::int32_t communicator = 0;
+        std::int32_t code = 0;
+        std::int32_t culprit = 0;
+        char text[1200] = {};
+    };
+    struct Outgoing {
+        std::shared_ptr<void> memory;
+        Transport::Ticket ticket;
+        int rank;
+    };
+    struct Leaver {
+        int communicator;
+        int rank;
+        std::uint64_t next;
+    };
+
+    /// Is anybody there to take a message? Under the mutex.
+    bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
+
+    ControlMessage header(ControlMessage::Kind kind) const noexcept {
+        ControlMessage message;
+        message.kind = kind;
+        message.sender = transport_->rank();
+        return message;
+    }
+
+    void post(int rank, const ControlMessage& message, std::size_t bytes) {
+        auto copy = std::make_shared<ControlMessage>(message);
+        const Transport::Ticket ticket = transport_->send(rank, Transport::control_stream, copy.get(), bytes);
+        outgoing_.push_back({std::move(copy), ticket, rank});
+    }
+
+    void send_failure() {
+        announced_.store(true, std::memory_order_relaxed);
+        const collective::Failure failure = this->failure();
+        ControlMessage message = header(ControlMessage::has_failed);
+        message.code = static_cast<std::int32_t>(failure.code);
+        message.culprit = failure.culprit;
+        const std::size_t length = std::min(failure.message.size(), sizeof message.text - 1);
+        std::memcpy(message.text, failure.message.data(), length);
+        for (int r = 0; r < transport_->size(); ++r)
+            if (r != transport_->rank() && listens(r)) post(r, message, offsetof(ControlMessage, text) + length + 1);
+    }
+
+    void take_in(const ControlMessage& message) {
+        if (message.kind == ControlMessage::has_failed) {
+            announced_.store(true, std::memory_order_relaxed);  // the others hear it from where we have it
+            fail({static_cast<Errc>(message.code), message.culprit, message.text});
+        } else if (message.kind == ControlMessage::has_left) {
+            leavers_.push_back({message.communicator, message.sender, message.next});
+        } else {
+            gone_[static_cast<std::size_t>(message.sender)] = true;
+        }
+    }
+
+    void listen() {
+        incoming_ticket_ = transport_->receive(Transport::any_rank, Transport::control_stream, incoming_.get(), sizeof *incoming_);
+    }
+
+    std::unique_ptr<Transport> transport_;
+    const std::vector<collective::ProcessIdentity> processes_;
+    std::unique_ptr<Lifeline> lifeline_;
+    const std::shared_ptr<State> state_;
+    const std::shared_ptr<collective::Chores> chores_;
+
+    std::atomic<std::uint64_t> arrivals_{0};
+    std::atomic<bool> announced_{false}, delivered_{false};
+    std::atomic<int> next_communicator_{1};
+    std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
+    Transport::Ticket incoming_ticket_ = Transport::no_ticket;
+    std::vector<Outgoing> outgoing_;
+    std::vector<Leaver> leavers_;
+    std::vector<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../../bootstrap/mpi_rendezvous.hpp"
+#include "transport.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// Messages of MPI, between the ranks of a communicator in which nobody else sends any.
+///
+/// MPI must let the calling thread in: any one with MPI_THREAD_MULTIPLE, one at a time with MPI_THREAD_SERIALIZED (all
+/// transports of the process have one mutex; the program's own calls are its own affair), else the main thread alone.
+class MpiTransport final : public message_passing::Transport {
+public:
+    /// In `comm`, which is freed with it if it `owns` it, and stays until MPI is finalised if not: for one transport in all that time.
+    /// `one_machine`: do all its ranks run on one?
+    MpiTransport(MPI_Comm comm, bool owns, bool one_machine) : comm_(comm), owns_(owns), one_machine_(one_machine) {
+        std::lock_guard lock(mutex());
+        MPI_Comm_get_errhandler(comm_, &error_handler_);
+        MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+        MPI_Comm_rank(comm_, &rank_);
+        MPI_Comm_size(comm_, &size_);
+        MPI_Query_thread(&thread_level_);
+        last_stream_ = bootstrap::roll_call_tag() - 1;
+        // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
+        MPI_Comm_create_keyval(
+            MPI_COMM_NULL_COPY_FN,
+            [](MPI_Comm, int, void* self, void*) {
+                static_cast<MpiTransport*>(self)->close();
+                return static_cast<int>(MPI_SUCCESS);
+            },
+            &key_, nullptr);
+        MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
+    }
+
+    /// Frees its communicator where it owns it and no message is on its way any more: that is collective by the letter of the standard,
+    /// but local in practice, and a message that comes for a communicator that is gone ends the process in Open MPI 4.
+    ~MpiTransport() override {
+        if (refusal() != nullptr) return;
+        std::lock_guard lock(mutex());
+        MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // closes
+        MPI_Comm_free_keyval(&key_);
+        MPI_Errhandler present = MPI_ERRHANDLER_NULL;
+        MPI_Comm_get_errhandler(comm_, &present);
+        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // else the program has another by now
+        if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
+        MPI_Errhandler_free(&error_handler_);
+        if (owns_ && requests_.empty()) MPI_Comm_free(&comm_);
+    }
+
+    int rank() const noexcept override { return rank_; }
+    int size() const noexcept override { return size_; }
+    int last_stream() const noexcept override { return last_stream_; }
+
+    const char* refusal() const noexcept override {
+        if (closed_.load(std::memory_order_relaxed)) return "MPI was finalised; do so after the last collective";
+        return bootstrap::refusal_of_thread(thread_level_);
+    }
+
+    std::mutex& mutex() noexcept override { return bootstrap::mpi_mutex(); }
+
+    /// Between processes of one machine Open MPI sends 4 KiB, its header included, without asking the receiver. Networks take more.
+    std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
+
+    Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
+        const Ticket ticket = new_ticket(false);
+        begin_send(ticket, rank, stream, data, bytes);
+        return ticket;
+    }
+    Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
+        const Ticket ticket = new_ticket(true);
+        begin_receive(ticket, rank, stream, data, bytes);
+        return ticket;
+    }
+
+    bool in_parts(std::size_t bytes) const noexcept override { return bytes <= most_parts * quick_bytes(); }
+    Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
+        return for_parts(false, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
+            begin_send(ticket, rank, stream, static_cast<const std::byte*>(data) + from, std::min(part, bytes - from));
+        });
+    }
+    Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room) override {
+        assert(bytes <= room);
+        return for_parts(true, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
+            begin_receive(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
+        });
+    }
+
+    bool poll() override {
+        if (requests_.empty()) return false;
+        finished_.resize(requests_.size());
+        int count = 0;
+        int code = MPI_SUCCESS;
+        // Open MPI looks first, and moves messages only if none is over: what it has moved then is seen by the second look.
+        for (int looks = 0; looks < 2 && count == 0 && code == MPI_SUCCESS; ++looks)
+            code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
+        if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
+        // What is over is null now, also where another one has failed.
+        std::size_t kept = 0;
+        for (std::size_t i = 0; i < requests_.size(); ++i) {
+            if (requests_[i] == MPI_REQUEST_NULL) {
+                --entries_[tickets_[i]].open;
+            } else {
+                requests_[kept] = requests_[i];
+                tickets_[kept++] = tickets_[i];
+            }
+        }
+        requests_.resize(kept);
+        tickets_.resize(kept);
+        check_mpi(code, "MPI_Testsome");
+        return true;
+    }
+
+    bool finish(Ticket ticket) override {
+        if (entries_[ticket].open != 0) return false;
+        free_.push_back(ticket);
+        return true;
+    }
+
+    bool give_up(Ticket ticket) noexcept override {
+        for (std::size_t i = requests_.size(); i-- > 0 && entries_[ticket].open != 0;) {
+            if (tickets_[i] != ticket) continue;
+            int over = 0;
+            if (entries_[ticket].receives) MPI_Cancel(&requests_[i]);
+            MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
+            if (!over) return false;  // the request stays where it is, and so does the communicator
+            requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(i));
+            tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
+            --entries_[ticket].open;
+        }
+        return finish(ticket) && !orphans_;
+    }
+
+private:
+    struct Entry {
+        bool receives = false;
+        std::uint32_t open = 0;  ///< requests that are not over
+    };
+
+    /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
+    static constexpr std::size_t most_parts = 5;
+
+    /// `begin(ticket, from, part)`: the part that begins at byte `from`.
+    template <class Begin>
+    Ticket for_parts(bool receives, std::size_t bytes, Begin&& begin) {
+        const Ticket ticket = new_ticket(receives);
+        const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
+        try {
+            for (std::size_t from = 0; from < bytes; from += part) begin(ticket, from, part);
+        } catch (...) {
+            orphans_ = true;  // parts are on their way, and nobody has their ticket
+            throw;
+        }
+        return ticket;
+    }
+
+    static void check_mpi(int code, const char* function) {
+        if (code != MPI_SUCCESS) throw std::runtime_error(bootstrap::mpi_text(function, code));
+    }
+
+    void begin_send(Ticket ticket, int rank, int stream, const void* data, std::size_t bytes) {
+        make_room();
+        MPI_Request request;
+        check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
+        enlist(request, ticket);
+    }
+    void begin_receive(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
+        make_room();
+        MPI_Request request;
+        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request),
+                  "MPI_Irecv");
+        enlist(request, ticket);
+    }
+    /// For one more, before it is begun: what is under way has to be known.
+    void make_room() {
+        if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
+        if (tickets_.size() == tickets_.capacity()) tickets_.reserve(2 * tickets_.size() + 16);
+    }
+    void enlist(MPI_Request request, Ticket ticket) noexcept {
+        requests_.push_back(request);
+        tickets_.push_back(ticket);
+        ++entries_[ticket].open;
+    }
+
+    Ticket new_ticket(bool receives) {
+        if (free_.empty()) {
+            free_.push_back(static_cast<Ticket>(entries_.size()));
+            entries_.emplace_back();
+        }
+        const Ticket ticket = free_.back();
+        free_.pop_back();
+        entries_[ticket] = {receives, 0};
+        return ticket;
+    }
+
+    void close() noexcept {
+        closed_.store(true, std::memory_order_relaxed);
+        for (std::size_t i = requests_.size(); i-- > 0; i = std::min(i, requests_.size())) give_up(tickets_[i]);
+    }
+
+    MPI_Comm comm_;
+    const bool owns_, one_machine_;
+    MPI_Errhandler error_handler_ = MPI_ERRHANDLER_NULL;
+    int rank_ = 0, size_ = 1;
+    int thread_level_ = MPI_THREAD_SINGLE;
+    int last_stream_ = 0;
+    int key_ = MPI_KEYVAL_INVALID;
+    std::atomic<bool> closed_{false};  ///< MPI was finalised
+    bool orphans_ = false;             ///< somebody's memory may be in use for good
+
+    std::vector<Entry> entries_;  ///< by ticket
+    std::vector<Ticket> free_;
+    std::vector<MPI_Request> requests_;  ///< that are not over
+    std::vector<Ticket> tickets_;        ///< theirs
+    std::vector<int> finished_;          ///< scratch
+};
+
+}  // namespace gradsync::inline v0_2::detail

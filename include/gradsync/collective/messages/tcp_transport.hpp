@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../core/clock.hpp"
+#include "../../net/socket.hpp"
+#include "transport.hpp"
+
+namespace gradsync::inline v0_2::message_passing {
+
+/// Messages over connections of TCP, one to each other rank. A message that comes before its receive has begun is kept; a rank
+/// whose connection has ended is `lost`, and what is sent to it counts as over.
+class TcpTransport final : public Transport {
+    using Clock = std::chrono::steady_clock;
+
+public:
+    static constexpr std::size_t largest_message = std::size_t{64} << 20;
+
+    /// `sockets[r]`: the connection to rank r.
+    TcpTransport(std::vector<net::Socket> sockets, int rank) : peers_(sockets.size()), rank_(rank) {
+        for (std::size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = std::move(sockets[r]);
+    }
+
+    int rank() const noexcept override { return rank_; }
+    int size() const noexcept override { return static_cast<int>(peers_.size()); }
+    int last_stream() const noexcept override { return 1 << 20; }
+    const char* refusal() const noexcept override { return nullptr; }
+    std::mutex& mutex() noexcept override { return mutex_; }
+    bool lost(int rank) const noexcept override { return peers_[at(rank)].lost; }
+
+    Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
+        const Ticket ticket = new_ticket();
+        Peer& peer = peers_[at(rank)];
+        if (peer.lost) {
+            entries_[ticket].done = true;
+            return ticket;
+        }
+        Outgoing outgoing{.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
+                          .data = static_cast<const std::byte*>(data),
+                          .ticket = ticket};
+        peer.outgoing.push_back(std::move(outgoing));
+        if (peer.outgoing.size() == 1) push(peer);
+        return ticket;
+    }
+
+    Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
+        const Ticket ticket = new_ticket();
+        Inbox& inbox = inbox_of(rank, stream);
+        const Posted posted{static_cast<std::byte*>(data), bytes, ticket};
+        if (inbox.kept.empty()) {
+            inbox.posted.push_back(posted);
+        } else {
+            const std::vector<std::byte> message = std::move(inbox.kept.front());
+            inbox.kept.pop_front();
+            check_room(message.size(), posted);
+            if (!message.empty()) std::memcpy(posted.data, message.data(), message.size());
+            entries_[ticket].done = true;
+        }
+        return ticket;
+    }
+
+    bool poll() override {
+        const std::uint64_t before = over_;
+        waiting_.clear();
+        for (std::size_t r = 0; r < peers_.size(); ++r) {
+            Peer& peer = peers_[r];
+            if (peer.incoming.held_up && choose_place(static_cast<int>(r), peer)) pull(static_cast<int>(r));
+            const auto events = static_cast<short>((peer.incoming.held_up ? 0 : POLLIN) | (peer.outgoing.empty() ? 0 : POLLOUT));
+            waiting_.push_back({peer.lost ? -1 : peer.socket.descriptor(), events, 0});
+        }
+        if (::poll(waiting_.data(), waiting_.size(), 0) > 0)
+            for (std::size_t r = 0; r < peers_.size(); ++r) {
+                if (waiting_[r].revents & POLLOUT) push(peers_[r]);
+                if (waiting_[r].revents & (POLLIN | POLLHUP | POLLERR) && !peers_[r].incoming.held_up) pull(static_cast<int>(r));
+            }
+        return over_ != before;
+    }
+
+    bool finish(Ticket ticket) override {
+        if (!entries_[ticket].done) return false;
+        free_.push_back(ticket);
+        return true;
+    }
+
+    /// What is half sent or half received goes on in memory of its own.
+    bool give_up(Ticket ticket) noexcept override {
+        if (entries_[ticket].done) return finish(ticket);
+        entries_[ticket].done = true;
+        for (Peer& peer : peers_) {
+            for (std::size_t i = 0; i < peer.outgoing.size(); ++i) {
+                Outgoing& outgoing = peer.outgoing[i];
+                if (outgoing.ticket != ticket) continue;
+                if (outgoing.sent == 0) {
+                    peer.outgoing.erase(peer.outgoing.begin() + static_cast<std::ptrdiff_t>(i));
+                } else {
+                    outgoing.own.assign(outgoing.data, outgoing.data + outgoing.header.bytes);
+                    outgoing.data = outgoing.own.data();
+                    outgoing.ticket = no_ticket;
+                }
+                break;
+            }
+            if (peer.incoming.ticket == ticket) {
+                peer.incoming.own.resize(peer.incoming.header.bytes);
+                peer.incoming.data = peer.incoming.own.data();
+                peer.incoming.ticket = no_ticket;
+                peer.incoming.keep = false;
+            }
+            for (Inbox& inbox : peer.inboxes) std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
+        }
+        std::erase_if(control_.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
+        return finish(ticket);
+    }
+
+private:
+    struct Header {
+        std::uint32_t stream = 0;
+        std::uint32_t bytes = 0;
+    };
+    struct Entry {
+        bool done = false;
+    };
+    struct Outgoing {
+        Header header;
+        const std::byte* data = nullptr;
+        Ticket ticket = no_ticket;
+        std::size_t sent = 0;  ///< of header and data together
+        std::vector<std::byte> own = {};
+    };
+    struct Incoming {
+        Header header;
+        std::size_t got = 0;  ///< of header and data together
+        std::byte* data = nullptr;
+        Ticket ticket = no_ticket;
+        std::vector<std::byte> own = {};  ///< where nobody has begun to receive it
+        bool keep = false;                ///< what is in `own` is for a later receive
+        bool held_up = false;             ///< its header has come, and the rest has no place yet
+    };
+    struct Posted {
+        std::byte* data;
+        std::size_t bytes;
+        Ticket ticket;
+    };
+    /// What was begun to receive, or what came before that: one of the two is empty.
+    struct Inbox {
+        std::deque<Posted> posted;
+        std::deque<std::vector<std::byte>> kept;
+    };
+    struct Peer {
+        net::Socket socket;
+        bool lost = false;
+        std::deque<Outgoing> outgoing;
+        Incoming incoming;
+        Clock::time_point held_up_since = {};
+        bool takes_all = false;      ///< patience has ended: nothing is held up until all is read that has come by then
+        std::vector<Inbox> inboxes;  ///< by stream
+    };
+
+    static constexpr std::size_t most_copied_at_once = std::size_t{128} << 10;
+    static constexpr std::chrono::milliseconds patience{1};
+
+    static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
+
+    Ticket new_ticket() {
+        if (free_.empty()) {
+            free_.push_back(static_cast<Ticket>(entries_.size()));
+            entries_.emplace_back();
+        }
+        const Ticket ticket = free_.back();
+        free_.pop_back();
+        entries_[ticket].done = false;
+        return ticket;
+    }
+
+    void set_over(Ticket ticket) noexcept {
+        ++over_;
+        if (ticket != no_ticket) entries_[ticket].done = true;
+    }
+
+    /// That of the control stream takes from any rank.
+    Inbox& inbox_of(int rank, int stream) {
+        if (stream == control_stream) return control_;
+        std::vector<Inbox>& inboxes = peers_[at(rank)].inboxes;
+        if (inboxes.size() <= at(stream)) inboxes.resize(at(stream) + 1);
+        return inboxes[at(stream)];
+    }
+
+    static void check_room(std::size_t bytes, const Posted& posted) {
+        if (bytes > posted.bytes)
+            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) +
+                                     " were due at most");
+    }
+
+    void lose(Peer& peer) noexcept {
+        peer.lost = true;
+        peer.socket = {};
+        for (const Outgoing& outgoing : peer.outgoing) set_over(outgoing.ticket);
+        peer.outgoing.clear();
+    }
+
+    void push(Peer& peer) noexcept {
+        while (!peer.outgoing.empty()) {
+            Outgoing& front = peer.outgoing.front();
+            constexpr std::size_t header = sizeof(Header);
+            const std::size_t of_header = front.sent < header ? front.sent : header, of_data = front.sent - of_header;
+            iovec parts[] = {{reinterpret_cast<std::byte*>(&front.header) + of_header, header - of_header},
+                             {const_cast<std::byte*>(front.data) + of_data, front.header.bytes - of_data}};
+            msghdr message{};
+            message.msg_iov = parts;
+            message.msg_iovlen = 2;
+            const ssize_t sent = ::sendmsg(peer.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (sent < 0) {
+                if (errno == EINTR) continue;
+                if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+                return stop_sending(peer);
+            }
+            front.sent += static_cast<std::size_t>(sent);
+            if (front.sent < header + front.header.bytes) continue;
+            set_over(front.ticket);
+            peer.outgoing.pop_front();
+        }
+    }
+
+    /// Nobody is there to take it; what that rank has sent before may still have to be read, and it is lost after that.
+    void stop_sending(Peer& peer) noexcept {
+        for (const Outgoing& outgoing : peer.outgoing) set_over(outgoing.ticket);
+        peer.outgoing.clear();
+    }
+
+    void pull(int rank) {
+        Peer& peer = peers_[at(rank)];
+        Incoming& incoming = peer.incoming;
+        constexpr std::size_t header = sizeof(Header);
+        while (!peer.lost) {
+            const bool in_header = incoming.got < header;
+            std::byte* const to =
+                in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got : incoming.data + (incoming.got - header);
+            const std::size_t bytes = in_header ? header - incoming.got : header + incoming.header.bytes - incoming.got;
+            const ssize_t got = ::recv(peer.socket.descriptor(), to, bytes, MSG_DONTWAIT);
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+                if (incoming.got == 0) peer.takes_all = false;
+                return;
+            }
+            if (got <= 0) return lose(peer);
+            incoming.got += static_cast<std::size_t>(got);
+            if (in_header && incoming.got == header && !choose_place(rank, peer)) return;
+            if (incoming.got >= header && incoming.got == header + incoming.header.bytes) arrive(rank, incoming);
+        }
+    }
+
+    /// Where a message goes whose header has come. False where it has to wait: one that takes long to copy is left to the system for a
+    /// moment, as what arrived before it may make somebody begin its receive. No longer, as there may be others behind it.
+    bool choose_place(int rank, Peer& peer) {
+        Incoming& incoming = peer.incoming;
+        if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
+            throw std::runtime_error("rank " + std::to_string(rank) + " sent nonsense");
+        Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
+        incoming.keep = inbox.posted.empty();
+        if (incoming.keep && incoming.header.bytes > most_copied_at_once && !peer.takes_all) {
+            const auto now = Clock::now();
+            if (!std::exchange(incoming.held_up, true)) peer.held_up_since = now;
+            if (now - peer.held_up_since < patience) return false;
+            peer.takes_all = true;
+        }
+        incoming.held_up = false;
+        if (incoming.keep) {
+            incoming.own.resize(incoming.header.bytes);
+            incoming.data = incoming.own.data();
+            incoming.ticket = no_ticket;
+        } else {
+            const Posted posted = inbox.posted.front();
+            check_room(incoming.header.bytes, posted);
+            inbox.posted.pop_front();
+            incoming.data = posted.data;
+            incoming.ticket = posted.ticket;
+        }
+        return true;
+    }
+
+    void arrive(int rank, Incoming& incoming) {
+        if (incoming.keep) {
+            // A receive may have begun since its first byte came.
+            Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
+            if (inbox.posted.empty()) {
+                inbox.kept.push_back(std::move(incoming.own));
+            } else {
+                const Posted posted = inbox.posted.front();
+                check_room(incoming.own.size(), posted);
+                inbox.posted.pop_front();
+                if (!incoming.own.empty()) std::memcpy(posted.data, incoming.own.data(), incoming.own.size());
+                set_over(posted.ticket);
+            }
+        } else {
+            set_over(incoming.ticket);
+        }
+        incoming = {};
+    }
+
+    std::vector<Peer> peers_;
+    const int rank_;
+    std::mutex mutex_;
+    Inbox control_;
+    std::vector<Entry> entries_;  ///< by ticket
+    std::vector<Ticket> free_;
+    std::vector<pollfd> waiting_;  ///< scratch
+    std::uint64_t over_ = 0;
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "../../core/dtype.hpp"
+#include "../../core/math.hpp"
+#include "../../core/reduce_op.hpp"
+#include "../../core/shard_range.hpp"
+#include "../call.hpp"
+#include "../combine.hpp"
+
+namespace gradsync::inline v0_2::shared_memory {
+
+using collective::Call;
+using collective::Operation;
+using gradsync::detail::larger;
+using gradsync::detail::smaller;
+
+/// How the elements of a collective are cut into chunks, each of which one rank works on alone. Chunk c of
+/// share r belongs to rank r first: a rank that works its own share finds it in its own cache next time.
+class Chunks {
+public:
+    Chunks() = default;  ///< nothing to do
+    explicit Chunks(std::span<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
+        const Call& call = calls[0];
+        count_ = whole_count(calls);
+        share_ = (count_ + calls.size() - 1) / calls.size();
+        const std::size_t line = 64 / size_of(call.dtype);
+        const bool any_cut =
+            call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
+        // Where the operation leaves it to us, no two ranks write into one cache line.
+        if (any_cut) share_ = (share_ + line - 1) / line * line;
+        const std::size_t least = least_chunk_bytes / size_of(call.dtype);
+        const std::size_t most = most_chunk_bytes / size_of(call.dtype);
+        chunk_ = smaller(larger((share_ / 8 + line - 1) / line * line, least), most);
+    }
+
+    /// The share of a rank, in elements of the whole buffer.
+    ElementRange share(int rank) const noexcept {
+        const std::size_t first = smaller(share_ * static_cast<std::size_t>(rank), count_);
+        return {first, smaller(first + share_, count_)};
+    }
+    std::uint32_t chunks_in(int rank) const noexcept { return static_cast<std::uint32_t>((share(rank).size() + chunk_ - 1) / chunk_); }
+    ElementRange chunk(int rank, std::uint32_t c) const noexcept {
+        const ElementRange range = share(rank);
+        const std::size_t first = range.first + c * chunk_;
+        return {first, smaller(first + chunk_, range.last)};
+    }
+
+private:
+    static constexpr std::size_t least_chunk_bytes = 32 * 1024;
+    static constexpr std::size_t most_chunk_bytes = 256 * 1024;
+
+    int size_ = 0;
+    std::size_t count_ = 0;
+    std::size_t share_ = 0;
+    std::size_t chunk_ = 1;
+};
+
+/// Does the work of single chunks. Keeps its scratch, so that a steady state allocates nothing; one thread at a
+/// time.
+class ChunkWorker {
+public:
+    explicit ChunkWorker(std::size_t ranks) : combiner_(ranks) {
+        inputs_.reserve(ranks);
+        outputs_.reserve(ranks);
+    }
+
+    /// Works on `range`, a part of the share of `owner`.
+    template <class = void>  // see isa.hpp
+    void run(std::span<const Call> calls, int owner, ElementRange range) {
+        const Call& call = calls[0];
+        const Call& owners = calls[static_cast<std::size_t>(owner)];
+        const Call& roots = calls[collective::is_rooted(call.operation) ? static_cast<std::size_t>(call.root) : 0];
+        const std::size_t width = size_of(call.dtype);
+        const std::size_t whole = range.first * width;  // offset in a whole buffer, bytes
+        const int size = static_cast<int>(calls.size());
+        // Offset in the owner's shard, for the operations whose shares are its shards.
+        const std::size_t shard = (range.first - shard_range(whole_count(calls), size, owner).first) * width;
+        outputs_.clear();
+        switch (call.operation) {
+            case Operation::all_reduce:
+                for (const Call& c : calls) add_output(c.out, whole);
+                return reduce(calls, range);
+            case Operation::reduce: add_output(roots.out, whole); return reduce(calls, range);
+            case Operation::reduce_scatter: add_output(owners.out, shard); return reduce(calls, range);
+            case Operation::all_gather:
+                for (const Call& c : calls) add_output(c.out, whole);
+                return copy(owners.in, shard, range.size() * width);
+            case Operation::broadcast:
+                for (const Call& c : calls) add_output(c.out, whole);
+                return copy(roots.in, whole, range.size() * width);
+            case Operation::gather: add_output(roots.out, whole); return copy(owners.in, shard, range.size() * width);
+            case Operation::scatter: add_output(owners.out, shard); return copy(roots.in, whole, range.size() * width);
+            case Operation::barrier: return;
+        }
+    }
+
+private:
+    void add_output(void* base, std::size_t offset) { outputs_.push_back(static_cast<std::byte*>(base) + offset); }
+
+    void copy(const void* base, std::size_t offset, std::size_t bytes) {
+        const void* from = static_cast<const std::byte*>(base) + offset;
+        for (void* to : outputs_)
+            if (to != from) std::memcpy(to, from, bytes);
+    }
+
+    template <class = void>
+    void reduce(std::span<const Call> calls, ElementRange range) {
+        inputs_.clear();
+        for (const Call& c : calls) inputs_.push_back(static_cast<const std::byte*>(c.in) + range.first * size_of(c.dtype));
+        combiner_.run(calls, inputs_, outputs_, range.size());
+    }
+
+    collective::Combiner combiner_;
+    std::vector<const void*> inputs_;
+    std::vector<void*> outputs_;
+};
+
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "../chores.hpp"
+#include "../process.hpp"
+#include "../world.hpp"
+#include "segment.hpp"
+
+namespace gradsync::inline v0_2::shared_memory {
+
+/// The world of ranks that are processes of one machine. What they share lies in a segment, with room for what the
+/// first communicator shares: one process creates it, every rank then joins.
+class ProcessWorld : public collective::World {
+public:
+    /// For `ranks` ranks, of which some may run on other machines. `room`: bytes for `memory()`.
+    static Segment create(int ranks, std::size_t room) { return Segment::create(room_offset(ranks) + room); }
+
+    /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
+    static std::shared_ptr<ProcessWorld> join(Segment segment, int rank, int ranks, int ranks_here) {
+        return std::shared_ptr<ProcessWorld>(new ProcessWorld(std::make_shared<Segment>(std::move(segment)), rank, ranks, ranks_here));
+    }
+
+    /// For another world that is to fail with this one. It keeps itself alive.
+    std::shared_ptr<State> shared_state() const { return {segment_, &shared().state}; }
+
+    /// Memory that all ranks see, zeroed, aligned to 64 bytes. It keeps itself alive.
+    std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
+
+    /// What the communicators of this rank have to do.
+    const std::shared_ptr<collective::Chores>& chores() const noexcept { return chores_; }
+
+    /// False once the process has died; true while it has not joined.
+    bool alive(int world_rank) noexcept override {
+        const std::int64_t number = processes()[world_rank].load(std::memory_order_acquire);
+        return number == 0 || collective::ProcessIdentity{.machine = self_.machine, .system = self_.system, .number = number}.alive(self_);
+    }
+
+    /// A number for a new region, 1 or more, which nobody else is given.
+    std::uint32_t next_region() noexcept { return shared().regions.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+private:
+    struct Shared {
+        State state;
+        std::atomic<std::uint32_t> regions{0};
+    };
+
+    ProcessWorld(std::shared_ptr<Segment> segment, int rank, int ranks, int ranks_here)
+        : World(ranks_here, reinterpret_cast<Shared*>(segment->data())->state), segment_(std::move(segment)), ranks_(ranks) {
+        processes()[rank].store(self_.number, std::memory_order_release);
+    }
+
+    static constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
+    static constexpr std::size_t room_offset(int ranks) noexcept {
+        return round_up(sizeof(Shared)) + round_up(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
+    }
+
+    Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_->data()); }
+    std::atomic<std::int64_t>* processes() const noexcept {
+        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_->data() + round_up(sizeof(Shared)));
+    }
+
+    std::shared_ptr<Segment> segment_;
+    const int ranks_;
+    const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
+    const std::shared_ptr<collective::Chores> chores_ = std::make_shared<collective::Chores>();
+};
+
+}  // namespace gradsync::inline v0_2::shared_memory

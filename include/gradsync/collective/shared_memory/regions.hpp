@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../core/error.hpp"
+#include "address_space.hpp"
+
+namespace gradsync::inline v0_2::shared_memory {
+
+/// The memory that this process shares with others, by numbers that mean the same to all of them. An address in it
+/// travels as number and offset, in the 64 bits of a pointer. For concurrent use.
+class Regions {
+public:
+    static constexpr int offset_bits = 40;  ///< a region is smaller than 1 TiB
+    static constexpr std::uint32_t most = (std::uint32_t{1} << (64 - offset_bits)) - 2;
+
+    /// `number` has no region yet, and no later one has it either. Throws Error(invalid_argument) beyond `most`.
+    void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
+        if (number >= most)
+            throw Error(Errc::invalid_argument,
+                        "allocate: " + std::to_string(number) + " pieces of shared memory were made; make a new backend for more",
+                        {.operation = "allocate"});
+        std::lock_guard lock(mutex_);
+        if (number >= regions_.size()) regions_.resize(number + 1);
+        live_.push_back(number);
+        regions_[number] = {base, bytes};
+    }
+    void remove(std::uint32_t number) noexcept {
+        std::lock_guard lock(mutex_);
+        regions_[number] = {};
+        std::erase(live_, number);
+    }
+
+    /// False where not all of `bytes` bytes lie in one region.
+    bool publish(const void* address, std::size_t bytes, const void*& published) const noexcept {
+        const auto at = reinterpret_cast<std::uintptr_t>(address);
+        std::lock_guard lock(mutex_);
+        for (const std::size_t number : live_) {
+            const auto base = reinterpret_cast<std::uintptr_t>(regions_[number].base);
+            if (at < base || at - base > regions_[number].bytes || bytes > regions_[number].bytes - (at - base)) continue;
+            published = reinterpret_cast<const void*>(((number + 1) << offset_bits) | (at - base));
+            return true;
+        }
+        return false;
+    }
+
+    const void* resolve(const void* published) const noexcept {
+        const auto address = reinterpret_cast<std::uintptr_t>(published);
+        if (address == 0) return nullptr;
+        std::lock_guard lock(mutex_);
+        return regions_[(address >> offset_bits) - 1].base + (address & ((std::uintptr_t{1} << offset_bits) - 1));
+    }
+
+private:
+    struct Region {
+        std::byte* base = nullptr;
+        std::size_t bytes = 0;
+    };
+
+    mutable std::mutex mutex_;
+    std::vector<Region> regions_;      ///< by number
+    std::vector<std::uint32_t> live_;  ///< numbers of those that there are
+};
+static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
+
+/// Ranks that are processes which have mapped the same regions. A call with a buffer outside of them is marked so:
+/// the ranks meet in it, but nothing is done. (A rank that is alone can reach everything.)
+class RegionSpace {
+public:
+    explicit RegionSpace(std::shared_ptr<const Regions> regions, bool alone = false) noexcept
+        : regions_(std::move(regions)), alone_(alone) {}
+
+    Call publish(const Call& call) const noexcept {
+        if (alone_) return call;
+        Call published = call;
+        const void* out = nullptr;
+        published.in = nullptr;
+        published.elsewhere = !find(call.in, call.in_count, call.dtype, published.in) || !find(call.out, call.out_count, call.dtype, out);
+        published.out = const_cast<void*>(out);
+        return published;
+    }
+
+    Call resolve(const Call& call, int /*rank*/) const noexcept {
+        Call resolved = call;
+        if (alone_ || call.elsewhere) return resolved;
+        resolved.in = regions_->resolve(call.in);
+        resolved.out = const_cast<void*>(regions_->resolve(call.out));
+        return resolved;
+    }
+
+    static void idle() noexcept {}
+    static constexpr bool keeps_memory = true;
+
+private:
+    bool find(const void* address, std::size_t count, DType dtype, const void*& published) const noexcept {
+        return count == 0 || regions_->publish(address, count * size_of(dtype), published);
+    }
+
+    std::shared_ptr<const Regions> regions_;
+    bool alone_;
+};
+static_assert(AddressSpace<RegionSpace>);
+
+}  // namespace gradsync::inline v0_2::shared_memory

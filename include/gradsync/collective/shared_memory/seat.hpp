@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../core/clock.hpp"
+#include "../../core/time_limit.hpp"
+#include "../failures.hpp"
+#include "../vigil.hpp"
+#include "../waiting.hpp"
+#include "address_space.hpp"
+#include "board.hpp"
+#include "lookout.hpp"
+
+namespace gradsync::inline v0_2::shared_memory {
+
+using collective::Failure;
+
+/// One rank's place at a board: starts collectives, works on them, waits for them.
+///
+/// May be used from several threads of the rank: their starts are serialised, one of them works at a time.
+/// Nothing here runs by itself: work is done inside `progress()` and `wait()`.
+template <AddressSpace Space>
+class Seat {
+public:
+    Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
+        : space_(std::move(space)),
+          board_(std::move(board)),
+          rank_(rank),
+          timeout_(gradsync::detail::within_reason(timeout)),
+          lookout_(*board_, rank),
+          calls_(static_cast<std::size_t>(board_->size())),
+          worker_(calls_.size()) {}
+    Seat(const Seat&) = delete;
+    Seat& operator=(const Seat&) = delete;
+
+    ~Seat() { leave(); }
+
+    int rank() const noexcept { return rank_; }
+    Board& board() const noexcept { return *board_; }
+    World& world() const noexcept { return board_->world(); }
+    std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept {
+        timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed);
+    }
+
+    /// Says to the others that this rank will start nothing more.
+    void leave() noexcept {
+        board_->presence(rank_).left.store(true, std::memory_order_release);
+        board_->world().bell.ring();
+    }
+
+    /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
+    /// `Board::slots` collectives are in flight. Throws Error if the world has failed.
+    std::uint64_t start(const Call& call) {
+        if (board_->world().failed()) throw_failure(call.operation);
+        lock();
+        while (next_.load(std::memory_order_relaxed) - least_retired() >= Board::slots) {
+            unlock();
+            const std::uint64_t oldest = next_.load(std::memory_order_relaxed) - Board::slots;
+            if (!wait_for([&] { return least_retired() > oldest; }, oldest)) throw_failure(call.operation);
+            lock();
+        }
+        const std::uint64_t n = next_.load(std::memory_order_relaxed);
+        Board::Cell& cell = board_->cell(n, rank_);
+        cell.call = space_.publish(call);
+        Board::Share& share = board_->share(n, rank_);
+        share.next.store(0, std::memory_order_relaxed);
+        share.chunks_done.store(0, std::memory_order_relaxed);
+        cell.arrived.store(n + 1, std::memory_order_release);
+        next_.store(n + 1, std::memory_order_release);
+        unlock();
+        board_->world().bell.ring();
+        return n;
+    }
+
+    /// Works on this rank's share of what every rank has started. Never blocks.
+    void progress() noexcept { work(Mode::poll); }
+
+    /// Sees the calls of all that is complete, for `done`. Unlike `progress`, it has seen them when it returns although
+    /// another thread of this rank works.
+    void catch_up() noexcept {
+        while (board_->done(own_.load(std::memory_order_acquire))) {
+            work(Mode::poll);
+            std::this_thread::yield();
+        }
+    }
+
+    /// The time that this rank has spent at work outside of waits.
+    std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
+
+    /// The same; true if collective n is complete.
+    bool test(std::uint64_t n) {
+        if (board_->done(n)) return true;
+        work(Mode::poll);
+        if (board_->done(n)) return true;
+        if (!board_->world().failed()) return false;
+        if (board_->done(n)) return true;  // since: who failed had seen it complete
+        throw_failure(board_->cell(n, rank_).call.operation);
+    }
+
+    /// Who keeps collective n from completing.
+    collective::Late late(std::uint64_t n) const { return lookout_.late(n); }
+
+    /// Is collective n complete, and has this rank seen its calls? Only looks.
+    bool done(std::uint64_t n) const noexcept { return board_->done(n) && own_.load(std::memory_order_acquire) > n; }
+
+    /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
+    void wait(std::uint64_t n) {
+        if (!await(n)) throw_failure(board_->cell(n, rank_).call.operation);
+    }
+    /// The same; false where `wait` throws. `whole`: a collective that every rank has started elsewhere and that n is a piece of, if it is
+    /// one.
+    bool await(std::uint64_t n, const Whole* whole = nullptr) {
+        if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n, whole)) return false;
+        // The others reuse a slot only once every rank has retired it: do not let them wait for that.
+        if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
+        return true;
+    }
+
+    /// What a wait for collective n does now and then, for who tests it again and again.
+    void look(std::uint64_t n, collective::Vigil& vigil, const Whole* whole = nullptr) noexcept {
+        if (board_->done(n) || board_->world().failed()) return;
+        const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
+        vigil.look(
+            timeout(), [&](std::chrono::nanoseconds) { lookout_.report_timeout(unstarted, whole, timeout()); },
+            [&] { lookout_.report_dead(unstarted, n, whole); });
+        lookout_.report_leavers(unstarted, whole);
+    }
+
+    /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
+    /// Ask when it is `done`, before `Board::slots` more were started.
+    std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
+
+    /// Collective n will not be waited for, and its buffers may be about to go.
+    void abandon(std::uint64_t n) noexcept {
+        if (!board_->done(n)) fail_abandoned(n);
+    }
+    /// The same for one that is not over although the ranks have met in it.
+    void fail_abandoned(std::uint64_t n) noexcept { fail(collective::abandoned(lookout_.name(n), board_->world_rank(rank_))); }
+
+    /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
+    void fail(Failure failure) noexcept {
+        board_->world().fail(std::move(failure));
+        quiesce();
+    }
+
+    /// A number for a split, or for what else all ranks make at the same place in the program.
+    std::size_t next_number() noexcept { return numbers_++; }
+
+    /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
+    [[noreturn]] void throw_failure(Operation operation) {
+        quiesce();
+        throw collective::as_error(board_->world().failure(), operation, board_->world_rank(rank_));
+    }
+
+private:
+    void lock() noexcept {
+        while (locked_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    }
+    void unlock() noexcept { locked_.store(false, std::memory_order_release); }
+
+    std::uint64_t least_retired() noexcept {
+        const std::uint64_t next = next_.load(std::memory_order_relaxed);
+        if (next - least_retired_.load(std::memory_order_relaxed) < Board::slots) return least_retired_.load(std::memory_order_relaxed);
+        std::uint64_t least = next;
+        for (int r = 0; r < board_->size(); ++r)
+            if (!board_->presence(r).left.load(std::memory_order_acquire))  // one that left looks at no slot again
+                least = smaller(least, board_->presence(r).retired.load(std::memory_order_acquire));
+        least_retired_.store(least, std::memory_order_relaxed);
+        return least;
+    }
+
+    enum class Mode {
+        poll,  ///< a call that does not wait: this rank's shares, and the time counts as progress_time()
+        wait,  ///< this rank's shares
+        help,  ///< those of late ranks too
+    };
+
+    /// All work on chunks happens here. Where there is nothing to do it only reads.
+    void work(Mode mode) noexcept {
+        const std::uint64_t next = next_.load(std::memory_order_acquire);
+        const std::uint64_t oldest = oldest_.load(std::memory_order_relaxed);
+        if (oldest == next || !(has_work(next, mode) || board_->done(oldest))) return;
+        if (working_.exchange(true, std::memory_order_acquire)) return;  // another thread of this rank is at it
+        if (has_work(next, mode)) {
+            std::atomic<int>& busy = board_->presence(rank_).busy;
+            // Pairs with quiesce(): either it sees us busy, or we see that the world has failed.
+            busy.store(1, std::memory_order_seq_cst);
+            if (mode == Mode::poll) {
+                const auto begin = std::chrono::steady_clock::now();
+                work_own_shares(next);
+                progress_time_.store(progress_time() + (std::chrono::steady_clock::now() - begin), std::memory_order_relaxed);
+            } else {
+                work_own_shares(next);
+                if (mode == Mode::help) work_other_shares();
+            }
+            busy.store(0, std::memory_order_release);
+        }
+        retire();
+        working_.store(false, std::memory_order_release);
+    }
+
+    bool has_work(std::uint64_t next, Mode mode) noexcept {
+        const std::uint64_t own = own_.load(std::memory_order_relaxed);
+        return (own < next && board_->all_arrived(own)) || (mode == Mode::help && others_.load(std::memory_order_relaxed) < own);
+    }
+
+    void work_own_shares(std::uint64_t next) noexcept {
+        const World& world = board_->world();
+        std::uint64_t n = own_.load(std::memory_order_relaxed);
+        // After a failure no more is begun, but somebody may still ask for what is complete.
+        for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
+            collect_calls(n);
+            if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
+            const Chunks chunks = chunks_of(n);
+            settle_empty_shares(n, chunks);
+            if (!world.cores_are_shared) {
+                work_share(n, chunks, rank_);
+            } else {
+                // Shares belong to cores then: whichever rank runs on a core finds in its cache what the last one left.
+                for (int r = collective::current_core(rank_) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
+                // Ranks that only ever poll may all run on one core: somebody must answer for each share.
+                work_share(n, chunks, rank_);
+            }
+            own_.store(n + 1, std::memory_order_release);
+        }
+    }
+
+    void work_other_shares() noexcept {
+        std::uint64_t n = others_.load(std::memory_order_relaxed);
+        for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end; others_.store(++n, std::memory_order_relaxed)) {
+            if (board_->done(n)) continue;
+            collect_calls(n);
+            const Chunks chunks = chunks_of(n);
+            for (int k = 1; k <= board_->size(); ++k) {
+                if (board_->world().failed()) return;
+                work_share(n, chunks, (rank_ + k) % board_->size());
+            }
+        }
+    }
+
+    void collect_calls(std::uint64_t n) noexcept {
+        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call, r);
+    }
+
+    Chunks chunks_of(std::uint64_t n) noexcept {
+        bool elsewhere = false;
+        for (const Call& call : calls_) elsewhere |= call.elsewhere;
+        elsewhere_[n % Board::slots] = elsewhere ? std::optional(whole_count(calls_)) : std::nullopt;
+        return elsewhere ? Chunks() : Chunks(calls_);
+    }
+
+    /// Whoever finds a collective first answers for the shares in which there is nothing to do: nobody has to wait for
+    /// their owners.
+    void settle_empty_shares(std::uint64_t n, const Chunks& chunks) noexcept {
+        bool settled = false;
+        for (int r = 0; r < board_->size(); ++r) {
+            std::atomic<std::uint64_t>& done = board_->share(n, r).done;
+            if (chunks.chunks_in(r) != 0 || done.load(std::memory_order_relaxed) > n) continue;
+            done.store(n + 1, std::memory_order_release);
+            settled = true;
+        }
+        if (settled) board_->world().bell.ring();
+    }
+
+    /// Takes chunks of `owner`'s share until none is left.
+    void work_share(std::uint64_t n, const Chunks& chunks, int owner) noexcept {
+        Board::Share& share = board_->share(n, owner);
+        const std::uint32_t end = chunks.chunks_in(owner);
+        std::uint32_t worked = 0;
+        while (share.next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
+            const std::uint32_t c = share.next.fetch_add(1, std::memory_order_relaxed);
+            if (c >= end) break;
+            worker_.run(calls_, owner, chunks.chunk(owner, c));
+            ++worked;
+        }
+        if (worked == 0) return;
+        // Who has worked on all of it need not ask whether others are done with theirs.
+        if (worked == end || share.chunks_done.fetch_add(worked, std::memory_order_acq_rel) + worked == end)
+            board_->set_share_done(n, owner);
+    }
+
+    void retire() noexcept {
+        const std::uint64_t end = own_.load(std::memory_order_relaxed);
+        std::uint64_t n = oldest_.load(std::memory_order_relaxed);
+        const std::uint64_t before = n;
+        while (n < end && board_->done(n)) ++n;
+        if (n == before) return;
+        if (others_.load(std::memory_order_relaxed) < n) others_.store(n, std::memory_order_relaxed);
+        oldest_.store(n, std::memory_order_relaxed);
+        board_->presence(rank_).retired.store(n, std::memory_order_release);
+    }
+
+    /// Works and waits until `complete()`; `n` is the collective that the messages speak of. False where the world fails before.
+    template <class Predicate>
+    bool wait_for(Predicate&& complete, std::uint64_t n, const Whole* whole = nullptr) {
+        World& world = board_->world();
+        collective::Backoff backoff(world.cores_are_shared);
+        collective::Vigil vigil;
+        // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
+        // Where it may be waiting for this very core, it is late.
+        int rounds_alone = world.cores_are_shared ? 0 : 300;
+        for (;;) {
+            work(rounds_alone > 0 ? Mode::wait : Mode::help);
+            if (complete()) return true;
+            if (world.failed()) return complete();  // it may be since: who failed had seen it complete
+            if (rounds_alone > 0) {
+                --rounds_alone;
+                continue;  // without a pause, which lasts as long as a handoff between cores
+            }
+            if (backoff.patient()) {
+                space_.idle();
+                look(n, vigil, whole);
+            }
+            backoff.wait_a_little(world.bell, [&] {
+                const std::uint64_t own = own_.load(std::memory_order_relaxed);
+                return complete() || world.failed() || (own <= n && board_->all_arrived(own));
+            });
+        }
+    }
+
+    void report_misfit(std::uint64_t n, int r) noexcept {
+        board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
+    }
+
+    /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor may be the caller, and by
+    /// one deadline for all calls, of which there may be many: chunks take microseconds, so it is reached only if a rank was stopped for
+    /// good. Where memory stays mapped, that one can do no harm when it goes on.
+    void quiesce() noexcept {
+        using Clock = std::chrono::steady_clock;
+        const std::chrono::nanoseconds second = std::chrono::seconds(1), limit = Space::keeps_memory ? second : larger(timeout(), second);
+        Clock::rep none = 0;
+        const Clock::time_point now = Clock::now();
+        quiet_by_.compare_exchange_strong(none, (now + limit).time_since_epoch().count(), std::memory_order_relaxed);
+        const Clock::time_point deadline{Clock::duration(quiet_by_.load(std::memory_order_relaxed))};
+        for (int r = 0; r < board_->size(); ++r)
+            while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
+                   Clock::now() < deadline)
+                std::this_thread::yield();
+    }
+
+    const Space space_;
+    std::shared_ptr<Board> board_;
+    const int rank_;
+    std::atomic<std::chrono::nanoseconds> timeout_;
+    const Lookout lookout_;
+
+    // Starting: under the lock.
+    std::atomic<bool> locked_{false};
+    std::atomic<std::uint64_t> next_{0};           ///< number of the next collective
+    std::atomic<std::uint64_t> least_retired_{0};  ///< what all ranks had retired when last looked at
+    std::size_t numbers_ = 0;
+
+    // Working: by the thread that holds working_. own_ and oldest_ are read by others too.
+    alignas(64) std::atomic<bool> working_{false};
+    std::atomic<std::uint64_t> own_{0};     ///< this rank's share of all collectives below is worked on
+    std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
+    std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
+    std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
+    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< when a failed world counts as quiet at the latest; 0: not failed
+    std::vector<Call> calls_;
+    std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
+    ChunkWorker worker_;
+};
+
+}  // namespace gradsync::inline v0_2::shared_memory

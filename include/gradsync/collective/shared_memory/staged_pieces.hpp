@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "../../core/dtype.hpp"
+#include "../../core/shard_range.hpp"
+#include "../call.hpp"
+
+namespace gradsync::inline v0_2::shared_memory {
+
+/// How one rank takes a collective through staging areas, of which every rank has one that the others see: piece by piece, each
+/// of which is brought there, reduced or broadcast in the areas, and fetched. It follows from the call, the rank and the size, so
+/// all ranks have the same pieces in the same order. A piece of what has one owner (a shard that is gathered, or scattered)
+/// never spans two shards.
+class StagedPieces {
+    using Call = collective::Call;
+    using Operation = collective::Operation;
+
+public:
+    /// One that fits into the area.
+    struct Piece {
+        ElementRange range;  ///< of the whole buffer, of which the area holds nothing else
+        int owner = 0;       ///< whose shard it is of, where shards have one
+    };
+    /// What a rank brings of a piece, or fetches, as a range of the whole buffer, and which of that its own buffer begins with.
+    struct Share {
+        ElementRange range;
+        std::size_t begins = 0;
+    };
+
+    StagedPieces() = default;
+    /// `whole`: elements of the whole buffer. `most`: bytes of a piece.
+    StagedPieces(const Call& call, std::size_t whole, int rank, int size, std::size_t most) noexcept
+        : call_(call), whole_(whole), rank_(rank), size_(size), most_(most / size_of(call.dtype)) {}
+
+    /// Has `take` given the last one? A buffer of no elements has one, too, which is empty.
+    bool all_taken() const noexcept { return all_taken_; }
+
+    Piece take() noexcept {
+        Piece piece;
+        if (!has_owners()) {
+            piece.range = {first_, std::min(first_ + most_, whole_)};
+        } else {
+            const ElementRange shard = shard_range(whole_, size_, owner_);
+            const std::size_t first = std::max(first_, shard.first);
+            piece = {{first, std::min(first + most_, shard.last)}, owner_};
+        }
+        first_ = piece.range.last;
+        all_taken_ = first_ == whole_;
+        while (has_owners() && !all_taken_ && first_ >= shard_range(whole_, size_, owner_).last) ++owner_;
+        return piece;
+    }
+
+    Share brings(const Piece& piece) const noexcept {
+        switch (call_.operation) {
+            case Operation::all_gather:
+            case Operation::gather: return own_part(piece);
+            case Operation::broadcast:
+            case Operation::scatter: return rank_ == call_.root ? Share{piece.range} : Share{};
+            case Operation::barrier: return {};
+            default: return {piece.range};
+        }
+    }
+    Share fetches(const Piece& piece) const noexcept {
+        switch (call_.operation) {
+            case Operation::reduce_scatter:
+            case Operation::scatter: return own_part(piece);
+            case Operation::reduce:
+            case Operation::gather: return rank_ == call_.root ? Share{piece.range} : Share{};
+            case Operation::barrier: return {};
+            default: return {piece.range};
+        }
+    }
+
+    /// What is done with the piece in the areas.
+    Call call_on(std::byte* area, const Piece& piece) const noexcept {
+        Call call = call_;
+        const bool reduces = collective::reduces(call_.operation);
+        call.operation = reduces ? Operation::all_reduce : Operation::broadcast;
+        call.root = reduces ? 0 : collective::in_is_shard(call_.operation) ? piece.owner : call_.root;
+        call.in = call.out = area;
+        call.in_count = call.out_count = piece.range.size();
+        return call;
+    }
+
+private:
+    bool has_owners() const noexcept { return collective::in_is_shard(call_.operation) || call_.operation == Operation::scatter; }
+
+    /// What of the piece is in this rank's shard, which is all that its buffer holds.
+    Share own_part(const Piece& piece) const noexcept {
+        const ElementRange all = piece.range, own = shard_range(whole_, size_, rank_);
+        const ElementRange common{std::max(all.first, own.first), std::min(all.last, own.last)};
+        return {common.first < common.last ? common : ElementRange{}, own.first};
+    }
+
+    Call call_;
+    std::size_t whole_ = 0;
+    int rank_ = 0, size_ = 1;
+    std::size_t most_ = 0;   ///< elements of a piece
+    int owner_ = 0;          ///< of the next piece,
+    std::size_t first_ = 0;  ///< which begins with this element of the whole buffer
+    bool all_taken_ = false;
+};
+
+}  // namespace gradsync::inline v0_2::shared_memory

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+#include "passes.hpp"
+#include "runtime.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// What a Reducer does to device memory (see reducer/passes.hpp), on the compute stream of an engine. Throws
+/// Error(invalid_argument) where the program has no kernels.
+template <class Engine>
+class DevicePasses {
+public:
+    explicit DevicePasses(std::shared_ptr<const Engine> engine) : engine_(std::move(engine)) {
+        if (!cuda::linked())
+            throw Error(Errc::invalid_argument,
+                        "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile "
+                        "gradsync/cuda/passes.cu with nvcc into the program",
+                        {.operation = "Reducer"});
+    }
+
+    void copy(ConstBufferView from, BufferView to) const {
+        if (from.data != to.data && to.count != 0) cuda::convert(from, to, stream());
+    }
+    void add(BufferView to, ConstBufferView from) const { cuda::add(to, from, stream()); }
+    void scale(BufferView buffer, double factor) const { cuda::scale(buffer, factor, stream()); }
+    void clamp(BufferView buffer, double limit) const { cuda::clamp(buffer, limit, stream()); }
+    void clear(BufferView buffer) const {
+        if (buffer.bytes() != 0) cuda::check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream()), "cudaMemsetAsync");
+    }
+    void read(ConstBufferView from, void* to) const {
+        if (from.bytes() == 0) return;
+        cuda::check(cudaMemcpyAsync(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
+        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    }
+    void write(const void* from, BufferView to) const {
+        if (to.bytes() == 0) return;
+        cuda::check(cudaMemcpyAsync(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    }
+
+    /// One kernel for all; the host waits for it.
+    class SquareSums {
+    public:
+        explicit SquareSums(cudaStream_t stream) noexcept : stream_(stream) {}
+
+        void add(ConstBufferView elements, double& sum) {
+            blocks_.push_back({elements.data, elements.count, elements.dtype});
+            results_.push_back(&sum);
+        }
+        void finish() {
+            if (blocks_.empty()) return;
+            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(cuda::NormBlock) + sizeof(double)), false);
+            auto* const sums = static_cast<double*>(memory.data());
+            auto* const blocks = reinterpret_cast<cuda::NormBlock*>(sums + blocks_.size());
+            std::vector<double> values(blocks_.size());
+            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice, stream_),
+                        "cudaMemcpyAsync");
+            cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
+            cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_),
+                        "cudaMemcpyAsync");
+            cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+            for (std::size_t i = 0; i < values.size(); ++i) *results_[i] = values[i];
+        }
+
+    private:
+        cudaStream_t stream_;
+        std::vector<cuda::NormBlock> blocks_;
+        std::vector<double*> results_;
+    };
+    SquareSums square_sums() const noexcept { return SquareSums(stream()); }
+
+private:
+    cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
+
+    std::shared_ptr<const Engine> engine_;
+};
+
+}  // namespace gradsync::inline v0_2::detail

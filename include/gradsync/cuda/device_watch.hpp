@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "../collective/chores.hpp"
+#include "../core/clock.hpp"
+#include "runtime.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// What all communicators of one rank and origin share that has a device: the thread that looks after them, so that things move,
+/// and failures are noticed, also while this rank computes.
+class DeviceWatch {
+public:
+    DeviceWatch(int device, collective::Chores& chores) : device_(device), thread_([this, &chores] { watch(chores); }) {}
+    DeviceWatch(const DeviceWatch&) = delete;
+    DeviceWatch& operator=(const DeviceWatch&) = delete;
+    ~DeviceWatch() {
+        {
+            const std::lock_guard lock(mutex_);
+            stopped_ = true;
+        }
+        changed_.notify_one();
+        thread_.join();
+    }
+
+    int device() const noexcept { return device_; }
+
+    /// Something is under way from now on: look often, until nothing was for a while.
+    void wake() noexcept {
+        const std::lock_guard lock(mutex_);
+        if (ticks_left_ == 0) changed_.notify_one();
+        ticks_left_ = ticks_awake;
+    }
+
+private:
+    static constexpr std::chrono::microseconds tick{500};
+    static constexpr std::chrono::milliseconds nap{20};
+    static constexpr int ticks_awake = 2000;
+
+    void watch(collective::Chores& chores) {
+        cudaSetDevice(device_);
+        std::unique_lock lock(mutex_);
+        while (!stopped_) {
+            if (ticks_left_ > 0) --ticks_left_;
+            lock.unlock();
+            chores.try_advance();
+            lock.lock();
+            if (!stopped_) changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
+        }
+    }
+
+    const int device_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool stopped_ = false;
+    int ticks_left_ = 0;
+    std::thread thread_;
+};
+
+}  // namespace gradsync::inline v0_2::detail

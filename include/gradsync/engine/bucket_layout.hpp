@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "../core/bucket_plan.hpp"
+#include "../core/buffer_view.hpp"
+#include "../core/math.hpp"
+#include "../core/shard_range.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// In whole cache lines, which is how far apart things lie that are allocated together.
+constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
+
+/// Where each parameter lies in its bucket, counted in elements: at a multiple of 64 bytes of the bucket's dtype. The gaps
+/// between parameters belong to none. A bucket ends with its last parameter.
+struct BucketLayout {
+    std::vector<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
+    std::vector<std::size_t> counts;   ///< by bucket: its elements
+
+    BucketLayout() = default;
+    BucketLayout(const BucketPlan& plan, std::span<const ParameterInfo> infos) : offsets(infos.size()), counts(plan.size()) {
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            std::size_t next = 0;
+            for (std::size_t i : plan.bucket(b)) {
+                const std::size_t line = 64 / size_of(infos[i].dtype);
+                offsets[i] = next;
+                counts[b] = next + infos[i].count;
+                next += (infos[i].count + line - 1) / line * line;
+            }
+        }
+    }
+};
+
+/// A part of one parameter that lies in a rank's shard of a bucket.
+struct ShardSlice {
+    std::size_t bucket = 0;
+    std::size_t parameter = 0;
+    std::size_t first = 0;   ///< element of the parameter
+    std::size_t count = 0;   ///< never 0
+    std::size_t offset = 0;  ///< where it lies in the shard, in elements
+};
+
+/// What `rank` owns where buckets are split over `size` ranks, in the order in which it lies there.
+inline std::vector<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
+                                            int size, int rank) {
+    std::vector<ShardSlice> slices;
+    for (std::size_t b = 0; b < plan.size(); ++b) {
+        const ElementRange shard = shard_range(layout.counts[b], size, rank);
+        for (std::size_t i : plan.bucket(b)) {
+            const std::size_t begin = layout.offsets[i], end = begin + infos[i].count;
+            const std::size_t from = larger(begin, shard.first), to = smaller(end, shard.last);
+            if (from < to) slices.push_back({b, i, from - begin, to - from, from - shard.first});
+        }
+    }
+    return slices;
+}
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/subject.hpp"
+#include "../kernel/passes.hpp"
+#include "bucket_layout.hpp"
+#include "gather_progress.hpp"
+#include "name_bucket.hpp"
+#include "watch.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+struct NoGather {};
+
+/// All-gathers of buckets, one each, that are started together and waited for one by one, when what they bring is needed.
+/// For one thread at a time. At its end it waits for those that nobody has waited for, unless an exception is on its way.
+template <Backend B>
+class DeferredGather {
+public:
+    DeferredGather() = default;
+    DeferredGather(const DeferredGather&) = delete;
+    DeferredGather& operator=(const DeferredGather&) = delete;
+    ~DeferredGather() {
+        if (std::uncaught_exceptions() != exceptions_) return;
+        try {
+            for (std::size_t b = 0; b < works_.size(); ++b) wait(b);
+        } catch (...) {  // the communicator has failed, and says so to those who use it
+        }
+    }
+
+    /// Once, before anything else.
+    void attach(const B& backend) {
+        backend_.emplace(backend);
+        progress_.attach(backend);
+    }
+    /// Before the first gather; it outlives the last one.
+    void set_watch(Watch<B>& watch) noexcept { watch_ = &watch; }
+    void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
+
+    /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
+    void start(std::size_t b, BufferView bucket, Subject subject) {
+        works_[b].under_way = backend_->size() > 1;
+        if (works_[b].under_way) {
+            const auto begin = watch_->now();
+            set_subject(*backend_, subject);
+            works_[b].work =
+                naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
+            watch_->depart(Activity::gather, b, begin);
+        }
+        works_[b].pending = true;
+        ++pending_;
+        progress_.started();
+    }
+
+    /// What has started is of no use any more, as a step has failed: the communicator hears of it.
+    void drop() noexcept {
+        works_.clear();
+        pending_ = 0;
+    }
+
+    /// Gathers that nobody has waited for.
+    std::size_t pending() const noexcept { return pending_; }
+    bool pending(std::size_t b) const noexcept { return works_[b].pending; }
+
+    /// Advances what is under way, and notes what has arrived.
+    void poll() {
+        progress_.poll();
+        for (std::size_t b = 0; b < works_.size(); ++b)
+            if (works_[b].under_way && naming_bucket(b, [&] { return poll_work(works_[b].work); })) arrive(b);
+    }
+    /// Returns when bucket b is there.
+    void wait(std::size_t b) {
+        if (!works_[b].pending) return;
+        naming_bucket(b, [&] { await(*backend_, works_[b].work); });
+        if (works_[b].under_way) arrive(b);
+        works_[b].pending = false;
+        --pending_;
+        progress_.complete();
+    }
+
+private:
+    struct Entry {
+        typename B::WorkType work;
+        bool pending = false;    ///< nobody has waited for it
+        bool under_way = false;  ///< it is not known to have arrived
+    };
+
+    void arrive(std::size_t b) {
+        works_[b].under_way = false;
+        watch_->arrive(Activity::gather, b);
+    }
+
+    std::optional<B> backend_;  ///< its own handle, which has a subject of its own
+    Watch<B>* watch_ = nullptr;
+    std::vector<Entry> works_;
+    std::size_t pending_ = 0;
+    GatherProgress<B> progress_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
+#include "../core/math.hpp"
+#include "../core/parameter.hpp"
+#include "../core/shard_range.hpp"
+#include "../kernel/host_buffer.hpp"
+#include "../kernel/isa.hpp"
+#include "../kernel/passes.hpp"
+#include "bucket_storage.hpp"
+#include "options.hpp"
+#include "parameters.hpp"
+#include "spin_lock.hpp"
+#include "verification.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// The gradients and their way into and out of the buckets. Knows nothing of time: who calls what when is the
+/// Reducer's. `add_up` and `deposit` may run for different gradients at once.
+template <Backend B, class Buckets>
+class GradientBuckets {
+public:
+    /// Plans, without memory yet. `scattered`: see `bucket_infos`; `packed`: its exchange wants many gradients in a bucket, whatever they
+    /// cost alone. Throws Error where parameters, options and policy do not go together.
+    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered,
+                    bool packed)
+        : options_(options),
+          scattered_(scattered),
+          size_(backend.size()),
+          rank_(backend.rank()),
+          policy_(std::move(policy)),
+          parameters_(std::move(parameters)),
+          infos_(infos_for(backend, packed)),
+          order_(default_order(parameters_)),
+          plan_(make_plan(backend)),
+          passes_(passes_of(backend)),
+          asked_for_(parameters_.size()),
+          summed_(parameters_.size()) {}
+
+    /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
+    void allocate(B& backend) {
+        storage_ = make_storage(backend);
+        allocate_shards(backend);
+        allocate_sums(backend);
+    }
+
+    const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
+    const ParameterView& parameter(std::size_t i) const noexcept { return parameters_[i]; }
+    /// The trainable parameters, as their gradients are expected to become ready.
+    std::span<const std::size_t> order() const noexcept { return order_; }
+    const BucketPlan& plan() const noexcept { return plan_; }
+    std::string describe_policy() const { return policy_.describe(); }
+
+    const std::vector<ParameterInfo>& infos() const noexcept { return infos_; }
+    const BucketLayout& layout() const noexcept { return storage_.layout(); }
+    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that is the Reducer's
+
+    /// What travels as bucket b.
+    BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
+
+    /// Where the trainer finds gradient i.
+    BufferView gradient(std::size_t i) const noexcept {
+        return live_here() && parameters_[i].requires_grad ? storage_.parameter(i) : parameters_[i].gradient;
+    }
+
+    // -------------------------------------------------------------------- gradients that are reduced to shards
+
+    /// This rank's shard of bucket b, once its collective is complete.
+    BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
+
+    /// Have buckets memory only while they need it? Then `obtain` comes before a gradient is written, and `land` after the
+    /// bucket's collective.
+    bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
+    /// The trainer asks for gradient i, which has memory.
+    void ask_for(std::size_t i) noexcept {
+        std::lock_guard lock(slots_);
+        asked_for_[i] = 1;
+    }
+    /// Did it, in this backward?
+    bool was_asked_for(std::size_t i) noexcept {
+        std::lock_guard lock(slots_);
+        return asked_for_[i] != 0;
+    }
+    /// False where all slots are taken. With `more` another is made, where the backend reads any memory. For any thread.
+    bool obtain(std::size_t b, bool more = false) {
+        std::lock_guard lock(slots_);
+        if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
+        if constexpr (B::memory_space == MemorySpace::host) {
+            if (!more) return false;
+            storage_.add_slot(b);
+            return storage_.take_slot(b, plan_.bucket(b));
+        }
+        return false;
+    }
+    /// Keeps this rank's shard of bucket b, or adds it to those of the micro-batches before, and lets the memory go.
+    void land(std::size_t b) {
+        if (!pooled()) return;
+        if (adds_to_shards_) passes_.add(shards_[b], own_part(b));
+        else passes_.copy(own_part(b), shards_[b]);
+        std::lock_guard lock(slots_);
+        for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
+        if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
+    }
+    /// Do shards that come are added to those that are there?
+    void add_to_shards(bool adds) noexcept { adds_to_shards_ = adds; }
+    bool adds_to_shards() const noexcept { return adds_to_shards_; }
+
+    /// Does gradient i have to be copied into its bucket?
+    bool is_copied(std::size_t i) const noexcept { return !live_here() && storage_.parameter(i).data != parameters_[i].gradient.data; }
+    /// Are there sums of gradient i's earlier micro-batches?
+    bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
+
+    /// Adds gradient i to the sum of its micro-batches; more are to come.
+    void add_up(std::size_t i) {
+        const BufferView from = parameters_[i].gradient, to = sum_of(i);
+        if (summed_[i]) passes_.add(to, from);
+        else passes_.copy(from, to);
+        summed_[i] = 1;
+    }
+    /// Gradient i is complete: it goes into its bucket, with what micro-batches left.
+    GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // of a mark, see Readiness
+        if (!summed_[i]) return passes_.copy(parameters_[i].gradient, storage_.parameter(i));
+        add_up(i);
+        deposit_sum(i);
+    }
+    /// What micro-batches left of gradient i goes into its bucket.
+    void deposit_sum(std::size_t i) {
+        if (sums_apart()) passes_.copy(sums_[i], storage_.parameter(i));
+    }
+
+    /// This rank has nothing for gradient i.
+    void clear(std::size_t i) { passes_.clear(storage_.parameter(i)); }
+    /// This rank has nothing for all of bucket b.
+    void clear_bucket(std::size_t b) { passes_.clear(storage_.bucket(b)); }
+
+    /// Copies bucket b's results to the trainer's gradients, those of `wanted(i)`.
+    template <class Wanted>
+    void hand_out(std::size_t b, Wanted&& wanted) {
+        for (std::size_t i : plan_.bucket(b))
+            if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), parameters_[i].gradient);
+    }
+
+    /// Keeps gradient i, if it lives in its bucket, for the case that no rank used it.
+    void keep(std::size_t i) {
+        if (!live_here() || scattered_) return;
+        const BufferView slot = storage_.parameter(i);
+        const std::size_t end = kept_bytes_.size();
+        kept_.push_back(i);
+        kept_bytes_.resize(end + slot.bytes());
+        passes_.read(slot, kept_bytes_.data() + end);
+    }
+    /// Puts back what was kept of those for which `unused(i)`.
+    template <class Unused>
+    void restore(Unused&& unused) {
+        const std::uint8_t* bytes = kept_bytes_.data();
+        for (std::size_t i : kept_) {
+            const BufferView slot = storage_.parameter(i);
+            if (unused(i)) passes_.write(bytes, slot);
+            bytes += slot.bytes();
+        }
+        kept_.clear();
+        kept_bytes_.clear();
+    }
+
+    /// The step is over: the next sums begin anew.
+    void forget_sums() noexcept { summed_.assign(summed_.size(), 0); }
+
+    /// What the policy of the next `reorder` is to go by, if it can.
+    void set_ready_seconds(const std::vector<double>& times) {
+        if constexpr (TimedBucketPolicy<Buckets>) policy_.set_ready_seconds(times);
+    }
+
+    /// Plans anew for another order of readiness; values and sums move along. True if the plan changed. Collective.
+    bool reorder(B& backend, std::span<const std::uint64_t> order) {
+        for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
+        BucketPlan plan = make_plan(backend);
+        if (plan == plan_) return false;
+        plan_ = std::move(plan);
+        BucketStorage<B> storage = make_storage(backend);
+        for (std::size_t i : order_)
+            // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
+            if (!pooled() && (live_here() || (summed_[i] && !sums_apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
+        storage_ = std::move(storage);
+        allocate_shards(backend);
+        return true;
+    }
+
+    /// Gradient i, a borrowed one in bucket b, lives elsewhere from now on.
+    void rebind(std::size_t i, std::size_t b, BufferView gradient) {
+        if (parameters_[i].requires_grad && is_direct(b)) storage_.rebind(b, i, gradient);
+        parameters_[i].gradient = gradient;
+    }
+
+private:
+    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
+    bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
+
+    /// Do micro-batches add up outside of the buckets, whose type would round each of them?
+    bool sums_apart() const noexcept {
+        return options_.accumulation == Accumulation::in_buckets && options_.reduce_dtype && is_low_precision(*options_.reduce_dtype);
+    }
+    BufferView sum_of(std::size_t i) const noexcept { return sums_apart() ? sums_[i] : storage_.parameter(i); }
+
+    BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
+
+    std::vector<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
+        std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
+        if constexpr (requires { backend.cheaper_alone_from(); }) {
+            // Not so many that a rank that is ahead of the others would wait for them to start another one.
+            constexpr std::size_t most_alone = 256;
+            std::size_t alone = packed ? 0 : infos.size();
+            for (std::size_t least = backend.cheaper_alone_from(); alone != 0; least *= 2) {
+                alone = 0;
+                for (std::size_t i = 0; i < infos.size(); ++i)
+                    alone += infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= least;
+                if (alone <= most_alone) break;
+            }
+        }
+        return infos;
+    }
+
+    BucketPlan make_plan(const B& backend) const {
+        BucketPlan plan;
+        // One rank has nothing to send: with a bucket each, borrowed gradients are not even copied.
+        if (backend.size() == 1 && !live_here()) {
+            for (const std::size_t& i : order_) plan.push_back({&i, 1});
+            return plan;
+        }
+        plan = policy_.plan(infos_, order_);
+        check_plan(plan, infos_, parameters_, policy_.describe(), backend.rank());
+        return plan;
+    }
+
+    /// Is bucket b the gradient of its only parameter, in the trainer's own memory?
+    bool is_direct(std::size_t b) const {
+        const std::size_t i = plan_.bucket(b).front();
+        return plan_.bucket(b).size() == 1 && may_be_direct(i, infos_[i]);
+    }
+    /// May a bucket be gradient i?
+    bool may_be_direct(std::size_t i, const ParameterInfo& info) const {
+        return parameters_[i].requires_grad && !live_here() && options_.unused == UnusedParameters::error &&
+               options_.accumulation == Accumulation::in_gradients && info.dtype == parameters_[i].gradient.dtype;
+    }
+
+    BucketStorage<B> make_storage(B& backend) const {
+        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
+        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); });
+    }
+
+    /// As many as are being filled at a time, where gradients are asked for in the order in which they are expected to become
+    /// ready, and one that travels meanwhile. A gradient of several uses is asked for at the first of them.
+    std::size_t slots_needed() const {
+        std::vector<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
+        std::size_t open = 0, most = 0, early = 0;
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            bool reused = false;
+            for (std::size_t i : plan_.bucket(b)) {
+                bucket_of[i] = b;
+                reused = reused || parameters_[i].uses > 1;
+            }
+            missing[b] = plan_.bucket(b).size();
+            early += reused ? 1 : 0;
+        }
+        for (std::size_t i : order_) {
+            std::size_t& left = missing[bucket_of[i]];
+            if (left == plan_.bucket(bucket_of[i]).size()) most = larger(most, ++open);
+            if (--left == 0) --open;
+        }
+        return smaller(most + early + 1, plan_.size());
+    }
+
+    /// The memory of this rank's shards, in the type in which micro-batches are added up; as much on every rank.
+    void allocate_shards(B& backend) {
+        if (!pooled()) return;
+        shards_.resize(plan_.size());
+        shard_bytes_ = 0;
+        const auto bytes_of = [&](std::size_t b) {
+            const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(),
+                                        accumulator_of(storage_.bucket(b).dtype)};
+            return in_lines(largest.bytes());
+        };
+        for (std::size_t b = 0; b < plan_.size(); ++b) shard_bytes_ += bytes_of(b);
+        shard_memory_ = backend.allocate(shard_bytes_);
+        auto* next = static_cast<std::byte*>(shard_memory_.data());
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            const BufferView whole = storage_.bucket(b);
+            shards_[b] = {next, shard_range(whole.count, size_, rank_).size(), accumulator_of(whole.dtype), B::memory_space};
+            next += bytes_of(b);
+        }
+    }
+
+    /// The memory of sums that are not kept in buckets; as much on every rank. It does not travel.
+    void allocate_sums([[maybe_unused]] B& backend) {
+        if (!sums_apart()) return;
+        sums_.resize(parameters_.size());
+        for (std::size_t i : order_) {
+            sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space};
+            sum_bytes_ += in_lines(sums_[i].bytes());
+        }
+        if constexpr (B::memory_space == MemorySpace::host) sum_memory_ = kernel::HostBuffer(sum_bytes_);
+        else sum_memory_ = backend.allocate(sum_bytes_);
+        auto* next = static_cast<std::byte*>(sum_memory_.data());
+        for (std::size_t i : order_) {
+            sums_[i].data = next;
+            next += in_lines(sums_[i].bytes());
+        }
+    }
+
+    ReducerOptions options_;
+    bool scattered_;  ///< only shards are of use once a bucket's collective is complete
+    int size_, rank_;
+    Buckets policy_;
+    std::vector<ParameterView> parameters_;
+    std::vector<ParameterInfo> infos_;
+    std::vector<std::size_t> order_;
+    BucketPlan plan_;
+    BucketStorage<B> storage_;
+    SpinLock slots_;
+    Memory shard_memory_{};
+    std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
+    std::size_t shard_bytes_ = 0;
+    bool adds_to_shards_ = false;
+    std::conditional_t<B::memory_space == MemorySpace::host, kernel::HostBuffer, Memory> sum_memory_{};
+    std::vector<BufferView> sums_;  ///< by parameter, where sums are apart
+    std::size_t sum_bytes_ = 0;
+    [[no_unique_address]] PassesOf<B> passes_;
+    std::vector<std::uint8_t> asked_for_;   ///< by parameter, in this backward; where gradients are pooled
+    std::vector<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
+    std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
+    std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other
+};
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/math.hpp"
+#include "../core/shard_range.hpp"
+#include "../kernel/convert.hpp"
+#include "../kernel/elementwise.hpp"
+#include "../kernel/passes.hpp"
+#include "bucket_layout.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// The global L2 norm of gradients, each rank reading only its part of them. Squares are summed over fixed blocks,
+/// counted from each parameter's first element, and the blocks' sums are added up in one order: the bits depend on neither
+/// bucket layout, rank nor world size, nor on whether gradients are whole or sharded.
+///
+/// Where shards cut through a block, its elements are put together first: each owner adds its own to zeros, in the very
+/// collective that the blocks' sums travel with.
+class GradientNorm {
+public:
+    GradientNorm() = default;
+
+    /// For gradients that every rank holds whole: `counts[i]` elements of gradient i, 0 for one that takes no part.
+    template <class = void>  // see isa.hpp
+    GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
+        const ElementRange own = shard_range(blocks_, size, rank);
+        for (std::size_t i = 0; i < counts.size(); ++i) {
+            const ElementRange blocks{larger(first_block_[i], own.first), smaller(end_block(i), own.last)};
+            if (blocks.first >= blocks.last) continue;
+            const std::size_t first = (blocks.first - first_block_[i]) * block;
+            pieces_.push_back({i, first, smaller(counts[i], (blocks.last - first_block_[i]) * block) - first, 0, 0});
+        }
+    }
+
+    /// For gradients of which every rank holds its shards: `slices[r]` are rank r's, `[rank]` this one's.
+    template <class = void>
+    GradientNorm(std::span<const std::size_t> counts, std::span<const std::vector<ShardSlice>> slices, int rank) : GradientNorm(counts) {
+        // Blocks that no slice holds alone have a place each behind the sums.
+        split_.assign(blocks_, whole);
+        for (const std::vector<ShardSlice>& ranks_slices : slices)
+            for (const ShardSlice& s : ranks_slices)
+                if (counts[s.parameter] != 0)
+                    for (const std::size_t edge : {s.first, s.first + s.count})
+                        if (edge % block != 0 && edge != counts[s.parameter])
+                            if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole) place = splits_++;
+        for (const ShardSlice& s : slices[static_cast<std::size_t>(rank)])
+            if (counts[s.parameter] != 0) pieces_.push_back({s.parameter, s.first, s.count, s.offset, s.bucket});
+        values_.resize(blocks_ + splits_ * block);
+    }
+
+    /// Collective. `part(i, first, count, bucket, offset)` is the view of `count` elements of gradient i from its element `first`,
+    /// which lie in this rank's shard of `bucket` from `offset` on, where gradients are sharded.
+    template <Backend B, class Part>
+    double compute(B& backend, Part&& part) {
+        if (!values_.empty()) std::memset(values_.data(), 0, values_.size() * sizeof(double));
+        const auto passes = passes_of(backend);
+        auto sums = passes.square_sums();
+        for (const Piece& piece : pieces_) {
+            for (std::size_t done = 0; done < piece.count;) {
+                const std::size_t first = piece.first + done, in_block = first % block;
+                const std::size_t n = smaller(block - in_block, piece.count - done), k = first_block_[piece.parameter] + first / block;
+                const ConstBufferView elements = part(piece.parameter, first, n, piece.bucket, piece.offset + done);
+                if (splits_ == 0 || split_[k] == whole) sums.add(elements, values_[k]);
+                else read_part(passes, elements, values_.data() + blocks_ + split_[k] * block + in_block);
+                done += n;
+            }
+        }
+        sums.finish();
+        if (backend.size() > 1) host_of(backend).all_reduce(buffer(values_), ReduceOp::sum).wait();
+        for (std::size_t k = 0; splits_ != 0 && k < blocks_; ++k)  // the zeros behind a short last block change nothing
+            if (split_[k] != whole) values_[k] = kernel::sum_of_squares({values_.data() + blocks_ + split_[k] * block, block, DType::f64});
+        return square_root(kernel::detail::sum_in_order({values_.data(), blocks_}));
+    }
+
+private:
+    /// Elements: few to put together where shards cut, and their sums are few against the gradients.
+    static constexpr std::size_t block = 1024;
+    static constexpr std::size_t whole = static_cast<std::size_t>(-1);
+
+    struct Piece {
+        std::size_t parameter, first, count, offset, bucket;
+    };
+
+    /// Elements of a split block, on the host.
+    template <class Passes>
+    static void read_part(const Passes& passes, ConstBufferView elements, double* to) {
+        if constexpr (std::is_same_v<Passes, HostPasses>) {
+            kernel::convert(elements.data, elements.dtype, to, DType::f64, elements.count);
+        } else {
+            std::byte bytes[block * sizeof(double)];
+            passes.read(elements, bytes);
+            kernel::convert(bytes, elements.dtype, to, DType::f64, elements.count);
+        }
+    }
+
+    template <class = void>
+    explicit GradientNorm(std::span<const std::size_t> counts) {
+        for (const std::size_t count : counts) {
+            first_block_.push_back(blocks_);
+            blocks_ += (count + block - 1) / block;
+        }
+        values_.resize(blocks_);
+    }
+    std::size_t end_block(std::size_t i) const noexcept { return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_; }
+
+    std::vector<std::size_t> first_block_;  ///< by parameter
+    std::size_t blocks_ = 0;
+    std::vector<Piece> pieces_;       ///< what this rank reads
+    std::vector<std::size_t> split_;  ///< by block: which of the split ones it is, or `whole`
+    std::size_t splits_ = 0;
+    std::vector<double> values_;  ///< the blocks' sums, then the elements of split blocks
+};
+
+}  // namespace gradsync::inline v0_2::detail

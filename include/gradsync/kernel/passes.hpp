@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "../core/backend.hpp"
+#include "../core/buffer_view.hpp"
+#include "convert.hpp"
+#include "elementwise.hpp"
+
+/// How a Reducer works on a backend's memory: by the host's kernels, at once, or by what the backend offers for memory of its
+/// own. A backend whose memory_space is not the host has
+///
+/// - `passes()`: an object with the functions of HostPasses, whose work comes in order on the backend's compute stream;
+/// - `stream()`, that stream, and `Work::wait_on(stream)`, which makes it wait, and not the host;
+/// - `host()`: the same ranks as a backend of host memory, for what they agree on.
+
+namespace gradsync::inline v0_2::detail {
+
+struct HostPasses {
+    template <class = void>  // what they need is made where they are called, see isa.hpp
+    static void copy(ConstBufferView from, BufferView to) {
+        kernel::copy(from, to);
+    }
+    template <class = void>
+    static void add(BufferView to, ConstBufferView from) {
+        kernel::add(to, from);
+    }
+    template <class = void>
+    static void scale(BufferView buffer, double factor) {
+        kernel::scale(buffer, factor);
+    }
+    template <class = void>
+    static void clamp(BufferView buffer, double limit) {
+        kernel::clamp(buffer, limit);
+    }
+
+    static void clear(BufferView buffer) noexcept {
+        if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
+    }
+    /// Between the backend's memory and the host's: the bytes are there when it returns.
+    static void read(ConstBufferView from, void* to) noexcept {
+        if (from.bytes() != 0) std::memcpy(to, from.data, from.bytes());
+    }
+    static void write(const void* from, BufferView to) noexcept {
+        if (to.bytes() != 0) std::memcpy(to.data, from, to.bytes());
+    }
+
+    /// Sums of squares of several buffers. `sum` is there after `finish()`.
+    struct SquareSums {
+        template <class = void>
+        static void add(ConstBufferView elements, double& sum) {
+            sum = kernel::sum_of_squares(elements);
+        }
+        static void finish() noexcept {}
+    };
+    static SquareSums square_sums() noexcept { return {}; }
+};
+
+template <Backend B>
+auto passes_of(B& backend) {
+    if constexpr (requires { backend.passes(); }) {
+        return backend.passes();
+    } else {
+        static_assert(B::memory_space == MemorySpace::host,
+                      "gradsync: a backend of device memory needs passes(), stream() and host() to be used by a Reducer; see "
+                      "gradsync/kernel/passes.hpp");
+        return HostPasses();
+    }
+}
+
+template <Backend B>
+using PassesOf = decltype(passes_of(std::declval<B&>()));
+
+/// Whose collectives are of host memory.
+template <Backend B>
+auto& host_of(B& backend) noexcept {
+    if constexpr (B::memory_space == MemorySpace::host) return backend;
+    else return backend.host();
+}
+
+template <Backend B>
+using HostOf = std::remove_reference_t<decltype(host_of(std::declval<B&>()))>;
+
+/// Returns when passes over what `work` brings may be called, and throws as its `wait()` does.
+template <Backend B, Work W>
+void await(B& backend, W& work) {
+    if constexpr (requires { work.wait_on(backend.stream()); }) work.wait_on(backend.stream());
+    else work.wait();
+}
+
+}  // namespace gradsync::inline v0_2::detail

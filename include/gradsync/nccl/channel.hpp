@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../collective/call.hpp"
+#include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+#include "../core/shard_range.hpp"
+#include "../cuda/passes.hpp"
+#include "../cuda/runtime.hpp"
+#include "communicator.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// Says in NCCL's words what a `Call` asks for, on a stream of its own. Shares are ours, which NCCL's own operations know only
+/// where all are equal; others are made of grouped ones.
+///
+/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks
+/// add up on the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16
+/// and 8 bits in a pass of ours, in f32, as NCCL would round the factor to their bits. So is all that a single rank has:
+/// before 2.29.7 NCCL leaves out up to 31 elements at the end there (NVIDIA/nccl#1950). For one thread at a time.
+class NcclChannel {
+    using Call = collective::Call;
+    using Operation = collective::Operation;
+
+public:
+    /// `slots`: calls that may be under way.
+    NcclChannel(NcclCommunicator comm, int rank, int size, std::size_t slots)
+        : comm_(std::move(comm)),
+          rank_(rank),
+          size_(size),
+          stream_(cuda::make_stream(true)),
+          cells_(slots * sizeof(cuda::MeanFactor)),
+          weights_(slots * sizeof(double)),
+          token_(sizeof(int)) {
+        pending_.reserve(slots);
+    }
+
+    cudaStream_t stream() const noexcept { return stream_.get(); }
+    NcclCommunicator& communicator() noexcept { return comm_; }
+
+    /// Throws Error(invalid_argument) where this program cannot do it.
+    static void check(const Call& call) {
+        if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
+            throw Error(Errc::invalid_argument,
+                        std::string(name_of(call.operation)) +
+                            ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
+                            "with nvcc into the program",
+                        {.operation = std::string(name_of(call.operation))});
+    }
+
+    /// The call is to be launched next, and stays where it is until then. `slot`: not that of another one under way.
+    void add(const Call& call, std::size_t slot) {
+        pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}});
+        culprit_ = pending_.size();
+    }
+
+    /// Puts what was added on the stream, as one launch of NCCL's. `wanted()`: false to give up. Throws Error(device_failed).
+    ///
+    /// What a mean needs first is done for all of them first, as NCCL starts a group when it ends.
+    template <class Wanted>
+    void launch(Wanted&& wanted) {
+        const auto settle = [&](ncclResult_t code, const char* what) { comm_.settle(code, what, wanted); };
+        scale_means(settle);
+        together([this](const Pending& next, Batch& batch) { post(next, batch); }, settle);
+        for (const Pending& done : pending_)
+            if (done.operand.own_op) ncclRedOpDestroy(done.operand.op, comm_.get());
+        pending_.clear();
+        culprit_ = 0;
+    }
+    /// After a failure: which of the calls that were added has failed, or their number where that is not known.
+    std::size_t culprit() const noexcept { return culprit_; }
+
+private:
+    /// What takes part in a reduction: the elements, and how they are combined.
+    struct Operand {
+        const void* data;
+        ncclRedOp_t op;
+        bool own_op = false;
+    };
+    struct Pending {
+        const Call* call;
+        std::size_t slot;
+        Operand operand;
+
+        bool is_mean() const noexcept { return collective::reduces(call->operation) && call->op == ReduceOp::mean; }
+        std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
+    };
+
+    /// NCCL calls that become one. The thread's group of NCCL's is closed with it at the latest: it would swallow what the thread
+    /// asks of any communicator later.
+    class Batch {
+    public:
+        Batch() { add(ncclGroupStart(), "ncclGroupStart"); }
+        Batch(const Batch&) = delete;
+        Batch& operator=(const Batch&) = delete;
+        ~Batch() {
+            if (open_) ncclGroupEnd();
+        }
+        void add(ncclResult_t code, const char* function) noexcept {
+            if (failed() || code == ncclSuccess || code == ncclInProgress) return;
+            code_ = code;
+            function_ = function;
+        }
+        bool failed() const noexcept { return code_ != ncclSuccess; }
+        ncclResult_t end() noexcept {
+            open_ = false;
+            const ncclResult_t code = ncclGroupEnd();
+            return failed() ? code_ : code;
+        }
+        /// Of NCCL's: the one that `end()` tells the outcome of.
+        const char* function() const noexcept { return function_; }
+
+    private:
+        bool open_ = true;
+        ncclResult_t code_ = ncclSuccess;
+        const char* function_ = "ncclGroupEnd";
+    };
+
+    /// `post(call, batch)` for all that are pending, as one launch.
+    template <class Post, class Settle>
+    void together(Post&& post, Settle&& settle) {
+        Batch batch;
+        for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_) {
+            post(pending_[culprit_], batch);
+            if (batch.failed()) break;
+        }
+        const ncclResult_t code = batch.end();
+        settle(code, batch.function());
+    }
+
+    static const std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
+        return static_cast<const std::byte*>(data) + index * size_of(dtype);
+    }
+    static std::byte* element(void* data, std::size_t index, DType dtype) noexcept {
+        return static_cast<std::byte*>(data) + index * size_of(dtype);
+    }
+
+    bool is_even(std::size_t whole) const noexcept { return whole % static_cast<std::size_t>(size_) == 0; }
+    ElementRange shard(std::size_t whole, int rank) const noexcept { return shard_range(whole, size_, rank); }
+
+    // ------------------------------------------------------------------------------------------------------------ means
+
+    cuda::MeanFactor* cell(const Pending& mean) const noexcept { return static_cast<cuda::MeanFactor*>(cells_.data()) + mean.slot; }
+
+    /// Makes the operands of all means that are pending: this rank's elements times its factor.
+    template <class Settle>
+    void scale_means(Settle&& settle) {
+        std::size_t room = 0;
+        bool any = false;
+        for (const Pending& next : pending_) {
+            if (!next.is_mean()) continue;
+            any = true;
+            room += scratch_bytes(next);
+            double* const weight = static_cast<double*>(weights_.data()) + next.slot;
+            *weight = next.call->contribution.weight;
+            cuda::check(cudaMemcpyAsync(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+        }
+        if (!any) return;
+        together(
+            [this](const Pending& next, Batch& batch) {
+                if (!next.is_mean()) return;
+                double* const weight = &cell(next)->weight;
+                batch.add(ncclAllReduce(weight, weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()), "ncclAllReduce");
+            },
+            settle);
+        std::byte* scratch = room == 0 ? nullptr : this->scratch(room);
+        for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_)
+            if (Pending& next = pending_[culprit_]; next.is_mean()) {
+                cuda::mean_factor(cell(next), next.call->contribution.scale, stream());
+                next.operand = scaled(next, scratch, settle);
+                scratch += scratch_bytes(next);
+            }
+    }
+
+    template <class Settle>
+    Operand scaled(const Pending& mean, std::byte* scratch, Settle&& settle) {
+        const Call& call = *mean.call;
+        void* const to = may_write(call) ? call.out : scratch;
+        if (multiplied_here(call.dtype)) {
+            if (mean.bytes() != 0)
+                cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
+                               {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
+            return {to, ncclSum};
+        }
+        const void* data = call.in;
+        if (call.contribution.scale == 0 && mean.bytes() != 0) {  // it is not read: it may hold NaNs
+            cuda::check(cudaMemsetAsync(to, 0, mean.bytes(), stream()), "cudaMemsetAsync");
+            data = to;
+        }
+        void* const factor = call.dtype == DType::f64 ? static_cast<void*>(&cell(mean)->factor) : &cell(mean)->factor32;
+        Operand operand{data, ncclSum, true};
+        settle(ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()),
+               "ncclRedOpCreatePreMulSum");
+        return operand;
+    }
+
+    /// May `out` be written before it is sent, as it is as long as `in`?
+    bool may_write(const Call& call) const noexcept {
+        return call.operation == Operation::all_reduce || (call.operation == Operation::reduce && rank_ == call.root);
+    }
+    bool multiplied_here(DType dtype) const noexcept { return is_low_precision(dtype) || size_ == 1; }
+    /// What the operand takes, aligned as memory of devices is.
+    std::size_t scratch_bytes(const Pending& mean) const noexcept {
+        const bool needed = multiplied_here(mean.call->dtype) || mean.call->contribution.scale == 0;
+        return needed && !may_write(*mean.call) ? (mean.bytes() + 255) / 256 * 256 : 0;
+    }
+    /// Memory for one launch after another, as they come on the stream. Freeing would wait for the device, so what has become too
+    /// small is kept.
+    std::byte* scratch(std::size_t bytes) {
+        if (scratch_.empty() || scratch_.back().bytes() < bytes) scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
+        return static_cast<std::byte*>(scratch_.back().data());
+    }
+
+    // -------------------------------------------------------------------------------------------- the calls themselves
+
+    void post(const Pending& next, Batch& batch) {
+        const Call& call = *next.call;
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
+        if (collective::reduces(call.operation)) return reduce(call, next.operand, batch);
+        switch (call.operation) {
+            case Operation::broadcast:
+                if (call.out_count != 0)
+                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclBroadcast");
+                break;
+            case Operation::all_gather: all_gather(call, batch); break;
+            case Operation::gather: gather(call, batch); break;
+            case Operation::scatter: scatter(call, batch); break;
+            default: batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()), "ncclAllReduce");
+        }
+    }
+
+    void reduce(const Call& call, const Operand& operand, Batch& batch) {
+        const ncclDataType_t type = nccl_type(call.dtype);
+        const std::size_t whole = call.in_count;
+        if (whole == 0) return;
+        if (call.operation == Operation::all_reduce)
+            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()), "ncclAllReduce");
+        if (call.operation == Operation::reduce)
+            return batch.add(ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()), "ncclReduce");
+        if (is_even(whole))
+            return batch.add(ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
+                             "ncclReduceScatter");
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange own = shard(whole, r); own.size() != 0)
+                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type,
+                                     operand.op, r, comm_.get(), stream()),
+                          "ncclReduce");
+    }
+
+    void all_gather(const Call& call, Batch& batch) {
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
+        const std::size_t whole = call.out_count;
+        if (whole == 0) return;
+        if (is_even(whole)) return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange part = shard(whole, r); part.size() != 0) {
+                void* const to = element(call.out, part.first, call.dtype);
+                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
+            }
+    }
+
+    void gather(const Call& call, Batch& batch) {
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
+        if (rank_ != call.root) {
+            if (call.in_count != 0) batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()), "ncclSend");
+            return;
+        }
+        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
+                batch.add(ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()), "ncclRecv");
+    }
+
+    void scatter(const Call& call, Batch& batch) {
+        const ncclDataType_t type = nccl_type_to_move(call.dtype);
+        if (rank_ != call.root) {
+            if (call.out_count != 0) batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclRecv");
+            return;
+        }
+        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
+                batch.add(ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()), "ncclSend");
+    }
+
+    void copy(void* to, const void* from, std::size_t bytes) const {
+        if (bytes != 0 && to != from) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
+    }
+
+    NcclCommunicator comm_;
+    const int rank_, size_;
+    cuda::Stream stream_;
+    cuda::DeviceMemory cells_;    ///< a MeanFactor for each slot
+    cuda::PinnedMemory weights_;  ///< this rank's weight, for each slot
+    cuda::DeviceMemory token_;    ///< what a barrier reduces
+    std::vector<cuda::DeviceMemory> scratch_;
+    std::vector<Pending> pending_;  ///< what goes with the next launch
+    std::size_t culprit_ = 0;
+};
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../collective/engine.hpp"
+#include "../collective/failures.hpp"
+#include "../collective/messages/message_engine.hpp"
+#include "../collective/vigil.hpp"
+#include "../collective/waiting.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "../cuda/device_watch.hpp"
+#include "../cuda/runtime.hpp"
+#include "allocator.hpp"
+#include "channel.hpp"
+#include "communicator.hpp"
+#include "memory.hpp"
+#include "settings.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// A communicator whose data NCCL moves, on a stream of its own, between buffers of devices.
+///
+/// Beside every collective goes a message from each rank to each that says what it has started (`control`, on the host, which
+/// nothing on a device waits for). So ranks that do not fit, stay away, leave or die are noticed and named, as on every other
+/// backend; what NCCL has under way is aborted then, on every rank.
+class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::Chore {
+    using Clock = std::chrono::steady_clock;
+    using Call = collective::Call;
+    using MessageEngine = message_passing::MessageEngine;
+
+public:
+    /// Collectives under way before a start has to wait; fewer than `control` takes, and no more than `Call::followers` can count.
+    static constexpr std::size_t slots = 128;
+
+    static constexpr std::chrono::seconds patience{10};     ///< with what was aborted
+    static constexpr std::chrono::milliseconds grace{500};  ///< for another rank to be named, of whose loss NCCL's failure may be the echo
+
+    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
+        : control_(std::move(control)),
+          watch_(std::move(watch)),
+          settings_(settings),
+          compute_(settings.compute),
+          memory_(settings.memory),
+          channel_(std::move(comm), control_->rank(), control_->size(), slots),
+          ready_(cuda::make_event()),
+          started_(slots) {
+        for (Started& started : started_) {
+            started.begin = cuda::make_event();
+            started.end = cuda::make_event();
+        }
+        control_->world().chores().enlist(*this);
+    }
+    /// What was handed over to a stream may still be under way: that is waited for, up to the time limit.
+    ~NcclEngine() override {
+        control_->world().chores().dismiss(*this);
+        const auto deadline = Clock::now() + timeout();
+        while (!world().failed() && cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady && Clock::now() < deadline) {
+            {
+                const std::lock_guard lock(mutex_);
+                if (first_ != issued_) has_failed_in_nccl();
+            }
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+        }
+        const std::lock_guard lock(mutex_);
+        if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
+    }
+
+    /// One for the ranks of `control`, of whom all call this.
+    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch,
+                                            NcclSettings settings) {
+        ncclUniqueId id{};
+        if (control->rank() == 0)
+            if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
+                const int self = control->world_rank(0);
+                const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code),
+                                  {.operation = "NcclBackend", .rank = self, .peer = self});
+                control->fail({Errc::device_failed, self, error.what()});
+                throw error;
+            }
+        id = control->exchange(id).front();
+        const auto deadline = Clock::now() + control->timeout();
+        collective::World& state = control->world();
+        try {
+            auto comm = NcclCommunicator::make(id, control->rank(), control->size(), settings.most_ctas, [&] {
+                control->progress();
+                return !state.failed() && Clock::now() < deadline;
+            });
+            return std::make_shared<NcclEngine>(std::move(control), std::move(watch), std::move(comm), settings);
+        } catch (const Error& error) {
+            if (!control) throw;
+            const int self = control->world_rank(control->rank());
+            control->fail(
+                {Errc::device_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
+            const collective::Failure failure = state.failure();
+            throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
+                        {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
+        }
+    }
+
+    int rank() const noexcept override { return control_->rank(); }
+    int size() const noexcept override { return control_->size(); }
+    int world_rank(int rank) const noexcept override { return control_->world_rank(rank); }
+    collective::World& world() const noexcept override { return control_->world(); }
+    const std::shared_ptr<MessageEngine>& control() const noexcept { return control_; }
+
+    std::chrono::nanoseconds timeout() const noexcept override { return control_->timeout(); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override { control_->set_timeout(limit); }
+    std::size_t next_number() noexcept override { return control_->next_number(); }
+
+    cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
+    /// What was started before comes after the stream that was set then.
+    void set_compute_stream(cudaStream_t stream) noexcept {
+        const std::lock_guard lock(mutex_);
+        issue();
+        compute_.store(stream, std::memory_order_relaxed);
+    }
+
+    std::size_t group_bytes() const noexcept { return settings_.group_bytes; }
+    /// Calls that are started until `close_group()` leave together then.
+    void open_group() noexcept {
+        const std::lock_guard lock(mutex_);
+        ++open_groups_;
+    }
+    /// `left`: by an exception. Nothing of it is launched then, as it is a part only; its Works, which are dropped, end the world.
+    void close_group(bool left) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (--open_groups_ == 0 && !left) issue();
+    }
+
+    /// Throws Error(invalid_argument), on all ranks, where they cannot add up elements of this type.
+    void check_reduces(DType dtype, std::string_view operation) const {
+        if (!is_float8(dtype) || settings_.no_float8.empty()) return;
+        throw Error(Errc::invalid_argument,
+                    std::string(operation) + ": NCCL adds up " + std::string(gradsync::name_of(dtype)) +
+                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + settings_.no_float8 +
+                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
+                    {.operation = std::string(operation), .rank = world_rank(rank())});
+    }
+
+    std::uint64_t start(const Call& call) override {
+        NcclChannel::check(call);
+        if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation));
+        for (;;) {
+            std::uint64_t oldest;
+            {
+                std::lock_guard lock(mutex_);
+                if (next_ - first_ == slots) advance();
+                if (next_ - first_ < slots) {
+                    if (world().failed()) break;
+                    at(next_).call = call;
+                    const std::uint64_t n = next_++;
+                    if (open_groups_ == 0) issue();
+                    return n;
+                }
+                oldest = first_;
+            }
+            wait(oldest);
+        }
+        throw_failure(call.operation);
+    }
+
+    void progress() noexcept override { try_advance(); }
+    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // nothing is done on the host's time
+
+    bool test(std::uint64_t n) override {
+        collective::Operation operation;
+        {
+            std::lock_guard lock(mutex_);
+            if (n >= issued_ && open_groups_ == 0) issue();  // its group was left by an exception, and it was kept
+            advance();
+            if (n < first_) return true;
+            operation = at(n).call.operation;
+        }
+        if (world().failed()) throw_failure(operation);
+        return false;
+    }
+
+    void look(std::uint64_t n, collective::Vigil& vigil) override {
+        std::uint64_t met;
+        Call call;
+        {
+            std::lock_guard lock(mutex_);
+            if (n < first_ || n >= issued_ || world().failed()) return;
+            met = at(n).met;
+            call = at(n).call;
+        }
+        control_->look(met, vigil);  // finds out who is missing: nobody else is to speak of time limits before
+        if (control_->done(met)) look(n, call, vigil);
+    }
+
+    /// The host waits.
+    void wait(std::uint64_t n) override {
+        std::uint64_t met;
+        Call call;
+        {
+            std::unique_lock lock(mutex_);
+            if (n >= issued_) issue();
+            advance();
+            if (n < first_) return;
+            met = at(n).met;
+            call = at(n).call;
+            if (n >= issued_) {
+                lock.unlock();
+                throw_failure(call.operation);
+            }
+        }
+        try {
+            control_->wait(met);  // finds out who is missing
+        } catch (...) {
+            become_quiet();
+            throw;
+        }
+        collective::Backoff backoff(world().cores_are_shared, std::chrono::microseconds(50));
+        collective::Vigil vigil;
+        for (;;) {
+            {
+                std::lock_guard lock(mutex_);
+                advance();
+                if (n < first_) return;
+            }
+            if (world().failed()) throw_failure(call.operation);
+            if (backoff.patient() || vigil.begun()) look(n, call, vigil);
+            backoff.wait_a_little(world().bell, [&] { return world().failed(); });
+        }
+    }
+
+    /// `stream` waits, the host does not. The time limit holds all the same: from when the collective's turn has come on its own
+    /// stream.
+    void wait_on(std::uint64_t n, cudaStream_t stream) {
+        std::unique_lock lock(mutex_);
+        if (n >= issued_) issue();
+        if (n >= first_) {
+            const collective::Operation operation = at(n).call.operation;
+            if (world().failed()) {
+                lock.unlock();
+                throw_failure(operation);
+            }
+            cuda::check(cudaStreamWaitEvent(stream, at(at(n).last).end.get(), 0), "cudaStreamWaitEvent");
+        }
+    }
+
+    void abandon(std::uint64_t n) noexcept override {
+        std::string what;
+        {
+            std::lock_guard lock(mutex_);
+            if (n < first_) return;
+            advance();
+            if (n < first_) return;
+            what = name_of(n);
+        }
+        fail(collective::abandoned(what, world_rank(rank())));
+    }
+
+    void fail(const collective::Failure& failure) noexcept override {
+        control_->fail(failure);
+        become_quiet();
+    }
+
+    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+        NcclSettings settings = settings_;
+        settings.compute = compute_stream();
+        {
+            const std::lock_guard lock(mutex_);
+            settings.memory = memory_.choice();
+        }
+        return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), watch_, settings);
+    }
+
+    /// What ranks tell one another on the host. Collective.
+    template <class T>
+    std::vector<T> exchange(const T& own) {
+        return control_->exchange(own);
+    }
+
+    collective::Memory allocate(std::size_t bytes) override { return memory_.allocate(*this, bytes); }
+    std::string describe_memory() {
+        const std::lock_guard lock(mutex_);
+        return memory_.describe();
+    }
+
+    // ------------------------------------------------------------------------------------------ for NcclAllocator; see there
+
+    template <class Use>
+    void with_communicator(Clock::time_point deadline, const std::string& what, Use&& use) {
+        const std::lock_guard lock(mutex_);
+        use(channel_.communicator(), [&] {
+            look_after_ranks();
+            if (Clock::now() >= deadline) world().fail(collective::timed_out(what, {}, world_rank(rank()), timeout()));
+            return !world().failed();
+        });
+    }
+    void fail_on_device(const std::string& what, const std::string& why) noexcept {
+        const std::lock_guard lock(mutex_);
+        hold_back();
+        if (!world().failed()) fail_device(what, why);
+    }
+    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a
+    /// while.
+    void become_quiet() noexcept {
+        const auto deadline = Clock::now() + patience;
+        for (;;) {
+            {
+                std::lock_guard lock(mutex_);
+                abort();
+                if (channel_.communicator().aborted() && cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady) return;
+            }
+            if (Clock::now() > deadline) return;
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+    bool is_idle() const noexcept {
+        return cuda::answer(cudaStreamQuery(compute_stream())) != cudaErrorNotReady &&
+               cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady;
+    }
+
+private:
+    struct Started {
+        Call call;
+        std::uint64_t met = 0;   ///< number of the meeting in which all ranks say what they have started
+        std::uint64_t last = 0;  ///< of the group that it left with, which has the events of that one
+        cuda::Event begin, end;
+        Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
+    };
+
+    // All below: under the mutex.
+
+    Started& at(std::uint64_t n) noexcept { return started_[n % slots]; }
+
+    /// What was started and is not on the stream yet goes there, as one launch. Not after a failure: it stays where it is.
+    void issue() noexcept {
+        if (issued_ == next_ || world().failed()) return;
+        const std::uint64_t first = issued_, last = next_ - 1;
+        Started& group = at(last);
+        group.begun_at = {};
+        try {
+            for (std::uint64_t n = first; n < next_; ++n) {
+                Started& started = at(n);
+                started.last = last;
+                started.call.followers = (last - n) & 0x7f;
+                Call met = started.call;
+                met.elsewhere = true;
+                started.met = control_->start(met);
+            }
+        } catch (const std::exception& error) {
+            if (!world().failed()) fail_device(name_of(first), error.what());
+            return;
+        }
+        issued_ = next_;
+        try {
+            cuda::order(compute_stream(), channel_.stream(), ready_);
+            cuda::check(cudaEventRecord(group.begin.get(), channel_.stream()), "cudaEventRecord");
+            for (std::uint64_t n = first; n <= last; ++n) channel_.add(at(n).call, static_cast<std::size_t>(n % slots));
+            // NCCL may have to wait for the others, to connect with them.
+            channel_.launch([this, first, deadline = Clock::now() + timeout()] {
+                look_after_ranks();
+                if (Clock::now() >= deadline) world().fail(timed_out(first));
+                return !world().failed();
+            });
+            cuda::check(cudaEventRecord(group.end.get(), channel_.stream()), "cudaEventRecord");
+        } catch (const std::exception& error) {
+            const bool had_failed = reported_at_ != Clock::time_point{};
+            const std::uint64_t culprit = first + channel_.culprit();
+            hold_back();
+            fail_device(name_of(had_failed ? first_ : culprit <= last ? culprit : first), error.what());
+        }
+        watch_->wake();
+    }
+
+    void look(std::uint64_t n, const Call& call, collective::Vigil& vigil) {
+        vigil.look(
+            timeout(),
+            [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
+            [] {});
+    }
+
+    std::string name_of(std::uint64_t n) { return collective::name_of(at(n).call, n); }
+
+    /// What is over is over in the order of its start: it is one stream. What came before a failure counts, as long as nothing
+    /// was aborted, and NCCL has nothing to say against it.
+    void advance() noexcept {
+        try {
+            for (; first_ < issued_ && channel_.communicator().get() != nullptr; ++first_) {
+                const Started& oldest = at(first_);
+                if (!cuda::is_over(at(oldest.last).end)) break;
+                if (has_failed_in_nccl()) return;
+                if (!control_->test(oldest.met)) break;
+            }
+        } catch (const Error& error) {
+            if (!world().failed()) return fail_device("the device's work", error.what());
+        }
+        if (world().failed()) abort();
+    }
+
+    void try_advance() noexcept override {
+        {
+            std::unique_lock lock(mutex_, std::try_to_lock);
+            if (!lock) return control_->progress();
+            advance();
+            if (first_ != issued_) look_after_oldest();
+            if (world().failed()) abort();
+        }
+        if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->world().deliver();
+    }
+
+    /// What a host that does not wait would not notice.
+    void look_after_oldest() noexcept {
+        look_after_ranks();
+        if (world().failed()) return;
+        if (has_failed_in_nccl()) return;
+        Started& group = at(at(first_).last);
+        if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
+        const auto now = Clock::now();
+        if (group.begun_at == Clock::time_point{}) group.begun_at = now;
+        if (now - group.begun_at >= timeout()) world().fail(timed_out(first_));
+    }
+
+    void look_after_ranks() noexcept {
+        control_->progress();
+        const auto now = Clock::now();
+        if (now < next_look_) return;
+        next_look_ = now + std::chrono::milliseconds(5);
+        control_->look_for_missing();
+    }
+
+    collective::Failure timed_out(std::uint64_t n) {
+        return collective::timed_out(name_of(n), control_->late(at(n).met), world_rank(rank()), timeout());
+    }
+
+    /// NCCL has reported a failure, perhaps because another rank is gone, before the connections to that one have closed. NCCL cannot
+    /// say who it was, but they can: looks at them, and returns whether it is worth looking again.
+    bool seek_culprit() noexcept {
+        look_after_ranks();
+        const auto now = Clock::now();
+        if (reported_at_ == Clock::time_point{}) reported_at_ = now;
+        return size() > 1 && !world().failed() && now - reported_at_ < grace;
+    }
+
+    /// Where an exception is handled: one of NCCL's waits until there is nobody more to be named.
+    void hold_back() noexcept {
+        try {
+            throw;
+        } catch (const NcclError&) {
+            while (seek_culprit()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        } catch (...) {
+        }
+    }
+    /// While collectives are under way. The world fails then, but not before others had a moment to be named.
+    bool has_failed_in_nccl() noexcept {
+        const std::string problem = channel_.communicator().problem();
+        if (problem.empty()) return false;
+        if (!seek_culprit()) fail_device(name_of(first_), problem);
+        return true;
+    }
+
+    void fail_device(const std::string& what, const std::string& why) noexcept {
+        const int self = world_rank(rank());
+        world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
+        abort();
+    }
+
+    void abort() noexcept { channel_.communicator().abort(); }
+
+    // Without the mutex.
+
+    [[noreturn]] void throw_failure(collective::Operation operation) {
+        control_->fail(world().failure());  // the others hear of it
+        become_quiet();
+        throw collective::as_error(world().failure(), operation, world_rank(rank()));
+    }
+
+    const std::shared_ptr<MessageEngine> control_;
+    const std::shared_ptr<DeviceWatch> watch_;
+    const NcclSettings settings_;
+    std::atomic<cudaStream_t> compute_;
+
+    std::mutex mutex_;
+    NcclAllocator<NcclEngine> memory_;
+    NcclChannel channel_;
+    cuda::Event ready_;
+    std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo slots
+    std::uint64_t first_ = 0;       ///< all below are complete
+    std::uint64_t issued_ = 0;      ///< all below are on the stream
+    std::uint64_t next_ = 0;
+    int open_groups_ = 0;
+    Clock::time_point next_look_{};
+    Clock::time_point reported_at_{};  ///< when NCCL was seen to have failed
+    std::atomic<bool> told_{false};    ///< the others know of the failure
+};
+
+}  // namespace gradsync::inline v0_2::detail

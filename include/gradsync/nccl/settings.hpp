@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../collective/messages/message_engine.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "../cuda/runtime.hpp"
+#include "communicator.hpp"
+#include "memory.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// What a communicator of NCCL's is made with.
+struct NcclSettings {
+    cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
+    int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
+    NcclMemoryChoice memory = {};    ///< from `allocate`
+    std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
+    std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
+};
+
+/// Throws Error(parameter_mismatch), the same on all ranks, where they do not wish for the same. What the memory is then, and `no_float8`,
+/// are what all of them can have. Collective.
+inline void agree(message_passing::MessageEngine& control, NcclSettings& settings) {
+    struct Wish {
+        std::uint64_t group_bytes;
+        std::int32_t memory, version;  ///< that is compiled for, and found
+        std::int32_t capability;       ///< of the current device
+    };
+    const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
+                                           smaller(nccl_version(), NCCL_VERSION_CODE), cuda::compute_capability()});
+    const auto text = [](const Wish& wish) {
+        return std::string(name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " + std::to_string(wish.group_bytes);
+    };
+    for (std::size_t r = 0; r < all.size(); ++r) {
+        if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes) {
+            const int culprit = control.world_rank(static_cast<int>(r));
+            throw Error(Errc::parameter_mismatch,
+                        "the NcclOptions differ: rank " + std::to_string(control.world_rank(0)) + " has " + text(all[0]) + ", rank " +
+                            std::to_string(culprit) + " has " + text(all[r]) + "; they must be the same on all ranks",
+                        {.operation = "NcclBackend", .rank = control.world_rank(control.rank()), .peer = culprit});
+        }
+        const std::string who = "rank " + std::to_string(control.world_rank(static_cast<int>(r)));
+        const std::string old = who + " has, or was compiled for, NCCL " + nccl_version_text(all[r].version);
+        if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
+        else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
+            settings.no_float8 = who + " has a device of compute capability " + std::to_string(all[r].capability / 10) + "." +
+                                 std::to_string(all[r].capability % 10);
+        if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind) settings.memory = {best, old};
+    }
+}
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: TIMEOUT 60 PROCESSORS 2
+// What hierarchical_engine.hpp does when a rank dies or stops, and where machines have different numbers of ranks, more than one each; the
+// conformance suites over MpiBackend and TcpBackend show the rest.
+#include <gradsync/bootstrap/tcp_rendezvous.hpp>
+#include <gradsync/collective/connect.hpp>
+#include <gradsync/collective/hierarchical_engine.hpp>
+#include <gradsync/collective/messages/tcp_engine.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "support/forked.hpp"
+#include "support/ports.hpp"
+
+namespace gs = gradsync;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int ranks = 4;
+
+/// `f(engine)` on processes of several machines, which find one another over TCP. `machines`: by rank, what names its machine.
+template <class F>
+std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f) {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto size = static_cast<int>(machines.size());
+    return gradsync_test::forked(size, [&](int rank) -> std::string {
+        gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
+        const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
+        const auto connection = gs::detail::connect(
+            rendezvous, placement, {.timeout = 30s, .shared_memory = true, .reproducible = false},
+            [&] { return gs::detail::make_tcp_transport(rendezvous, 10s); }, [](auto&) { return std::string(); });
+        if (connection.paths.describe().find("share memory on each machine") == std::string::npos) return connection.paths.describe();
+        return f(*connection.engine);
+    });
+}
+template <class F>
+std::vector<gradsync_test::Report> on_two_machines(F&& f) {
+    return on_machines({0, 0, 1, 1}, std::forward<F>(f));
+}
+
+gs::collective::Call all_reduce(std::vector<float>& data) {
+    gs::collective::Call call;
+    call.operation = gs::collective::Operation::all_reduce;
+    call.in = call.out = data.data();
+    call.in_count = call.out_count = data.size();
+    return call;
+}
+
+/// What a wait for an all-reduce of ones says; "" where it succeeds with the right sum.
+std::string outcome(gs::collective::Engine& engine, std::vector<float>& data) {
+    try {
+        engine.wait(engine.start(all_reduce(data)));
+    } catch (const gs::Error& error) {
+        return error.code().message() + ", rank " + std::to_string(error.context().peer) + ": " + error.what();
+    }
+    for (const float x : data)
+        if (x != static_cast<float>(engine.size())) return "wrong";
+    return "";
+}
+
+/// What rank r brings to element i.
+double brought(std::size_t i, int r) { return static_cast<double>((i * 7 + static_cast<std::size_t>(r) * 13) % 101); }
+
+}  // namespace
+
+TEST_CASE(
+    "HierarchicalEngine: a process that is killed is named by all others, on its machine and on the other one, long before the limit") {
+    for (const int victim : {0, 3}) {
+        const auto begun = std::chrono::steady_clock::now();
+        const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
+            for (int step = 0;; ++step) {
+                if (engine.rank() == victim && step == 5) ::kill(::getpid(), SIGKILL);
+                std::vector<float> data(300'001, 1.0f);
+                if (const std::string said = outcome(engine, data); !said.empty()) return said;
+            }
+        });
+        for (int r = 0; r < ranks; ++r) {
+            const auto& report = reports[static_cast<std::size_t>(r)];
+            CAPTURE(report.text);
+            if (r == victim) CHECK(report.signal == SIGKILL);
+            else CHECK(report.says("another rank failed, rank " + std::to_string(victim) + ": "));
+            if (r != victim) CHECK(report.says("the process of rank " + std::to_string(victim) + " died while all_reduce("));
+        }
+        CHECK(std::chrono::steady_clock::now() - begun < 20s);
+    }
+}
+
+TEST_CASE(
+    "HierarchicalEngine: a rank that stops between the machines' stage and its own machine's last is named by its neighbour, who alone needs it") {
+    constexpr int victim = 1, counterpart = 3;
+    const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
+        std::vector<float> data(1'000, 1.0f);
+        if (const std::string said = outcome(engine, data); !said.empty()) return said;
+        data.assign(data.size(), 1.0f);
+        engine.set_timeout(3s);
+        const std::uint64_t n = engine.start(all_reduce(data));
+        const auto until = std::chrono::steady_clock::now() + (engine.rank() == counterpart ? 2000ms : 300ms);
+        if (engine.rank() == counterpart)  // so long the victim cannot get through
+            while (std::chrono::steady_clock::now() < until) ::usleep(10'000);
+        if (engine.rank() == victim) {
+            while (std::chrono::steady_clock::now() < until) engine.test(n);
+            while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
+            return "";
+        }
+        try {
+            engine.wait(n);
+            return "complete";
+        } catch (const gs::Error& error) {
+            while (!engine.world().failed()) ::usleep(10'000);
+            return error.what();
+        }
+    });
+    const std::string named = "rank 1 started it, as all did, but did not go on";
+    CAPTURE(reports[0].text);
+    CHECK(reports[0].says(named));
+    for (const int r : {2, 3}) {  // what they need the victim has sent with its first word
+        const auto& report = reports[static_cast<std::size_t>(r)];
+        CAPTURE(report.text);
+        CHECK((report.says("complete") || report.says(named)));
+    }
+}
+
+TEST_CASE(
+    "HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
+    for (const int victim : {1, 2}) {
+        for (const std::size_t count :
+             {std::size_t{5'000'000}, std::size_t{1000}}) {  // it stops in a stage that takes long, or before the first
+            CAPTURE(victim);
+            CAPTURE(count);
+            const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
+                std::vector<float> data(count, 1.0f), ready(1, 1.0f);
+                if (const std::string said = outcome(engine, ready); !said.empty())
+                    return said;  // all begin to wait at about the same time
+                engine.set_timeout(3s);
+                if (engine.rank() != victim) return outcome(engine, data);
+                const std::uint64_t n = engine.start(all_reduce(data));
+                for (int looks = 0; looks < 3 && count > 1000; ++looks) engine.test(n);
+                while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
+                return "";
+            });
+            for (int r = 0; r < ranks; ++r) {
+                const auto& report = reports[static_cast<std::size_t>(r)];
+                CAPTURE(report.text);
+                if (r == victim) continue;
+                CHECK(report.says("time limit reached, rank " + std::to_string(victim) + ": "));
+                CHECK(report.says(std::to_string(count) + " elements), collective #1: rank " + std::to_string(victim) +
+                                  " started it, as all did, but did not go on"));
+            }
+        }
+    }
+}
+
+TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the right results, also with more in flight than it keeps") {
+    for (const auto& machines : {std::vector{0, 0, 0, 1, 1}, std::vector{0, 1, 1, 0, 2, 1}, std::vector{0, 1, 1}}) {
+        const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
+            const int size = engine.size();
+            for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{100'003}}) {
+                for (const gs::ReduceOp op : {gs::ReduceOp::sum, gs::ReduceOp::max, gs::ReduceOp::mean}) {
+                    const std::size_t calls = count < 1000 ? 150 : 3;
+                    std::vector<std::vector<double>> in(calls, std::vector<double>(count)), out(calls, std::vector<double>(count, -1));
+                    std::vector<std::uint64_t> numbers;
+                    for (std::size_t c = 0; c < calls; ++c) {
+                        for (std::size_t i = 0; i < count; ++i) in[c][i] = brought(i + c, engine.rank());
+                        gs::collective::Call call;
+                        call.operation = gs::collective::Operation::all_reduce;
+                        call.dtype = gs::DType::f64;
+                        call.op = op;
+                        // Rank r brings r samples, rank 0 none.
+                        if (op == gs::ReduceOp::mean) call.contribution = {1.0 * engine.rank(), 1.0 * engine.rank()};
+                        call.in = in[c].data();
+                        call.out = out[c].data();
+                        call.in_count = call.out_count = count;
+                        numbers.push_back(engine.start(call));
+                    }
+                    for (const std::uint64_t n : numbers) engine.wait(n);
+                    for (std::size_t c = 0; c < calls; ++c)
+                        for (std::size_t i = 0; i < count; ++i) {
+                            double sum = 0, most = 0, weighted = 0, weight = 0;
+                            for (int r = 0; r < size; ++r) {
+                                sum += brought(i + c, r);
+                                most = std::max(most, brought(i + c, r));
+                                weighted += r * brought(i + c, r);
+                                weight += r;
+                            }
+                            const double expected = op == gs::ReduceOp::sum ? sum : op == gs::ReduceOp::max ? most : weighted / weight;
+                            if (std::abs(out[c][i] - expected) > 1e-9)
+                                return "element " + std::to_string(i) + " of " + std::to_string(count) + " in call " + std::to_string(c) +
+                                       " of op " + std::to_string(static_cast<int>(op)) + ": " + std::to_string(out[c][i]) +
+                                       " instead of " + std::to_string(expected);
+                        }
+                }
+            }
+            return "right";
+        });
+        for (const auto& report : reports) CHECK(report.text == "right");
+    }
+}
+
+TEST_CASE("HierarchicalEngine: every element is added up in the ranks' order on each machine, then in the machines', wherever it lies") {
+    for (const auto& machines : {std::vector{0, 1, 2, 2, 1, 0}, std::vector{0, 1, 2, 2, 1, 0, 1}}) {
+        constexpr std::size_t count = 1000;
+        const auto value = [](std::size_t i, int r) {
+            return 1.0f / static_cast<float>((i * 31 + static_cast<std::size_t>(r) * 17) % 1009 + 1);
+        };
+        const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
+            std::vector<float> data(count);
+            for (std::size_t i = 0; i < count; ++i) data[i] = value(i, engine.rank());
+            engine.wait(engine.start(all_reduce(data)));
+            for (std::size_t i = 0; i < count; ++i) {
+                float sums[3] = {};
+                bool any[3] = {};
+                for (int r = 0; r < engine.size(); ++r) {
+                    const auto m = static_cast<std::size_t>(machines[static_cast<std::size_t>(r)]);
+                    sums[m] = std::exchange(any[m], true) ? sums[m] + value(i, r) : value(i, r);
+                }
+                if (data[i] != (sums[0] + sums[1]) + sums[2]) return "element " + std::to_string(i) + " has other bits";
+            }
+            return "right";
+        });
+        for (const auto& report : reports) CHECK(report.text == "right");
+    }
+}
+
+TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one that dies or stops: with a shard to send, or without") {
+    const std::vector<int> machines{0, 0, 0, 1, 1};
+    for (const int victim : {0, 2, 4})  // rank 2 has no shard
+        for (const bool dies : {true, false}) {
+            CAPTURE(victim);
+            CAPTURE(dies);
+            const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
+                std::vector<float> data(300'001, 1.0f);
+                for (int step = 0; step < 3; ++step) {
+                    data.assign(data.size(), 1.0f);
+                    if (const std::string said = outcome(engine, data); !said.empty()) return said;
+                }
+                data.assign(data.size(), 1.0f);
+                engine.set_timeout(dies ? std::chrono::nanoseconds(30s) : std::chrono::nanoseconds(3s));
+                if (engine.rank() != victim) return outcome(engine, data);
+                if (dies) ::kill(::getpid(), SIGKILL);
+                const std::uint64_t n = engine.start(all_reduce(data));
+                for (int looks = 0; looks < 3; ++looks) engine.test(n);
+                while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
+                return "";
+            });
+            for (int r = 0; r < static_cast<int>(machines.size()); ++r) {
+                const auto& report = reports[static_cast<std::size_t>(r)];
+                CAPTURE(report.text);
+                if (r != victim)
+                    CHECK(report.says((dies ? "another rank failed, rank " : "time limit reached, rank ") + std::to_string(victim) + ": "));
+            }
+        }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/collective/messages/lifeline.hpp>
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using gradsync::message_passing::Lifeline;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Waits a while for `condition`.
+template <class F>
+bool soon(F&& condition) {
+    for (int i = 0; i < 20000; ++i) {
+        if (condition()) return true;
+        std::this_thread::sleep_for(1ms);
+    }
+    return false;
+}
+
+struct Ring {
+    std::vector<std::unique_ptr<Lifeline>> lifelines;
+    std::vector<Lifeline::Address> addresses;
+
+    explicit Ring(int size) {
+        for (int r = 0; r < size; ++r) addresses.push_back(lifelines.emplace_back(std::make_unique<Lifeline>())->listen());
+    }
+    template <class Apart>
+    void connect(Apart&& apart, std::chrono::milliseconds limit = 20s) {
+        std::vector<std::thread> threads;
+        for (int r = 0; r < static_cast<int>(lifelines.size()); ++r)
+            threads.emplace_back([&, r] {
+                lifelines[static_cast<std::size_t>(r)]->connect(r, addresses, limit, [&](int other) { return apart(r, other); });
+            });
+        for (std::thread& thread : threads) thread.join();
+    }
+};
+
+const auto everybody = [](int, int) { return true; };
+
+}  // namespace
+
+TEST_CASE("lifeline: every rank has one to two ranks on either side; who says good-bye is not lost") {
+    for (const int size : {2, 3, 4, 5, 7}) {
+        CAPTURE(size);
+        Ring ring(size);
+        ring.connect(everybody);
+        for (const auto& lifeline : ring.lifelines) CHECK(lifeline->lines() == static_cast<std::size_t>(size == 2 ? 2 : 4));
+        for (const auto& lifeline : ring.lifelines)
+            for (int r = 0; r < size; ++r) CHECK(!lifeline->lost(r));
+        ring.lifelines[1].reset();
+        for (int i = 0; i < 20; ++i) CHECK(!ring.lifelines[0]->lost(1));
+    }
+}
+
+TEST_CASE("lifeline: ranks that see one another's processes need none") {
+    Ring ring(4);
+    ring.connect([](int rank, int other) { return rank / 2 != other / 2; });
+    // 0 and 1 are together, 2 and 3 are: 0 has lines to 2 (two steps on, and two back), and to 3 (one step back).
+    for (const auto& lifeline : ring.lifelines) CHECK(lifeline->lines() == 3);
+}
+
+TEST_CASE("lifeline: a process that dies is lost to its neighbours") {
+    Ring ring(3);
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        ring.lifelines[1]->connect(1, ring.addresses, 20s, [](int) { return true; });
+        for (int i = 0; i < 20000 && !ring.lifelines[1]->lost(0); ++i) ::usleep(1000);  // lives until the parent's end, or a kill
+        ::_exit(0);
+    }
+    {
+        const std::unique_ptr<Lifeline> childs = std::move(ring.lifelines[1]);  // its listener here would keep the port
+    }
+    std::thread other([&] { ring.lifelines[2]->connect(2, ring.addresses, 20s, [](int) { return true; }); });
+    ring.lifelines[0]->connect(0, ring.addresses, 20s, [](int) { return true; });
+    other.join();
+    CHECK(ring.lifelines[0]->lines() == 4);
+    CHECK(!ring.lifelines[0]->lost(1));
+    ::kill(child, SIGKILL);
+    CHECK(soon([&] { return ring.lifelines[0]->lost(1); }));
+    CHECK(soon([&] { return ring.lifelines[2]->lost(1); }));
+    CHECK(ring.lifelines[0]->lost(1));  // for good
+    CHECK(!ring.lifelines[0]->lost(2));
+    ::waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("lifeline: strangers, and addresses that lead nowhere, cost the time limit and no more") {
+    Ring ring(2);
+    // A stranger calls first, with the wrong token.
+    const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_port = htons(ring.addresses[0].port);
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(::connect(stranger, reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0);
+    const char nonsense[16] = "let me in, pls!";
+    REQUIRE(::send(stranger, nonsense, sizeof nonsense, MSG_NOSIGNAL) == sizeof nonsense);
+    ring.connect(everybody);
+    CHECK(ring.lifelines[0]->lines() == 2);
+    ::close(stranger);
+
+    Ring deaf(2);
+    deaf.addresses[1] = {};
+    const auto begun = std::chrono::steady_clock::now();
+    deaf.connect(everybody, 1500ms);
+    CHECK(std::chrono::steady_clock::now() - begun < 20s);
+    CHECK(deaf.lifelines[0]->lines() == 1);
+    CHECK(!deaf.lifelines[0]->lost(1));
+}
+#endif

@@ -1,0 +1,582 @@
+// SPDX-License-Identifier: BSL-1.0
+// What the suite of backends does not reach: many rounds, known memory, a transport that fails or refuses the thread.
+#include <gradsync/collective/messages/message_engine.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <ranges>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gradsync/kernel/host_buffer.hpp>
+
+#include "support/loopback_transport.hpp"
+
+namespace gs = gradsync;
+namespace mp = gradsync::message_passing;
+using gradsync_test::LoopbackNetwork;
+using gradsync_test::LoopbackTransport;
+using gs::collective::Call;
+using gs::collective::Operation;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::shared_ptr<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
+                                          std::vector<gs::collective::ProcessIdentity> processes = {}) {
+    const int rank = transport->rank(), size = transport->size();
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    processes.resize(ranks.size());
+    auto world = mp::MessageWorld::make(std::move(transport), std::move(processes), size);
+    return std::make_shared<mp::MessageEngine>(std::move(world), std::move(ranks), rank, 0, std::make_shared<mp::KnownMemory>(), limit);
+}
+
+/// Runs `f(engine)` on a thread a rank; the texts of what they threw, "" where nothing.
+std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, std::chrono::nanoseconds limit,
+                             const std::function<void(mp::MessageEngine&)>& f, gs::collective::ProcessIdentity process = {}) {
+    std::vector<std::string> errors(static_cast<std::size_t>(network->size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < network->size; ++rank)
+        threads.emplace_back([&, rank] {
+            const auto own = engine(std::make_unique<LoopbackTransport>(network, rank), limit,
+                                    std::vector<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
+            try {
+                f(*own);
+            } catch (const std::exception& error) {
+                errors[static_cast<std::size_t>(rank)] = error.what();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+}
+
+Call all_reduce(void* data, std::size_t count) {
+    Call call;
+    call.operation = Operation::all_reduce;
+    call.in = call.out = data;
+    call.in_count = call.out_count = count;
+    return call;
+}
+
+const std::vector<std::string> none(3);
+
+/// Counts the ranks whose wait has ended, with an error or without.
+struct GivesUp {
+    std::atomic<int>& count;
+    ~GivesUp() { ++count; }
+};
+
+/// A transport that does not let the thread in.
+class LockedTransport : public mp::Transport {
+public:
+    int rank() const noexcept override { return 0; }
+    int size() const noexcept override { return 2; }
+    int last_stream() const noexcept override { return 100; }
+    const char* refusal() const noexcept override { return closed ? "ask for a key" : nullptr; }
+    std::mutex& mutex() noexcept override { return mutex_; }
+    Ticket send(int, int, const void*, std::size_t) override { return 0; }
+    Ticket receive(int, int, void*, std::size_t) override { return 1; }
+    bool poll() override {
+        CHECK(!closed);
+        return false;
+    }
+    bool finish(Ticket) override { return false; }
+    bool give_up(Ticket) noexcept override { return true; }
+
+    std::atomic<bool> closed{false};
+
+private:
+    std::mutex mutex_;
+};
+
+}  // namespace
+
+TEST_CASE("messages: a buffer of many rounds, in memory that is known and in memory that is not") {
+    constexpr std::size_t count = 6'000'001;  // several pieces of each share, the last ones shorter
+    for (const int size : {2, 3})
+        for (const bool known : {true, false}) {
+            const auto errors = run(std::make_shared<LoopbackNetwork>(size), 30s, [&](mp::MessageEngine& own) {
+                gs::collective::Memory lent = own.allocate(known ? count * sizeof(float) : 0);
+                std::vector<float> apart(known ? 0 : count);
+                auto* const data = known ? static_cast<float*>(lent.data()) : apart.data();
+                for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(i % 1000 + static_cast<std::size_t>(own.rank()));
+                own.wait(own.start(all_reduce(data, count)));
+                std::size_t wrong = 0;
+                const auto ranks = static_cast<std::size_t>(own.size());
+                for (std::size_t i = 0; i < count; ++i)
+                    wrong += data[i] != static_cast<float>(ranks * (i % 1000) + ranks * (ranks - 1) / 2);
+                if (wrong != 0) throw std::runtime_error(std::to_string(wrong) + " elements are wrong");
+            });
+            CHECK(errors == std::vector<std::string>(static_cast<std::size_t>(size)));
+        }
+}
+
+namespace {
+
+/// `known`: what follows a hello leaves from the memory that the result goes to.
+void check_little_data(gs::collective::ProcessIdentity process, bool known) {
+    CAPTURE(known);
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    network->quick_bytes = 1000;
+    const auto errors = run(
+        network, 30s,
+        [&](mp::MessageEngine& own) {
+            const auto rank = static_cast<std::size_t>(own.rank());
+            constexpr std::size_t most = 600;
+            std::vector<std::span<float>> data;
+            std::vector<std::uint64_t> numbers;
+            const gs::collective::Memory lent = own.allocate(known ? most * most * sizeof(float) : 0);
+            std::vector<float> apart(known ? 0 : most * most);
+            const std::span<float> memory(known ? static_cast<float*>(lent.data()) : apart.data(), most * most);
+            for (std::size_t count = 0; count <= most; count += 7) {  // the hello is one message to 232 elements
+                data.push_back(memory.subspan(data.size() * most, count));
+                std::ranges::fill(data.back(), static_cast<float>(count + rank));
+                Call call = all_reduce(data.back().data(), count);
+                if (count % 2 == 1) {  // rank 1 brings nothing
+                    call.op = gs::ReduceOp::mean;
+                    if (rank == 1) call.contribution = {0, 0};
+                } else if (count % 4 == 2) {
+                    call.operation = Operation::broadcast;
+                    call.root = 2;
+                } else if (count % 8 == 4) {
+                    call.operation = Operation::reduce;
+                    call.root = 1;
+                    if (rank != 1) call.out = nullptr, call.out_count = 0;
+                }
+                numbers.push_back(own.start(call));
+            }
+            Call barrier;
+            own.wait(own.start(barrier));
+            for (const std::uint64_t n : numbers) own.wait(n);
+            for (const std::span<float> values : data) {
+                const auto count = static_cast<float>(values.size());
+                const bool keeps_own = values.size() % 8 == 4 && rank != 1;
+                const float expected = values.size() % 2 == 1   ? count + 1
+                                       : values.size() % 4 == 2 ? count + 2
+                                       : keeps_own              ? count + static_cast<float>(rank)
+                                                                : 3 * count + 3;
+                if (std::ranges::count(values, expected) != std::ssize(values))
+                    throw std::runtime_error(std::to_string(values.size()) + " elements are wrong");
+            }
+        },
+        process);
+    CHECK(errors == none);
+}
+
+/// Three of these have to take turns: little data goes by way of rank 0.
+constexpr gs::collective::ProcessIdentity on_two_cores{.machine = 1, .cores = 2};
+
+}  // namespace
+
+TEST_CASE("messages: little data travels with the hello, or follows it") {
+    for (const bool known : {false, true}) check_little_data({}, known);
+}
+TEST_CASE("messages: little data travels by way of one rank where ranks share cores") {
+    for (const bool known : {false, true}) check_little_data(on_two_cores, known);
+}
+
+TEST_CASE("messages: what a quick hello has no room for follows in one message") {
+    const auto sent = [](std::size_t count, gs::collective::ProcessIdentity process = {}) {
+        const auto network = std::make_shared<LoopbackNetwork>(3);
+        network->quick_bytes = 1000;
+        std::vector<std::vector<float>> data(3, std::vector<float>(count, 1.0f));
+        const auto errors = run(
+            network, 30s,
+            [&](mp::MessageEngine& own) {
+                std::vector<float>& values = data[static_cast<std::size_t>(own.rank())];
+                own.wait(own.start(all_reduce(values.data(), values.size())));
+            },
+            process);
+        CHECK(errors == none);
+        return network->sent.load();
+    };
+    CHECK(sent(0) == 6);  // from each of three ranks to each
+    CHECK(sent(200) == 6);
+    CHECK(sent(300) == 12);
+    CHECK(sent(600) == 12);
+    CHECK(sent(2700) == 12);
+    CHECK(sent(0, on_two_cores) == 4);  // to rank 0, and back
+    CHECK(sent(200, on_two_cores) == 4);
+    CHECK(sent(300, on_two_cores) == 8);
+    CHECK(sent(2700, on_two_cores) == 8);
+}
+
+TEST_CASE("messages: calls that differ are named, however long each one's hello is") {
+    const auto changed = [](Call call, int how, std::size_t count) {
+        call.in_count = call.out_count = count;
+        if (how == 1) call.op = gs::ReduceOp::max;
+        if (how == 2) call.dtype = gs::DType::i32;
+        if (how == 3) call.operation = Operation::broadcast;
+        return call;
+    };
+    std::vector<std::vector<float>> buffers(3, std::vector<float>(300'000));  // of the largest: rounds beside hellos
+    const std::size_t counts[] = {1, 300, 600, 300'000};                      // in one message, in two, and without data, beside rounds
+    for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores})
+        for (const std::size_t count : counts)
+            for (const std::size_t other : counts)
+                for (const int how : {0, 1, 2, 3}) {
+                    if (how == 0 && other == count) continue;
+                    const auto network = std::make_shared<LoopbackNetwork>(3);
+                    network->quick_bytes = 1000;
+                    const auto errors = run(
+                        network, 30s,
+                        [&](mp::MessageEngine& own) {
+                            const Call call = all_reduce(buffers[static_cast<std::size_t>(own.rank())].data(), count);
+                            own.wait(own.start(own.rank() == 1 ? changed(call, how, other) : call));
+                        },
+                        process);
+                    CAPTURE(count);
+                    CAPTURE(other);
+                    CAPTURE(how);
+                    for (const std::string& error : errors) {
+                        CHECK(error.find("collective #0 differs: rank 0 started all_reduce(sum, f32, " + std::to_string(count) +
+                                         " elements), rank 1 started ") != std::string::npos);
+                        CHECK(error.find(std::to_string(other) + " elements") != std::string::npos);
+                    }
+                }
+}
+
+TEST_CASE("messages: what a rank has seen complete when it fails is complete for the other one, however long its hello is") {
+    for (const std::size_t count : {std::size_t{1}, std::size_t{300}}) {
+        CAPTURE(count);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        network->quick_bytes = 1000;
+        const auto zero = engine(std::make_unique<LoopbackTransport>(network, 0)),
+                   one = engine(std::make_unique<LoopbackTransport>(network, 1));
+        std::vector<float> own(count, 1.0f), others(count, 2.0f);
+        const std::uint64_t number = zero->start(all_reduce(own.data(), count));
+        one->wait(one->start(all_reduce(others.data(), count)));
+        one->fail({gs::Errc::peer_failed, 1, "rank 1 has had enough"});
+        CHECK_NOTHROW(zero->wait(number));
+        CHECK(own == std::vector<float>(count, 3.0f));
+        CHECK_THROWS_AS(zero->wait(zero->start(all_reduce(own.data(), count))), gs::Error);
+    }
+}
+
+TEST_CASE("messages: what came before the news of a failure is complete also where another communicator has taken in both") {
+    for (const bool waits : {true, false}) {
+        CAPTURE(waits);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        const auto world = [&](int rank) {
+            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank),
+                                          std::vector<gs::collective::ProcessIdentity>(2), 2);
+        };
+        const auto communicator = [](const auto& of, int rank, int number) {
+            return std::make_shared<mp::MessageEngine>(of, std::vector<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
+        };
+        const auto zeros = world(0);
+        const auto zero = communicator(zeros, 0, 0), other = communicator(zeros, 0, 1), one = communicator(world(1), 1, 0);
+        float own = 1, others = 2, next = 3;
+        const std::uint64_t number = zero->start(all_reduce(&own, 1)), second = zero->start(all_reduce(&next, 1));
+        one->wait(one->start(all_reduce(&others, 1)));
+        one->fail({gs::Errc::peer_failed, 1, "rank 1 has had enough"});
+        other->progress();
+        REQUIRE(zero->world().failed());
+        if (waits) CHECK_NOTHROW(zero->wait(number));
+        else CHECK(zero->test(number));
+        CHECK(own == 3);
+        CHECK_THROWS_AS(zero->wait(second), gs::Error);
+    }
+}
+
+TEST_CASE("messages: once a rank was told of a failure nothing is written into its buffers, whatever comes") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    std::vector<std::shared_ptr<mp::MessageEngine>> ranks;
+    for (int r = 0; r < 3; ++r) ranks.push_back(engine(std::make_unique<LoopbackTransport>(network, r)));
+    std::vector<float> values{1, 2, 4};
+    const std::uint64_t number = ranks[0]->start(all_reduce(&values[0], 1));
+    ranks[2]->start(all_reduce(&values[2], 1));
+    ranks[2]->fail({gs::Errc::peer_failed, 2, "rank 2 has had enough"});
+    CHECK_THROWS_AS(ranks[0]->wait(number), gs::Error);
+    values[0] = 100;                             // it is somebody else's by now
+    ranks[1]->start(all_reduce(&values[1], 1));  // it has not heard yet
+    ranks[0]->abandon(number);
+    ranks[0]->progress();
+    ranks[0]->world().fail({gs::Errc::peer_failed, 0, "again"});
+    CHECK_THROWS_AS(ranks[0]->test(number), gs::Error);
+    CHECK(values[0] == 100);
+}
+
+TEST_CASE("messages: at the time limit only who did not start is named, also where hellos are followed by more") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    network->quick_bytes = 300;
+    const auto errors = run(network, 300ms, [&](mp::MessageEngine& own) {
+        std::vector<float> values(500);
+        if (own.rank() == 2) {
+            while (!own.world().failed()) own.progress();
+        } else {
+            own.wait(own.start(all_reduce(values.data(), values.size())));
+        }
+    });
+    for (const int rank : {0, 1}) CHECK(errors[static_cast<std::size_t>(rank)].find("rank 2 did not start it") != std::string::npos);
+}
+
+TEST_CASE("messages: at the time limit a rank that started it and stopped is named, with the collective that it keeps") {
+    for (const std::size_t count : {std::size_t{100'000}, std::size_t{1'000'000}}) {  // one round, many
+        CAPTURE(count);
+        const auto network = std::make_shared<LoopbackNetwork>(3);
+        network->quick_bytes = 300;
+        std::atomic<int> given_up{0};
+        const auto errors = run(network, 300ms, [&](mp::MessageEngine& own) {
+            std::vector<float> values(count), more(count), last(1);
+            float first = 1;
+            own.wait(own.start(all_reduce(&first, 1)));
+            const std::uint64_t stuck = own.start(all_reduce(values.data(), count));
+            own.start(all_reduce(more.data(), count));
+            own.start(all_reduce(last.data(), 1));
+            while (own.rank() == 1 && given_up < 2) std::this_thread::yield();
+            const GivesUp gives_up{given_up};
+            own.wait(stuck);
+        });
+        for (const int rank : {0, 2}) {
+            const std::string& error = errors[static_cast<std::size_t>(rank)];
+            CAPTURE(error);
+            CHECK(error.find("rank 1 started it, as all did, but did not go on") != std::string::npos);
+            CHECK(error.find("#1") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped, and the others leave it time to say so") {
+    for (const int victim : {0, 1, 2}) {
+        CAPTURE(victim);
+        const auto network = std::make_shared<LoopbackNetwork>(3);
+        network->quick_bytes = 300;
+        std::atomic<int> given_up{0};
+        const auto errors = run(
+            network, 1s,
+            [&](mp::MessageEngine& own) {
+                std::vector<float> values(20'000);
+                const std::uint64_t stuck = own.start(all_reduce(values.data(), values.size()));
+                while (own.rank() == victim && given_up < 2) std::this_thread::yield();
+                const GivesUp gives_up{given_up};
+                own.wait(stuck);
+            },
+            on_two_cores);
+        for (int rank = 0; rank < 3; ++rank) {
+            const std::string& error = errors[static_cast<std::size_t>(rank)];
+            CAPTURE(error);
+            if (rank == victim || (rank != 0 && victim != 0 && error.empty())) continue;  // who has its result needs nobody any more
+            const char* const expected = victim == 0   ? "rank 0 did not answer"
+                                         : victim == 1 ? "rank 1 started it, as all did, but did not go on"
+                                                       : "rank 2 started it, as all did, but did not go on";
+            CHECK(error.find(expected) != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("messages: where little data goes by way of one rank, it alone knows who did not start, and the others leave it time to say so") {
+    for (const int victim : {0, 1}) {
+        for (const bool starts : {false, true}) {
+            if (starts && victim != 0) continue;  // that is all that others need of it
+            CAPTURE(victim);
+            std::atomic<int> given_up{0};
+            const auto errors = run(
+                std::make_shared<LoopbackNetwork>(3), 1s,
+                [&](mp::MessageEngine& own) {
+                    float value = 1;
+                    own.wait(own.start(Call{}));  // they begin together
+                    const bool is_victim = own.rank() == victim;
+                    const std::uint64_t n = is_victim && !starts ? 0 : own.start(all_reduce(&value, 1));
+                    while (is_victim && given_up < 2) std::this_thread::yield();
+                    if (is_victim && !starts) return;
+                    const GivesUp gives_up{given_up};
+                    own.wait(n);
+                },
+                on_two_cores);
+            for (int rank = 0; rank < 3; ++rank) {
+                if (rank == victim) continue;
+                const std::string& error = errors[static_cast<std::size_t>(rank)];
+                CAPTURE(error);
+                CHECK(error.find(victim == 0 ? "rank 0 did not answer" : "rank 1 did not start it") != std::string::npos);
+            }
+        }
+    }
+}
+
+TEST_CASE("messages: who dies between its hello and what follows it is named") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    network->quick_bytes = 1000;
+    auto gone = gs::collective::ProcessIdentity::own();
+    const auto self = gone;
+    gone.number = 1 << 30;  // no system has so many
+    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+    std::vector<float> values(300);
+    const Call call = all_reduce(values.data(), values.size());
+    network->send(1, 0, 1, &call, sizeof call);  // its beginning is enough
+    try {
+        own->wait(own->start(call));
+        FAIL("nothing was thrown");
+    } catch (const gs::Error& error) {
+        CHECK(error.context().peer == 1);
+        CHECK(std::string(error.what()).find("the process of rank 1 died while all_reduce") != std::string::npos);
+    }
+}
+
+TEST_CASE("messages: more collectives in flight than there are slots") {
+    constexpr std::size_t many = 3 * mp::MessageEngine::slots;
+    for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores}) {
+        const auto errors = run(
+            std::make_shared<LoopbackNetwork>(3), 30s,
+            [&](mp::MessageEngine& own) {
+                std::vector<float> data(many, 1.0f);
+                std::vector<std::uint64_t> numbers;
+                for (float& element : data) numbers.push_back(own.start(all_reduce(&element, 1)));
+                for (const std::uint64_t n : numbers) own.wait(n);
+                if (data != std::vector<float>(many, 3.0f)) throw std::runtime_error("wrong");
+            },
+            process);
+        CHECK(errors == none);
+    }
+}
+
+TEST_CASE("messages: where the transport fails, every rank gets an error that says so") {
+    for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores})
+        for (const int who : {0, 2}) {
+            const auto network = std::make_shared<LoopbackNetwork>(3);
+            const auto errors = run(
+                network, 30s,
+                [&](mp::MessageEngine& own) {
+                    float x = 1;
+                    own.wait(own.start(all_reduce(&x, 1)));
+                    own.wait(own.start(Call{}));  // all have the result of the first one
+                    if (own.rank() == who) network->broken = true;
+                    own.wait(own.start(all_reduce(&x, 1)));
+                },
+                process);
+            for (const std::string& error : errors) CHECK(error.find("the cable is cut") != std::string::npos);
+        }
+}
+
+TEST_CASE("messages: collectives that go by way of one rank among others that do not, all in flight") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    network->quick_bytes = 1000;
+    const auto errors = run(
+        network, 30s,
+        [&](mp::MessageEngine& own) {
+            const auto rank = static_cast<float>(own.rank());
+            std::vector<std::vector<float>> data;
+            std::vector<float> expected;
+            std::vector<std::uint64_t> numbers;
+            for (int round = 0; round < 10; ++round)
+                for (const std::size_t count : {std::size_t{1}, std::size_t{300'000}, std::size_t{20'000}, std::size_t{30}}) {
+                    const auto add = [&](Operation operation, int root, float result) {
+                        data.emplace_back(count, rank + 1);
+                        Call call = all_reduce(data.back().data(), count);
+                        call.operation = operation;
+                        call.root = root;
+                        if (operation == Operation::reduce && own.rank() != root) call.out = nullptr, call.out_count = 0, result = rank + 1;
+                        if (operation == Operation::all_gather) {
+                            const auto shard = gs::shard_range(count, 3, own.rank());
+                            call.in = data.back().data() + shard.first;
+                            call.in_count = shard.size();
+                            result = 0;  // by shard
+                        }
+                        expected.push_back(result);
+                        numbers.push_back(own.start(call));
+                    };
+                    add(Operation::all_reduce, 0, 6);
+                    add(Operation::reduce, 1, 6);
+                    add(Operation::all_gather, 0, 0);
+                    add(Operation::broadcast, 2, 3);
+                    Call mean = all_reduce(data.emplace_back(count, rank + 1).data(), count);
+                    mean.op = gs::ReduceOp::mean;
+                    if (own.rank() == 0) mean.contribution = {0, 0};
+                    expected.push_back(2.5f);
+                    numbers.push_back(own.start(mean));
+                    numbers.push_back(own.start(Call{}));
+                    data.emplace_back(), expected.push_back(0);
+                }
+            for (const std::uint64_t n : numbers) own.wait(n);
+            for (std::size_t k = 0; k < data.size(); ++k)
+                for (std::size_t i = 0; i < data[k].size(); ++i) {
+                    float result = expected[k];
+                    for (int r = 0; r < 3 && expected[k] == 0; ++r)
+                        if (const auto shard = gs::shard_range(data[k].size(), 3, r); shard.first <= i && i < shard.last)
+                            result = static_cast<float>(r + 1);
+                    if (data[k][i] != result)
+                        throw std::runtime_error("element " + std::to_string(i) + " of collective " + std::to_string(k) + " is wrong");
+                }
+        },
+        on_two_cores);
+    CHECK(errors == none);
+}
+
+TEST_CASE("messages: the rank that others go by way of leaves, or fails, with answers on their way") {
+    for (const bool fails : {false, true}) {
+        CAPTURE(fails);
+        const auto errors = run(
+            std::make_shared<LoopbackNetwork>(3), 30s,
+            [&](mp::MessageEngine& own) {
+                float first = 1, second = 1;
+                const std::uint64_t a = own.start(all_reduce(&first, 1));
+                if (own.rank() != 0) own.start(all_reduce(&second, 1));
+                own.wait(a);
+                if (first != 3) throw std::runtime_error("wrong");
+                if (own.rank() != 0) return own.wait(a + 1);
+                if (fails) own.fail({gs::Errc::peer_failed, 0, "rank 0 has had enough"});
+            },
+            on_two_cores);
+        CHECK(errors[0] == "");
+        for (const int rank : {1, 2})
+            CHECK(errors[static_cast<std::size_t>(rank)].find(fails ? "rank 0 has had enough"
+                                                                    : "rank 0 left without starting all_reduce") != std::string::npos);
+    }
+}
+
+TEST_CASE("messages: a process that is gone is named long before the limit") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    auto gone = gs::collective::ProcessIdentity::own();
+    const auto self = gone;
+    gone.number = 1 << 30;  // no system has so many
+    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+    const auto begun = std::chrono::steady_clock::now();
+    float x = 1;
+    try {
+        own->wait(own->start(all_reduce(&x, 1)));
+        FAIL("nothing was thrown");
+    } catch (const gs::Error& error) {
+        CHECK(error.errc() == gs::Errc::peer_failed);
+        CHECK(error.context().peer == 1);
+        CHECK(std::string(error.what()).find("the process of rank 1 died while all_reduce") != std::string::npos);
+    }
+    CHECK(std::chrono::steady_clock::now() - begun < 20s);
+}
+
+TEST_CASE("messages: a thread that the transport does not let in gets its reason; a handle may go there") {
+    auto transport = std::make_unique<LockedTransport>();
+    auto& closed = transport->closed;
+    auto own = engine(std::move(transport));
+    float x = 1;
+    const std::uint64_t n = own->start(all_reduce(&x, 1));
+    closed = true;
+    for (const auto& call : {std::function<void()>([&] { own->start(all_reduce(&x, 1)); }), std::function<void()>([&] { own->wait(n); }),
+                             std::function<void()>([&] { own->test(n); })})
+        CHECK_THROWS_WITH_AS(call(), "all_reduce: ask for a key", gs::Error);
+    own->progress();
+    own->fail({gs::Errc::peer_failed, 0, "over"});
+    own.reset();
+}
+
+TEST_CASE("messages: a communicator that is gone leaves nothing, so that worlds can be made again and again") {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
+            const gs::collective::Group half{.members = own.rank() == 2 ? std::vector<int>{2} : std::vector<int>{1, 0},
+                                             .rank = own.rank() == 0 ? 1 : 0};
+            const auto part = own.split(half);
+            float x = static_cast<float>(own.rank() + 1);
+            part->wait(part->start(all_reduce(&x, 1)));
+            if (x != 3) throw std::runtime_error("wrong");
+        });
+        CHECK(errors == none);
+    }
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSL-1.0
+// When a world goes whose owners are gone. What it says of failures and of who has left is tested with the engine and the backends.
+#include <gradsync/collective/messages/message_world.hpp>
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <gradsync/collective/process.hpp>
+
+#include "support/loopback_transport.hpp"
+
+namespace {
+
+using gradsync::message_passing::MessageWorld;
+using gradsync_test::LoopbackNetwork;
+using gradsync_test::LoopbackTransport;
+
+std::shared_ptr<MessageWorld> world(const std::shared_ptr<LoopbackNetwork>& network, int rank) {
+    std::vector<gradsync::collective::ProcessIdentity> processes(static_cast<std::size_t>(network->size));
+    return MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), std::move(processes), network->size);
+}
+
+void poll(MessageWorld& world) {
+    std::lock_guard lock(world.mutex());
+    world.poll();
+}
+
+/// Retired worlds go when another one is made.
+void sweep() {
+    for (int i = 0; i < 3; ++i) world(std::make_shared<LoopbackNetwork>(1), 0).reset();
+}
+
+/// Of the network: a world that stays keeps its transport, and with it sockets or a communicator.
+long transports(const std::shared_ptr<LoopbackNetwork>& network) { return network.use_count() - 1; }
+
+}  // namespace
+
+TEST_CASE("message_world: a world goes although the other rank had heard its good-bye before it said its own") {
+    for (const bool heard : {false, true}) {
+        CAPTURE(heard);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        auto first = world(network, 0), second = world(network, 1);
+        first.reset();
+        if (heard) poll(*second);
+        sweep();
+        CHECK(transports(network) == 2);  // the second rank may still send something
+        second.reset();
+        sweep();
+        CHECK(transports(network) == 0);
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSL-1.0
+// What tcp_transport.hpp does with messages that come before anybody receives them; the conformance suites over TcpBackend show the rest.
+#include <gradsync/collective/messages/tcp_transport.hpp>
+
+#include <doctest/doctest.h>
+
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstddef>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using gradsync::message_passing::TcpTransport;
+using gradsync::message_passing::Transport;
+using namespace std::chrono_literals;
+using Bytes = std::vector<std::byte>;
+
+namespace {
+
+constexpr std::size_t large = 150'000;  // more than is copied without a thought, and less than a socket holds
+
+/// Ranks 0 and 1 of a world of two.
+struct Pair {
+    static std::vector<gradsync::net::Socket> end(int rank, int descriptor) {
+        std::vector<gradsync::net::Socket> sockets(2);
+        sockets[static_cast<std::size_t>(1 - rank)] = gradsync::net::Socket(descriptor);
+        return sockets;
+    }
+    static std::pair<int, int> connected() {
+        int ends[2] = {-1, -1};
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+        const int room = 1 << 20;
+        for (const int descriptor : ends) ::setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+        return {ends[0], ends[1]};
+    }
+    explicit Pair(std::pair<int, int> ends = connected()) : to_one(ends.second), zero(end(0, ends.first), 0), one(end(1, ends.second), 1) {}
+
+    /// Bytes that rank 1 has not read.
+    std::size_t waiting() const {
+        int bytes = 0;
+        REQUIRE(::ioctl(to_one, FIONREAD, &bytes) == 0);
+        return static_cast<std::size_t>(bytes);
+    }
+
+    int to_one;
+    TcpTransport zero, one;
+};
+
+Bytes filled(std::size_t size, int value) { return Bytes(size, static_cast<std::byte>(value)); }
+
+bool arrives(Transport& transport, Transport::Ticket& ticket) {
+    for (const auto until = std::chrono::steady_clock::now() + 10s; std::chrono::steady_clock::now() < until; transport.poll())
+        if (transport.finish_one(ticket)) return true;
+    return false;
+}
+
+}  // namespace
+
+TEST_CASE("TcpTransport: a large message that comes early goes where its receive wants it, whenever that begins") {
+    for (const auto late : {0ms, 20ms}) {  // at once, or when patience has ended and it was copied
+        Pair pair;
+        const Bytes sent = filled(large, 7);
+        Bytes got = filled(large, 0);
+        auto out = pair.zero.send(1, 3, sent.data(), sent.size());
+        REQUIRE(arrives(pair.zero, out));
+        CHECK(!pair.one.poll());
+        CHECK(pair.waiting() == large);
+        const auto until = std::chrono::steady_clock::now() + late;
+        while (std::chrono::steady_clock::now() < until) pair.one.poll();
+        CHECK(pair.waiting() == (late == 0ms ? large : 0));
+        auto in = pair.one.receive(0, 3, got.data(), got.size());
+        REQUIRE(arrives(pair.one, in));
+        CHECK(got == sent);
+    }
+}
+
+TEST_CASE("TcpTransport: nobody who waits for what is behind it waits for the receive of a large message") {
+    Pair pair;
+    const Bytes sent = filled(large, 7), behind = filled(100, 8);
+    Bytes got = filled(large, 0), got_behind = filled(100, 0);
+    auto out = pair.zero.send(1, 3, sent.data(), sent.size()), out_behind = pair.zero.send(1, 4, behind.data(), behind.size());
+    REQUIRE(arrives(pair.zero, out));
+    REQUIRE(arrives(pair.zero, out_behind));
+    auto in_behind = pair.one.receive(0, 4, got_behind.data(), got_behind.size());
+    REQUIRE(arrives(pair.one, in_behind));
+    CHECK(got_behind == behind);
+    auto in = pair.one.receive(0, 3, got.data(), got.size());
+    REQUIRE(arrives(pair.one, in));
+    CHECK(got == sent);
+}
+
+TEST_CASE("TcpTransport: patience ends once for all that has come") {
+    Pair pair;
+    const Bytes first = filled(large, 7), second = filled(large + 1, 8);
+    Bytes got_first = filled(large, 0), got_second = filled(large + 1, 0);
+    auto out_first = pair.zero.send(1, 3, first.data(), first.size()), out_second = pair.zero.send(1, 3, second.data(), second.size());
+    REQUIRE(arrives(pair.zero, out_first));
+    REQUIRE(arrives(pair.zero, out_second));
+    pair.one.poll();
+    CHECK(pair.waiting() > 2 * large);
+    std::this_thread::sleep_for(5ms);
+    pair.one.poll();
+    CHECK(pair.waiting() == 0);
+    auto in_first = pair.one.receive(0, 3, got_first.data(), got_first.size()),
+         in_second = pair.one.receive(0, 3, got_second.data(), got_second.size());
+    REQUIRE(arrives(pair.one, in_first));
+    REQUIRE(arrives(pair.one, in_second));
+    CHECK(got_first == first);
+    CHECK(got_second == second);
+}
+
+TEST_CASE("TcpTransport: what a rank has sent before it was lost is received, large messages that came early, too") {
+    auto ends = Pair::connected();
+    TcpTransport one(Pair::end(1, ends.second), 1);
+    const Bytes sent = filled(large, 7);
+    Bytes got = filled(large, 0);
+    {
+        TcpTransport zero(Pair::end(0, ends.first), 0);
+        auto out = zero.send(1, 3, sent.data(), sent.size());
+        REQUIRE(arrives(zero, out));
+        one.poll();
+    }
+    CHECK(!one.lost(0));  // there is something to be read
+    auto in = one.receive(0, 3, got.data(), got.size());
+    REQUIRE(arrives(one, in));
+    CHECK(got == sent);
+    for (const auto until = std::chrono::steady_clock::now() + 10s; !one.lost(0) && std::chrono::steady_clock::now() < until;) one.poll();
+    CHECK(one.lost(0));
+}
