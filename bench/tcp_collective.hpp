@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <gradsync/backend/tcp.hpp>
+#include <gradsync/bootstrap/socket.hpp>
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
-#include <gradsync/net/socket.hpp>
 
 #include "buffers.hpp"
 #include "collectives.hpp"

@@ -21,7 +21,6 @@
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
-#include "engine/complaints.hpp"
 #include "engine/deferred_gather.hpp"
 #include "engine/failure_latch.hpp"
 #include "engine/gather_progress.hpp"
@@ -110,7 +109,7 @@ public:
     ~Reducer() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
-        if (!failure_.failed() && !step_.alone() && (step_.launched() != 0 || (unwinds && !between_steps())))
+        if (!failure_.failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
             backend_.fail(unwinds ? "an exception ended its step"
                                   : "its Reducer was destroyed in the middle of a step; call finish() first");
         if constexpr (decoupled)
@@ -272,7 +271,7 @@ public:
         readiness_.used()[i] = 1;  // before it is filled in: a step that is full may end
         const auto filled = readiness_.fill(i);
         if (filled == detail::Readiness::Fill::too_often) refuse_mark(i);
-        if (step_.alone()) return;  // nothing travels; what is to be scaled is scaled in finish()
+        if (step_.is_single_rank()) return;  // nothing travels; what is to be scaled is scaled in finish()
         const bool full = filled == detail::Readiness::Fill::bucket_full;
         // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
         const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
@@ -300,7 +299,7 @@ public:
 
     /// As `finish()`, but never blocks: false while gradients are not marked or collectives not complete; true when
     /// it has done all that `finish()` does. To be called again until then. Collective, as a whole. With
-    /// UnusedParameters::agree the first call ends the backward: what is not marked by then counts as unused.
+    /// UnusedParameters::find_unused the first call ends the backward: what is not marked by then counts as unused.
     /// A gradient that was marked under an earlier `no_sync()` only is for `finish()`: here it counts as not marked yet.
     /// Who calls it again and again meets the backend's time limit, once something is in flight (of a pause between two calls a second
     /// counts at most, or a sixteenth of the limit).
@@ -382,7 +381,7 @@ public:
     }
     /// Pooled gradients: do shards of steps that come add to those that are there, as those of further micro-batches?
     void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
-    /// Did any rank use parameter i in the last step, or the micro-batches that were added up? (UnusedParameters::agree; otherwise all are
+    /// Did any rank use parameter i in the last step, or the micro-batches that were added up? (UnusedParameters::find_unused; otherwise all are
     /// used.)
     bool was_used(std::size_t i) const {
         check_index(i, "was_used");
@@ -392,7 +391,7 @@ public:
     const detail::BucketLayout& layout() const noexcept { return gradients_.layout(); }
     std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
     /// For what goes with this Reducer: what its collectives of bucket b are for.
-    Subject subject(std::size_t b) const noexcept { return step_.subject(b); }
+    CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }
     /// For what goes with this Reducer, and is to count in its statistics.
     detail::Watch<B>& watch() noexcept { return step_.watch(); }
     std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's
@@ -602,7 +601,7 @@ private:
         if (!step_.has_batch()) settle_all();
         else if (!all_ready()) settle_unready();
         step_.launch_full_buckets(false);
-        if (options_.unused == UnusedParameters::agree && backend_.size() > 1) {
+        if (options_.unused == UnusedParameters::find_unused && backend_.size() > 1) {
             if (!step_.has_batch()) readiness_.forget_used();
             used_map_work_ = detail::host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
@@ -611,7 +610,7 @@ private:
 
     /// Without a batch: what this rank's gradients hold does not matter, but may have to be put back.
     void settle_all() {
-        if (options_.unused == UnusedParameters::agree)
+        if (options_.unused == UnusedParameters::find_unused)
             for (std::size_t i : gradients_.order()) gradients_.keep(i);
         for (std::size_t b = step_.launched(); b < plan().size(); ++b) {
             if (gradients_.pooled()) obtain(b, "finish");
@@ -674,7 +673,7 @@ private:
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
     void complete_step(typename detail::Watch<B>::Span& held) {
-        const bool agree = options_.unused == UnusedParameters::agree;
+        const bool agree = options_.unused == UnusedParameters::find_unused;
         for (std::size_t b = 0; b < plan().size(); ++b) {
             step_.complete(b);
             if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });

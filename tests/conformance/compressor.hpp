@@ -564,7 +564,7 @@ void check_compressor(const X& compressor, const X& late) {
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CAPTURE(ranks);
                 bool kept[3] = {true, true, true};
-                const Script script{.options = {.gradients = storage, .unused = UnusedParameters::agree}, .some_unused = true};
+                const Script script{.options = {.gradients = storage, .unused = UnusedParameters::find_unused}, .some_unused = true};
                 const auto traces = train(ranks, script, compressor, 6,
                                           [&](auto& trainee, int) { kept[trainee.sync.backend().rank()] = trainee.keeps_unused(); });
                 CHECK(in_step(traces));

@@ -5,7 +5,7 @@
 # From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own.
 set(layers
     "core"
-    "kernel|plan|net"
+    "kernel|plan"
     "bootstrap"
     "collective"
     "cuda|simulation"

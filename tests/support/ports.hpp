@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <gradsync/net/socket.hpp>
+#include <gradsync/bootstrap/socket.hpp>
 
 namespace gradsync_test {
 

@@ -28,7 +28,7 @@ struct NcclOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait and every collective; `set_timeout` changes it
     cudaStream_t stream = nullptr;                               ///< on which buffers are written and read; `set_stream` changes it
     int device = -1;                                             ///< -1: the calling thread's
-    int most_ctas = 0;                      ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
+    int max_ctas = 0;                       ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
     NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; the same on all ranks. `describe()` says what it is, if less, and why
     /// Buckets of a Reducer's backward that follow one another and together have no more bytes leave as one launch, 32 at
     /// most, and so do their gathers (OverlapForward); 0: each on its own; the same on all ranks.
@@ -149,9 +149,9 @@ private:
         if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
         const cuda::CurrentDevice current(options.device);
         detail::NcclSettings settings{
-            .compute = options.stream, .most_ctas = options.most_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
+            .compute = options.stream, .max_ctas = options.max_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::agree(*control, settings);
-        auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().chores());
+        auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().hooks());
         if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
         return detail::NcclEngine::make(control, std::move(watch), settings);
     }

@@ -16,14 +16,14 @@
 #include <vector>
 
 #include "../collective/call.hpp"
-#include "../collective/chores.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
 #include "../collective/failures.hpp"
+#include "../collective/progress_hooks.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+#include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
-#include "../core/subject.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
@@ -38,7 +38,7 @@ namespace detail {
 /// Pieces start on the host in one order, that of the collectives, so all ranks have the same. A thread moves things on, and so
 /// do `test`, `wait` and `progress`. For use from several threads.
 template <Backend Host>
-class StagingEngine final : collective::Chore {
+class StagingEngine final : collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
     using Operation = collective::Operation;
@@ -46,9 +46,9 @@ class StagingEngine final : collective::Chore {
 public:
     /// What the communicators of one origin share.
     struct Watch {
-        collective::Chores chores;
+        collective::ProgressHooks hooks;
         DeviceWatch thread;
-        explicit Watch(int device) : thread(device, chores) {}
+        explicit Watch(int device) : thread(device, hooks) {}
     };
 
     StagingEngine(Host host, std::shared_ptr<Watch> watch, std::size_t piece_bytes, cudaStream_t compute)
@@ -59,10 +59,10 @@ public:
           down_(cuda::make_stream()),
           up_(cuda::make_stream()) {
         for (Slot& slot : slots_) slot.copied = cuda::make_event();
-        watch_->chores.enlist(*this);
+        watch_->hooks.enlist(*this);
     }
     ~StagingEngine() {
-        watch_->chores.dismiss(*this);
+        watch_->hooks.dismiss(*this);
         settle_copies();
     }
     StagingEngine(const StagingEngine&) = delete;
@@ -99,7 +99,7 @@ public:
     }
 
     /// The host's backend knows the limit of who tests again and again, and whom to name.
-    void look(std::uint64_t n, collective::Vigil&) {
+    void look(std::uint64_t n, collective::Deadline&) {
         const std::lock_guard lock(mutex_);
         if (n < first_ || failed_ || oldest_ == reducing_ || slot_of(oldest_).stage != Slot::Stage::reducing) return;
         on_host([&] { slot_of(oldest_).work.test(); });
@@ -233,7 +233,7 @@ private:
         const Call& call = slot.call;
         const BufferView out{call.out, call.out_count, call.dtype, MemorySpace::host};
         const ConstBufferView in{call.in, call.in_count, call.dtype, MemorySpace::host};
-        set_subject(host_, collective::is_rooted(call.operation) ? Subject() : Subject::from_code(call.root));
+        set_tag(host_, collective::is_rooted(call.operation) ? CollectiveTag() : CollectiveTag::from_code(call.root));
         switch (call.operation) {
             case Operation::all_reduce: slot.work = host_.all_reduce(out, call.op, call.contribution); break;
             case Operation::reduce: slot.work = host_.reduce(out, call.op, call.root, call.contribution); break;

@@ -20,7 +20,6 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../core/time_limit.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -43,7 +42,7 @@ public:
         if (size < 1 || rank < 0 || rank >= size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(rank) + " is not one of " + std::to_string(size));
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
-        options_.timeout = gradsync::detail::within_reason(options_.timeout);
+        options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
         if (size == 1) return;
         if (rank == 0) {
             if (::mkdir(folder_.c_str(), 0700) != 0)
@@ -138,7 +137,7 @@ private:
                 std::erase_if(missing, [&](int r) { return read(arrival, r, nothing); });
                 if (!missing.empty() && Clock::now() >= deadline)
                     refuse(Errc::timeout,
-                           bootstrap::list_ranks(missing) + " did not arrive within " + bootstrap::in_seconds(options_.timeout) +
+                           bootstrap::list_ranks(missing) + " did not arrive within " + bootstrap::format_duration(options_.timeout) +
                                "; look at their output, and whether they see the same folder",
                            missing.front());
             }
@@ -207,7 +206,7 @@ private:
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,
                        "rank " + std::to_string(rank) + " did not come to " + exchange + " within " +
-                           bootstrap::in_seconds(options_.timeout) + "; look at its output, and whether it sees the same folder",
+                           bootstrap::format_duration(options_.timeout) + "; look at its output, and whether it sees the same folder",
                        rank);
         }
     }

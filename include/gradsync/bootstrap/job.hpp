@@ -89,7 +89,7 @@ private:
 template <class Lookup>
 Job Job::from(Lookup&& lookup) {
     const bootstrap::Variables variables(lookup);
-    constexpr int most_ranks = 1 << 20;
+    constexpr int max_ranks = 1 << 20;
     Job job;
     enum Launcher { by_names, open_mpi, mpich, slurm, none };
     constexpr struct {
@@ -109,7 +109,7 @@ Job Job::from(Lookup&& lookup) {
                                                                : none;
     if (launcher != none) {
         const auto& names = names_of[launcher];
-        job.size = static_cast<int>(variables.number(names.size, 1, most_ranks));
+        job.size = static_cast<int>(variables.number(names.size, 1, max_ranks));
         job.rank = static_cast<int>(variables.number(names.rank, 0, job.size - 1));
         job.local_rank = static_cast<int>(variables.number(names.local_rank, 0, job.size - 1, job.size == 1 ? 0 : job.rank));
     }

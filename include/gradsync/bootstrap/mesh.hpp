@@ -10,7 +10,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../net/reception.hpp"
+#include "reception.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2::bootstrap {
@@ -46,7 +46,7 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
         if (const int other = all[at(r)]; other >= 0)
             throw Error(Errc::peer_failed,
                         "ranks " + std::to_string(other < r ? other : r) + " and " + std::to_string(other < r ? r : other) +
-                            " cannot reach one another over TCP within " + in_seconds(limit) +
+                            " cannot reach one another over TCP within " + format_duration(limit) +
                             "; look at the firewall and the network between their machines",
                         {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
     return sockets;

@@ -12,13 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "mpi_roll_call.hpp"  // first of all that include mpi.h: without its C++ bindings
+#include "mpi_liveness.hpp"  // first of all that include mpi.h: without its C++ bindings
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../core/keep_for_good.hpp"
+#include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"
-#include "../core/time_limit.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -78,7 +77,7 @@ struct MpiRendezvousOptions {
 ///
 /// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator
 /// is good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does
-/// not. The error names the ranks that did not come: those that wait tell one another so (`MpiRollCall`), in messages of the communicator's
+/// not. The error names the ranks that did not come: those that wait tell one another so (`MpiLivenessCheck`), in messages of the communicator's
 /// largest tag, which is the library's.
 class MpiRendezvous {
 public:
@@ -93,7 +92,7 @@ public:
         MPI_Query_thread(&level);
         if (const char* const refusal = bootstrap::refusal_of_thread(level)) refuse(Errc::invalid_argument, refusal);
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
-        options_.timeout = gradsync::detail::within_reason(options_.timeout);
+        options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
         if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
             refuse(
                 Errc::invalid_argument,
@@ -106,7 +105,7 @@ public:
             refuse(Errc::invalid_argument, "an intercommunicator has two groups of ranks; make one of them first (MPI_Intercomm_merge)");
         check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
         check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-        roll_call_.emplace(comm_, rank_, size_);
+        liveness_check_.emplace(comm_, rank_, size_);
     }
 
     int rank() const noexcept { return rank_; }
@@ -172,10 +171,10 @@ private:
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
-        // To hear of the others, as `collective::Vigil` has it at a time limit.
+        // To hear of the others, as `collective::Deadline` has it at a time limit.
         const auto respite = gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
         bool asked = false;
-        roll_call_->begin();
+        liveness_check_->begin();
         for (bool first = true;; first = false) {
             const auto spent = Clock::now() - begun;
             {
@@ -185,20 +184,20 @@ private:
                 int over = 0;
                 check(MPI_Test(&request, &over, MPI_STATUS_IGNORE), function);
                 if (over) return;
-                if (spent > std::chrono::milliseconds(1)) roll_call_->look();
-                if (spent >= options_.timeout && !std::exchange(asked, true)) roll_call_->ask();
+                if (spent > std::chrono::milliseconds(1)) liveness_check_->look();
+                if (spent >= options_.timeout && !std::exchange(asked, true)) liveness_check_->ask();
             }
             if (spent >= options_.timeout + respite) break;
             if (spent < std::chrono::milliseconds(1)) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
-        gradsync::detail::keep_for_good(memory);
-        const std::vector<int> silent = roll_call_->silent();
+        gradsync::detail::leak_until_exit(memory);
+        const std::vector<int> silent = liveness_check_->silent();
         // All were heard of: those have given up before, or are at another place.
         const std::string ranks =
             silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
         refuse(Errc::timeout,
-               "waited " + bootstrap::in_seconds(options_.timeout) + " in " + function + " for " + ranks +
+               "waited " + bootstrap::format_duration(options_.timeout) + " in " + function + " for " + ranks +
                    "; every rank has to make its backend, or rendezvous, at the same place in the program",
                silent.size() == 1 ? silent.front() : -1);
     }
@@ -215,7 +214,7 @@ private:
     MPI_Comm comm_;
     MpiRendezvousOptions options_;
     int rank_ = -1, size_ = 0;  ///< not known yet
-    std::optional<bootstrap::MpiRollCall> roll_call_;
+    std::optional<bootstrap::MpiLivenessCheck> liveness_check_;
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

@@ -13,7 +13,6 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../core/in_seconds.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -94,7 +93,7 @@ inline std::string list_ranks(std::span<const int> ranks) {
     return text;
 }
 
-using gradsync::detail::in_seconds;
+using gradsync::detail::format_duration;
 
 }  // namespace bootstrap
 

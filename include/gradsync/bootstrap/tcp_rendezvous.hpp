@@ -12,10 +12,9 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../core/time_limit.hpp"
-#include "../net/socket.hpp"
 #include "job.hpp"
 #include "rendezvous.hpp"
+#include "socket.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -40,7 +39,7 @@ public:
         if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
-        options_.timeout = gradsync::detail::within_reason(options_.timeout);
+        options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
         if (job_.token.size() > longest_token)
             refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
         if (job_.size == 1) return;
@@ -93,7 +92,7 @@ private:
     };
 
     static constexpr std::size_t longest_token = 256, longest_text = 1000;
-    static constexpr std::size_t most_undecided = 256;  ///< callers that have not said yet who they are
+    static constexpr std::size_t max_undecided = 256;   ///< callers that have not said yet who they are
     static constexpr std::chrono::seconds patience{5};  ///< with each of them
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
@@ -162,7 +161,7 @@ private:
                 turned_away_ += verdict == Verdict::gone;
             }
             undecided.resize(kept);
-            while (undecided.size() < most_undecided) {
+            while (undecided.size() < max_undecided) {
                 net::Socket socket = listener.accept(Clock::time_point{});
                 if (!socket) break;
                 undecided.push_back({std::move(socket), Clock::now() + patience, 0, {}});
@@ -237,7 +236,7 @@ private:
         for (int r = 1; r < job_.size; ++r)
             if (!peers_[at(r)]) missing.push_back(r);
         std::string what =
-            bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::in_seconds(options_.timeout);
+            bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::format_duration(options_.timeout);
         if (turned_away_ != 0) what += " (" + std::to_string(turned_away_) + " callers were turned away)";
         what += "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT";
         tell_all(what);
@@ -262,7 +261,7 @@ private:
             }
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,
-                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::in_seconds(options_.timeout) + " (" +
+                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::format_duration(options_.timeout) + " (" +
                            problem + "); look at its output, and at MASTER_ADDR and MASTER_PORT",
                        0);
             std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it may not have begun yet
@@ -322,7 +321,8 @@ private:
         const std::string name = "rank " + std::to_string(other);
         if (errno == ETIMEDOUT)
             fail(Errc::timeout,
-                 name + " did not answer within " + bootstrap::in_seconds(options_.timeout) + "; look at its output, or allow more time",
+                 name + " did not answer within " + bootstrap::format_duration(options_.timeout) +
+                     "; look at its output, or allow more time",
                  other);
         fail(Errc::peer_failed,
              name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);

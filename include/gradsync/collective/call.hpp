@@ -30,7 +30,7 @@ struct Call {
     std::size_t in_count = 0;
     std::size_t out_count = 0;
     Contribution contribution;
-    int root = 0;  ///< of operations that have one; of others in its place the Subject
+    int root = 0;  ///< of operations that have one; of others in its place the CollectiveTag
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;

@@ -13,7 +13,6 @@
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "engine.hpp"
-#include "group.hpp"
 #include "hierarchical_engine.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
@@ -117,7 +116,7 @@ Connection connect(R& meeting, const Placement& ranks, const ConnectionOptions& 
     Connection connection{sharing.engine, {.machines = ranks.machines, .share = sharing.engine != nullptr, .problem = problem}};
     if (several || !sharing.engine) {
         auto world = sharing.world ? MessageWorld::make(transport(), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
-                                                        sharing.world->chores())
+                                                        sharing.world->hooks())
                                    : MessageWorld::make(transport(), ranks.processes, ranks.size_here());
         connection.paths.unwatched = watch(*world);
         auto messages =

@@ -11,8 +11,7 @@
 
 #include "../core/clock.hpp"
 #include "call.hpp"
-#include "group.hpp"
-#include "vigil.hpp"
+#include "deadline.hpp"
 #include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
@@ -36,6 +35,14 @@ private:
     std::shared_ptr<void> memory_;
 };
 
+/// What becomes of a split, for one of the ranks.
+struct Group {
+    std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
+    int color = 0;
+    std::vector<int> members = {};  ///< the parent's ranks, in their new order
+    int rank = 0;                   ///< this rank's place among them
+};
+
 /// One rank's side of a communicator, for backends that choose at run time how its ranks reach one another.
 ///
 /// `start` begins this rank's next collective and returns its number, from 0 on. `test` moves things on and says whether
@@ -57,9 +64,9 @@ public:
     virtual std::uint64_t start(const Call& call) = 0;
     virtual bool test(std::uint64_t number) = 0;
     virtual void wait(std::uint64_t number) = 0;
-    /// For who tests again and again: ends the world where `vigil`, which began with the first look, says that the time limit is reached,
+    /// For who tests again and again: ends the world where `deadline`, which began with the first look, says that the time limit is reached,
     /// or where a rank that is waited for has left or is dead.
-    virtual void look(std::uint64_t number, Vigil& vigil) = 0;
+    virtual void look(std::uint64_t number, Deadline& deadline) = 0;
     virtual void abandon(std::uint64_t number) noexcept = 0;
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual void progress() noexcept = 0;

@@ -10,13 +10,13 @@
 
 #include "../core/buffer_view.hpp"
 #include "../core/clock.hpp"
+#include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
-#include "../core/subject.hpp"
 #include "call.hpp"
-#include "group.hpp"
-#include "vigil.hpp"
+#include "deadline.hpp"
+#include "engine.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -39,9 +39,9 @@ public:
     /// tests have gone on for the backend's time limit (of a pause between two a second counts at most, or a sixteenth of the limit).
     bool test() {
         if (poll()) return true;
-        if constexpr (requires { engine_->look(number_, vigil_); }) {
-            vigil_.forgive(engine_->timeout());
-            engine_->look(number_, vigil_);
+        if constexpr (requires { engine_->look(number_, deadline_); }) {
+            deadline_.forgive(engine_->timeout());
+            engine_->look(number_, deadline_);
         }
         return false;
     }
@@ -72,12 +72,12 @@ private:
     void swap(NumberedWork& other) noexcept {
         std::swap(engine_, other.engine_);
         std::swap(number_, other.number_);
-        std::swap(vigil_, other.vigil_);
+        std::swap(deadline_, other.deadline_);
     }
 
     std::shared_ptr<Engine> engine_;
     std::uint64_t number_ = 0;
-    collective::Vigil vigil_;  ///< of tests
+    collective::Deadline deadline_;  ///< of tests
 };
 
 /// What backends have in common that are a handle to an engine: it checks what can be checked on one rank and makes a
@@ -159,9 +159,9 @@ public:
         return split(0, self().rank());
     }
 
-    /// What this handle's next collectives are for, those without a root. See Subject.
-    void set_subject(Subject subject) noexcept { subject_ = subject; }
-    /// A number for a Subject's owner. Local; all ranks ask for them at the same places in the program.
+    /// What this handle's next collectives are for, those without a root. See CollectiveTag.
+    void set_tag(CollectiveTag tag) noexcept { tag_ = tag; }
+    /// A number for a CollectiveTag's owner. Local; all ranks ask for them at the same places in the program.
     std::size_t next_owner() noexcept { return self().shared_engine()->next_number(); }
 
     /// The limit of every wait of this rank, here and in communicators made from this one later.
@@ -198,7 +198,7 @@ private:
 
     WorkT start(Call call) {
         check_handle();
-        if (!collective::is_rooted(call.operation)) call.root = subject_.code();
+        if (!collective::is_rooted(call.operation)) call.root = tag_.code();
         const std::shared_ptr<Engine>& engine = self().shared_engine();
         return {engine, engine->start(call)};
     }
@@ -270,7 +270,7 @@ private:
                         {.operation = operation, .rank = self().world_rank()});
     }
 
-    Subject subject_;
+    CollectiveTag tag_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "../core/clock.hpp"
+#include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
-#include "../core/in_seconds.hpp"
-#include "../core/subject.hpp"
 #include "call.hpp"
 #include "world.hpp"
 
@@ -28,10 +27,10 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
     // Whoever gathers or scatters says how much it is; it may be rank 0 that does not fit that.
     const int other = misfit == 0 ? calls[0].root : 0;
     const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
-    const bool by_subject = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
+    const bool by_tag = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
     const auto started = [&](int r) {
         return "rank " + std::to_string(world_rank(r)) + " started " + describe(call(r)) +
-               (by_subject ? " for " + Subject::text_of(call(r).root) : "");
+               (by_tag ? " for " + CollectiveTag::text_of(call(r).root) : "");
     };
     return {Errc::collective_mismatch, world_rank(misfit),
             "collective #" + std::to_string(n) + " differs: " + started(other) + ", " + started(misfit) +
@@ -57,7 +56,7 @@ inline Failure timed_out(const std::string& what, const Late& late, int self, st
             who += std::to_string(rank) + (rank == late.ranks.back() ? did[static_cast<int>(late.did)] : ", ");
     }
     return {Errc::timeout, blames ? late.ranks.front() : -1,
-            what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::in_seconds(limit) +
+            what + ": " + who + " while rank " + std::to_string(self) + " waited " + gradsync::detail::format_duration(limit) +
                 "; find out what keeps it, or raise the limit with set_timeout()"};
 }
 

@@ -15,12 +15,11 @@
 #include <vector>
 
 #include "../core/clock.hpp"
+#include "deadline.hpp"
 #include "engine.hpp"
 #include "failures.hpp"
 #include "messages/message_engine.hpp"
-#include "roll_call.hpp"
 #include "shared_memory/process_engine.hpp"
-#include "vigil.hpp"
 #include "waiting.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -33,7 +32,7 @@ namespace gradsync::inline v0_2::detail {
 /// first ranks of each machine have them. Sums are made in rank order on each machine, then in the machines' order; types of 16 and 8
 /// bits are rounded after either. All other collectives are done by messages. All of them begin with messages among all ranks, which
 /// say what each has started.
-class HierarchicalEngine final : public collective::Engine, collective::Chore {
+class HierarchicalEngine final : public collective::Engine, collective::ProgressHook {
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
@@ -54,15 +53,15 @@ public:
           scatter_(std::move(local)),
           machines_(std::move(machines)),
           even_(Spread(machines_).even()),
-          shards_(even_ ? scatter_->size() : std::min(Spread(machines_).least, most_shards)),
+          shards_(even_ ? scatter_->size() : std::min(Spread(machines_).least, max_shards)),
           across_(std::static_pointer_cast<MessageEngine>(flat_->split(counterparts()))),
           gather_(split_here(*flat_, *scatter_, all_of(*scatter_))),
           aside_(split_here(*flat_, *scatter_, all_of(*scatter_))),
-          roll_call_(machines_.size()),
-          started_(even_ ? most_in_flight : std::min(most_in_flight, most_started_here / (static_cast<std::size_t>(shards_) + 1))) {
-        chores().enlist(*this);
+          liveness_check_(machines_.size()),
+          started_(even_ ? max_in_flight : std::min(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1))) {
+        hooks().enlist(*this);
     }
-    ~HierarchicalEngine() override { chores().dismiss(*this); }
+    ~HierarchicalEngine() override { hooks().dismiss(*this); }
 
     int rank() const noexcept override { return flat_->rank(); }
     int size() const noexcept override { return flat_->size(); }
@@ -110,29 +109,29 @@ public:
         told([&] { flat_->wait(met); });  // finds out who is missing
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
-        collective::Vigil vigil;
+        collective::Deadline deadline;
         for (;;) {
             if (advance_to(n)) return;
-            if (backoff.patient() || vigil.begun()) {
-                chores().try_advance();
-                vigil.look(
+            if (backoff.patient() || deadline.begun()) {
+                hooks().try_advance();
+                deadline.look(
                     timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
             }
             if (std::exchange(arrivals, flat_->world().arrivals()) != arrivals) backoff = new_backoff();
-            backoff.wait_a_little(world().bell, [&] { return world().failed(); });
+            backoff.wait_a_little(world().wait_queue, [&] { return world().failed(); });
         }
     }
 
-    void look(std::uint64_t n, collective::Vigil& vigil) override {
+    void look(std::uint64_t n, collective::Deadline& deadline) override {
         std::optional<std::uint64_t> met;
         {
             std::lock_guard lock(mutex_);
             if (is_complete(n) || world().failed()) return;
             if (at(n).stage == Stage::meeting) met = at(n).met;
         }
-        if (met) flat_->look(*met, vigil);
+        if (met) flat_->look(*met, deadline);
         else
-            vigil.look(
+            deadline.look(
                 timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
     }
 
@@ -174,8 +173,8 @@ public:
 
 private:
     // Fewer than would let a stage wait when it is begun: of all ranks' collectives, and of what becomes of them on a machine.
-    static constexpr std::size_t most_in_flight = 100, most_started_here = 250;
-    static constexpr int most_shards = 8;  ///< where each is a collective of its own
+    static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
+    static constexpr int max_shards = 8;  ///< where each is a collective of its own
 
     collective::Backoff new_backoff() const noexcept {
         return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50));
@@ -206,7 +205,7 @@ private:
         Stage stage = Stage::meeting;
     };
 
-    collective::Chores& chores() const noexcept { return flat_->world().chores(); }
+    collective::ProgressHooks& hooks() const noexcept { return flat_->world().hooks(); }
     std::array<collective::Engine*, 5> engines() const noexcept {
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
     }
@@ -461,7 +460,7 @@ private:
             what = collective::name_of(at(first_).call, first_);
             const auto is_dead = [&](int r) {
                 std::lock_guard messages(flat_->world().mutex());
-                return roll_call_.is_dead(world(), r, world_rank(r));
+                return liveness_check_.is_dead(world(), r, world_rank(r));
             };
             for (int r = 0; r < size() && culprit < 0; ++r)
                 if (r != rank() && is_dead(r) && !flat_->has_left(r)) culprit = world_rank(r);
@@ -472,7 +471,7 @@ private:
     /// Called again and again when the time limit has passed. Who waits in a later stage may wait for one that waits itself for the rank
     /// that stopped: it leaves those who know more some time to say so first, and those who began to wait a little later.
     void report_timeout(std::chrono::nanoseconds by) {
-        using collective::Vigil;
+        using collective::Deadline;
         collective::Late who;
         std::string what;
         {
@@ -484,11 +483,11 @@ private:
                 case Stage::meeting: who = flat_->late(oldest.met); break;
                 case Stage::scattering: who = late(*scatter_, oldest); break;
                 case Stage::crossing:
-                    if (Vigil::too_early(by, timeout())) return;
+                    if (Deadline::too_early(by, timeout())) return;
                     who = late(*across_, oldest);
                     break;
                 case Stage::gathering:
-                    if (Vigil::too_early(by, timeout(), 2)) return;
+                    if (Deadline::too_early(by, timeout(), 2)) return;
                     who = late(*gather_, oldest);
                     break;
                 case Stage::complete: return;
@@ -506,7 +505,7 @@ private:
     const std::shared_ptr<MessageEngine> across_;
     // Of this machine's, with orders of their own: of gathers, and of what all ranks make at the same place in the program.
     const std::shared_ptr<ProcessEngine> gather_, aside_;
-    collective::RollCall roll_call_;
+    collective::LivenessCheck liveness_check_;
 
     std::mutex mutex_;
     std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo its size

@@ -42,7 +42,7 @@ inline int current_core([[maybe_unused]] int otherwise) noexcept {
 ///
 /// A ring may be missed by a thread that is just falling asleep: naps are short, so that it costs a millisecond
 /// and no fence on the path of those who do not sleep.
-class Bell {
+class WaitQueue {
 public:
     void ring() noexcept {
         if (sleepers_.load(std::memory_order_relaxed) == 0) return;
@@ -85,7 +85,7 @@ public:
 
     /// One round. `awake` says whether to skip a nap.
     template <class Predicate>
-    void wait_a_little(Bell& bell, Predicate&& awake) {
+    void wait_a_little(WaitQueue& wait_queue, Predicate&& awake) {
         if (spins_left_ > 0) {
             --spins_left_;
             pause_briefly();
@@ -94,7 +94,7 @@ public:
         const auto now = std::chrono::steady_clock::now();
         if (yielding_since_ == std::chrono::steady_clock::time_point{}) yielding_since_ = now;
         if (now - yielding_since_ < std::chrono::microseconds(500)) std::this_thread::yield();
-        else bell.nap(awake, nap_);
+        else wait_queue.nap(awake, nap_);
     }
 
     /// True once spinning is over: from then on a look at the clock and at flags costs nothing that matters.

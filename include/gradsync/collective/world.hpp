@@ -24,7 +24,7 @@ struct Failure {
 };
 
 /// What all communicators that descend from one another share: the first failure, which ends all of them, and
-/// the bell that wakes their sleepers.
+/// the wait_queue that wakes their sleepers.
 class World {
 public:
     /// The part that lies in memory that all ranks see: of this process, or mapped by several. Zero at first.
@@ -33,12 +33,12 @@ public:
         std::int32_t code = 0;
         std::int32_t culprit = 0;
         char message[1200] = {};
-        Bell bell;
+        WaitQueue wait_queue;
     };
 
     /// `ranks`: how many run on this machine; `more_elsewhere`: are there others? `state` outlives the object.
     World(int ranks, State& state, bool more_elsewhere = false) noexcept
-        : bell(state.bell),
+        : wait_queue(state.wait_queue),
           cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
           cores_are_shared(ranks > cores),
           spans_machines(more_elsewhere),
@@ -62,7 +62,7 @@ public:
         std::memcpy(state_.message, failure.message.data(), length);
         state_.message[length] = '\0';
         state_.failed.store(written, std::memory_order_seq_cst);
-        bell.ring();
+        wait_queue.ring();
     }
 
     bool failed() const noexcept { return state_.failed.load(std::memory_order_seq_cst) == written; }
@@ -73,7 +73,7 @@ public:
     /// Is the process of this world rank still there? Threads of one process always are.
     virtual bool alive(int /*world_rank*/) noexcept { return true; }
 
-    Bell& bell;
+    WaitQueue& wait_queue;
     const int cores;
     const bool cores_are_shared;  ///< there are more ranks than cores
     const bool spans_machines;    ///< not all ranks run on this one

@@ -22,7 +22,7 @@ namespace gradsync::inline v0_2 {
 ///
 /// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. In each step what travels,
 /// plus what the ranks keep, is the sum of all their gradients and of what they had kept (but for rounding, and for what came of a
-/// parameter in a step in which nobody used it, see UnusedParameters::agree). What a rank keeps counts in a later mean as much as its
+/// parameter in a step in which nobody used it, see UnusedParameters::find_unused). What a rank keeps counts in a later mean as much as its
 /// gradient of that step does, whatever the weights were when it was kept; where the rank has no weight, and in a sum no batch, it stays
 /// where it is. (But rank 0 is the divisor of a sum, always.) Buckets of f64 or integers, and a world of one rank, are not compressed.
 ///

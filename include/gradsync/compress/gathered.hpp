@@ -96,7 +96,7 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-        if (alone(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (is_single_rank(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
         const bool early = own.steps++ < start_step_;
         if (early || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
@@ -120,7 +120,7 @@ public:
     }
 
     template <class Any>
-    bool alone(const Any& backend) const noexcept {
+    bool is_single_rank(const Any& backend) const noexcept {
         return backend.size() == 1;
     }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {

@@ -111,7 +111,7 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-        if (alone(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (is_single_rank(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
         const std::uint64_t step = own.steps++;
         if (step < options_.start_step || !detail::is_compressible(bucket.dtype))
@@ -132,7 +132,7 @@ public:
     }
 
     template <class Any>
-    bool alone(const Any& backend) const noexcept {
+    bool is_single_rank(const Any& backend) const noexcept {
         return backend.size() == 1;
     }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {

@@ -52,7 +52,7 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// any thread may call; a policy that overlaps polls from a thread then.
 /// Optional: `Work::poll()`, which is `test()` without a look at the time limit or at who is there, for threads that wait, or test, later.
 /// Optional: `failed()`: has the communicator failed? For who waits for something else than its collectives.
-/// Optional: `set_subject(subject)` and `next_owner()`, see Subject: ranks that start equal collectives for different things are told.
+/// Optional: `set_tag(tag)` and `next_owner()`, see CollectiveTag: ranks that start equal collectives for different things are told.
 /// Optional: collectives that leave as one (`GroupingBackend`, below).
 /// Optional: `check_reduces(dtype)` throws, the same on all ranks, where they cannot add up elements of that type; a Reducer asks at
 /// construction.

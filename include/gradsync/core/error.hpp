@@ -86,6 +86,21 @@ private:
     ErrorContext context_;
 };
 
+namespace detail {
+
+/// Runs `f()`, which may find that a collective of bucket b has failed: its Error says then which bucket it was.
+template <class F>
+decltype(auto) naming_bucket(std::size_t b, F&& f) {
+    try {
+        return f();
+    } catch (Error& error) {
+        error.name_bucket(b);
+        throw;
+    }
+}
+
+}  // namespace detail
+
 }  // namespace gradsync::inline v0_2
 
 template <>

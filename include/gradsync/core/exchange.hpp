@@ -36,7 +36,7 @@ struct BucketContents {
 ///   that were started are advanced, in their order, by one thread at a time, which may be another one. What follows later is started on a
 ///   handle of its own, a copy or a duplicate: what `backend` starts is said to be for bucket b.
 /// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
-/// - `alone(backend)`: is there nothing to exchange?
+/// - `is_single_rank(backend)`: is there nothing to exchange?
 /// - `describe()` is compared over the ranks.
 ///
 /// Optional:
@@ -51,7 +51,7 @@ concept ExchangePolicy =
     requires(X& exchange, const X& constant, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
         { X::scatters } -> std::convertible_to<bool>;
         { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
-        { constant.alone(backend) } -> std::same_as<bool>;
+        { constant.is_single_rank(backend) } -> std::same_as<bool>;
         { constant.describe() } -> std::convertible_to<std::string>;
     };
 
@@ -68,7 +68,7 @@ struct AllReduce {
     }
     /// Has this rank nobody to exchange with?
     template <Backend B>
-    bool alone(const B& backend) const noexcept {
+    bool is_single_rank(const B& backend) const noexcept {
         return backend.size() == 1;
     }
     std::string describe() const { return "AllReduce"; }
@@ -86,7 +86,7 @@ struct ReduceScatter {
         return backend.reduce_scatter(bucket, detail::shard_of(bucket, backend.size(), backend.rank()), op, contribution);
     }
     template <Backend B>
-    bool alone(const B& backend) const noexcept {
+    bool is_single_rank(const B& backend) const noexcept {
         return backend.size() == 1;
     }
     /// Calls `use(backend)` with the communicator of those that hold the same shards as this rank: there are none.

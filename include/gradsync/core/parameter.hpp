@@ -24,7 +24,7 @@ struct ParameterView {
 };
 
 /// More than any backward has: beyond it lie negative numbers that were converted, and a Reducer refuses them.
-inline constexpr std::uint32_t most_uses = std::uint32_t{1} << 20;
+inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 
 /// What a type of parameter looks like: specialise it for a type that has weights and a gradient. All functions are static
 /// and take a `T&`, or a `const T&` for handles that may be constant; only `gradient` must be there.

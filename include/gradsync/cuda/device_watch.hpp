@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "../collective/chores.hpp"
+#include "../collective/progress_hooks.hpp"
 #include "../core/clock.hpp"
 #include "runtime.hpp"
 
@@ -16,7 +16,7 @@ namespace gradsync::inline v0_2::detail {
 /// and failures are noticed, also while this rank computes.
 class DeviceWatch {
 public:
-    DeviceWatch(int device, collective::Chores& chores) : device_(device), thread_([this, &chores] { watch(chores); }) {}
+    DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), thread_([this, &hooks] { watch(hooks); }) {}
     DeviceWatch(const DeviceWatch&) = delete;
     DeviceWatch& operator=(const DeviceWatch&) = delete;
     ~DeviceWatch() {
@@ -42,13 +42,13 @@ private:
     static constexpr std::chrono::milliseconds nap{20};
     static constexpr int ticks_awake = 2000;
 
-    void watch(collective::Chores& chores) {
+    void watch(collective::ProgressHooks& hooks) {
         cudaSetDevice(device_);
         std::unique_lock lock(mutex_);
         while (!stopped_) {
             if (ticks_left_ > 0) --ticks_left_;
             lock.unlock();
-            chores.try_advance();
+            hooks.try_advance();
             lock.lock();
             if (!stopped_) changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
         }

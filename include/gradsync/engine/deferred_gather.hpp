@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/subject.hpp"
+#include "../core/collective_tag.hpp"
+#include "../core/error.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
 #include "gather_progress.hpp"
-#include "name_bucket.hpp"
 #include "watch.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -45,11 +45,11 @@ public:
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
     /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
-    void start(std::size_t b, BufferView bucket, Subject subject) {
+    void start(std::size_t b, BufferView bucket, CollectiveTag tag) {
         works_[b].under_way = backend_->size() > 1;
         if (works_[b].under_way) {
             const auto begin = watch_->now();
-            set_subject(*backend_, subject);
+            set_tag(*backend_, tag);
             works_[b].work =
                 naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
             watch_->depart(Activity::gather, b, begin);
@@ -97,7 +97,7 @@ private:
         watch_->arrive(Activity::gather, b);
     }
 
-    std::optional<B> backend_;  ///< its own handle, which has a subject of its own
+    std::optional<B> backend_;  ///< its own handle, which has a tag of its own
     Watch<B>* watch_ = nullptr;
     std::vector<Entry> works_;
     std::size_t pending_ = 0;

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "../core/error.hpp"
-#include "spin_lock.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -49,7 +48,7 @@ public:
     }
 
 private:
-    SpinLock lock_;
+    std::mutex lock_;
     std::atomic<bool> failed_{false};
     std::string what_;
     Errc code_ = Errc::peer_failed;  ///< that of an Error; of what is none, what the communicator has for all

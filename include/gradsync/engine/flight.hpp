@@ -8,8 +8,8 @@
 
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+#include "../core/error.hpp"
 #include "../observe/statistics.hpp"
-#include "name_bucket.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

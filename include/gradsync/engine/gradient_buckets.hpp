@@ -21,7 +21,6 @@
 #include "bucket_storage.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
-#include "spin_lock.hpp"
 #include "verification.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -219,13 +218,13 @@ private:
         std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
         if constexpr (requires { backend.cheaper_alone_from(); }) {
             // Not so many that a rank that is ahead of the others would wait for them to start another one.
-            constexpr std::size_t most_alone = 256;
+            constexpr std::size_t max_alone = 256;
             std::size_t alone = packed ? 0 : infos.size();
             for (std::size_t least = backend.cheaper_alone_from(); alone != 0; least *= 2) {
                 alone = 0;
                 for (std::size_t i = 0; i < infos.size(); ++i)
                     alone += infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= least;
-                if (alone <= most_alone) break;
+                if (alone <= max_alone) break;
             }
         }
         return infos;
@@ -327,7 +326,7 @@ private:
     std::vector<std::size_t> order_;
     BucketPlan plan_;
     BucketStorage<B> storage_;
-    SpinLock slots_;
+    std::mutex slots_;
     Memory shard_memory_{};
     std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
     std::size_t shard_bytes_ = 0;

@@ -42,7 +42,7 @@ public:
         std::size_t first = 0, bytes = 0;
         for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
             const std::size_t own = buckets.bucket(b).bytes();
-            if (buckets.pooled() || b - first == most_buckets || bytes + own > backend.group_bytes()) {
+            if (buckets.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
                 ends_.resize(b, b);
                 first = b;
                 bytes = 0;
@@ -88,7 +88,7 @@ public:
 
 private:
     /// Of a group: more are no less work, but keep others waiting, and backends have room for so many calls.
-    static constexpr std::size_t most_buckets = 32;
+    static constexpr std::size_t max_buckets = 32;
 
     std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
 };

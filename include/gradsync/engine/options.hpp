@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../core/dtype.hpp"
+#include "../core/reduce_op.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -37,9 +38,9 @@ enum class Accumulation : std::uint8_t {
 
 /// What `finish()` makes of a parameter that got no gradient.
 enum class UnusedParameters : std::uint8_t {
-    error,  ///< an error that names it, on every rank
-    agree,  ///< the ranks agree on who used what: a gradient that nobody used is left untouched, one that some used is
-            ///< averaged with zeros from the others. One small collective more a step.
+    error,        ///< an error that names it, on every rank
+    find_unused,  ///< the ranks agree on who used what: a gradient that nobody used is left untouched, one that some used is
+                  ///< averaged with zeros from the others. One small collective more a step.
 };
 
 /// What a mean divides by while some ranks have run out of data (`begin_step(false)`).
@@ -65,7 +66,7 @@ inline std::string describe(const ReducerOptions& options) {
     constexpr const char* storage[] = {"borrowed", "in_buckets", "pooled"};
     constexpr const char* averaging[] = {"mean", "sum", "weighted_mean", "mean_over_count"};
     constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
-    constexpr const char* unused[] = {"error", "agree"};
+    constexpr const char* unused[] = {"error", "find_unused"};
     constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
     std::string text = "gradients=";
     text += storage[static_cast<int>(options.gradients)];
@@ -81,5 +82,23 @@ inline std::string describe(const ReducerOptions& options) {
     text += options.reduce_dtype ? name_of(*options.reduce_dtype) : "own";
     return text;
 }
+
+namespace detail {
+
+/// What a rank brings to the means of a step: every kind of averaging is a mean with the right scales and weights.
+/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.
+constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch) noexcept {
+    switch (options.averaging) {
+        case Averaging::mean:
+            return has_batch ? Contribution{1, 1} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? 1.0 : 0.0};
+        // A sum is a mean whose weights add up to 1.
+        case Averaging::sum: return {has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0};
+        case Averaging::weighted_mean: return has_batch ? Contribution{weight, weight} : Contribution{0, 0};
+        case Averaging::mean_over_count: return has_batch ? Contribution{1, weight} : Contribution{0, 0};
+    }
+    return {};
+}
+
+}  // namespace detail
 
 }  // namespace gradsync::inline v0_2

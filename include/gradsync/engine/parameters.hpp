@@ -123,9 +123,9 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
         check(!p.value.data || p.value.count == g.count,
               [&] { return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count); });
         check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
-        check(p.uses <= most_uses, [&] {  // a negative number that was converted is shown as it was given
+        check(p.uses <= max_uses, [&] {  // a negative number that was converted is shown as it was given
             return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " +
-                   std::to_string(most_uses);
+                   std::to_string(max_uses);
         });
         const auto check_alignment = [&](const BufferView& view, const char* part) {
             check(is_aligned(view), [&] {

@@ -10,16 +10,15 @@
 
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+#include "../core/collective_tag.hpp"
+#include "../core/error.hpp"
 #include "../core/exchange.hpp"
-#include "../core/subject.hpp"
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
-#include "contribution.hpp"
 #include "flight.hpp"
 #include "gradient_buckets.hpp"
 #include "launch_groups.hpp"
-#include "name_bucket.hpp"
 #include "options.hpp"
 #include "readiness.hpp"
 #include "watch.hpp"
@@ -53,7 +52,7 @@ public:
         flight_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
         if constexpr (requires(std::span<const BucketContents> contents) { exchange_.adopt_plan(backend_, contents); })
-            if (!alone()) exchange_.adopt_plan(backend_, contents());
+            if (!is_single_rank()) exchange_.adopt_plan(backend_, contents());
         if (watch_.observer() == nullptr) return;
         std::vector<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
@@ -68,9 +67,9 @@ public:
     void set_has_batch(bool has_batch) noexcept { has_batch_ = has_batch; }
     bool has_batch() const noexcept { return has_batch_; }
     /// What collectives of bucket b are for.
-    Subject subject(std::size_t b) const noexcept { return {Subject::Kind::bucket, number_, b}; }
+    CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is there nobody to exchange with?
-    bool alone() const noexcept { return exchange_.alone(backend_); }
+    bool is_single_rank() const noexcept { return exchange_.is_single_rank(backend_); }
     Exchange& exchange() noexcept { return exchange_; }
 
     // ------------------------------------------------------------------------------------------------- for any thread
@@ -84,7 +83,7 @@ public:
         std::lock_guard lock(launching_);
         std::size_t b = flight_.started();
         if (b == flight_.size() || !groups_.full(b, readiness_)) return;
-        const bool travels = !alone();
+        const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
         typename LaunchGroups<B>::Launch group(groups_, backend_);
@@ -93,7 +92,7 @@ public:
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, begin);
                 group.enter(b);
-                set_subject(backend_, subject(b));
+                set_tag(backend_, tag(b));
                 auto work = naming_bucket(b, [&] { return start(b); });
                 group.leave(b);
                 last = watch_.now();
@@ -116,7 +115,7 @@ public:
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = flight_.size(); b-- > 0;) {
             group.enter(b);
-            gathers.start(b, gradients_.bucket(b), subject(b));
+            gathers.start(b, gradients_.bucket(b), tag(b));
             group.leave(b);
         }
     }
@@ -169,14 +168,14 @@ public:
     StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
-        if (!alone()) {
+        if (!is_single_rank()) {
             for (std::size_t b = 0; b < flight_.size(); ++b) {
                 buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
                 const Traffic traffic = traffic_of(b);
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
-            step.collectives += options_.unused == UnusedParameters::agree ? 1 : 0;
+            step.collectives += options_.unused == UnusedParameters::find_unused ? 1 : 0;
             step.communication_seconds = watch_.take_covered_seconds();
         }
         flight_.reset();
@@ -188,7 +187,7 @@ private:
     struct Land {
         Step& step;
         Time operator()(std::size_t b) {
-            const Time at = step.alone() ? step.watch_.now() : step.watch_.arrive(Activity::collective, b);
+            const Time at = step.is_single_rank() ? step.watch_.now() : step.watch_.arrive(Activity::collective, b);
             step.gradients_.land(b);
             return at;
         }
@@ -225,15 +224,15 @@ private:
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) gradients_.clear_bucket(b);
-            if (alone()) return {};
+            if (is_single_rank()) return {};
             return exchange_.start(backend_, b, bucket, ReduceOp::sum, {});
         }
         const Contribution own = contribution_of(options_, backend_.rank(), weight_, has_batch_);
-        if (alone() && own.scale == own.weight && own.scale != 0) return {};  // x w / w
+        if (is_single_rank() && own.scale == own.weight && own.scale != 0) return {};  // x w / w
         return exchange_.start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
-    B backend_;                 ///< whose subject is the bucket that leaves
+    B backend_;                 ///< whose tag is the bucket that leaves
     const std::size_t number_;  ///< of the Reducer, among those of its communicator
     const ReducerOptions& options_;
     GradientBuckets<B, Buckets>& gradients_;

@@ -106,7 +106,7 @@ private:
 /// By default `.grad()` of every parameter is a view of its bucket, and nothing is copied; with GradientStorage::borrowed it
 /// keeps its memory. Both survive `zero_grad(set_to_none)`, at the price of a copy. A weight that stands in several places of the
 /// module is one parameter, ready when all its uses are accumulated. One that gets no gradient in a step is an error in
-/// `finish()` that names it, or, with UnusedParameters::agree, averaged over the ranks that used it; where no rank did, its
+/// `finish()` that names it, or, with UnusedParameters::find_unused, averaged over the ranks that used it; where no rank did, its
 /// gradient stays as it was, and zero where there was none.
 ///
 /// What is said of Reducer holds here too. Parameters are neither added nor replaced nor (un)frozen while it lives. Gradients

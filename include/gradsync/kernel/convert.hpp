@@ -127,10 +127,10 @@ GRADSYNC_ALWAYS_INLINE void narrow(const typename Layout<From>::Value& value, ty
         half = (magnitude - rebias + just_below_half + ((magnitude >> drop) & 1)) >> drop;
         // Below the least normal number of To: adding a power of two whose last place is To's least denormal lets
         // the adder round. No operand that matters and no result is denormal, so flush-to-zero changes nothing.
-        constexpr S least_normal = S(rebias + (U{1} << In::mantissa));
+        constexpr S min_normal = S(rebias + (U{1} << In::mantissa));
         constexpr U magic = U(In::bias + 1 - Out::bias - Out::mantissa + In::mantissa) << In::mantissa;
         const Value rounded = __builtin_bit_cast(Value, magnitude) + __builtin_bit_cast(typename In::Number, magic);
-        replace_where(SignedBits(magnitude) < least_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), half);
+        replace_where(SignedBits(magnitude) < min_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), half);
         const SignedBits unlimited = SignedBits(half), limit = SignedBits{} + S(half_infinity);
         half = Bits(unlimited < limit ? unlimited : limit);  // what is too large
         const Bits payload = (magnitude >> drop) & ((U{1} << Out::mantissa) - 1);

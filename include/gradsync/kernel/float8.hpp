@@ -19,12 +19,12 @@ inline constexpr std::size_t float8_block = 1024;
 
 /// The constants of one type's conversions, so that they need not be compiled for two.
 struct Float8Format {
-    float values[256];                  ///< by code
-    std::int32_t drop;                  ///< bits of an f32's mantissa that it has not
-    std::int32_t rebias, least_normal;  ///< of an f32's bits
-    std::int32_t magic;                 ///< the bits of an f32 whose last place is its least denormal
-    std::int32_t payload;               ///< bits of its mantissa
-    std::int32_t largest, quiet_nan;    ///< codes
+    float values[256];                ///< by code
+    std::int32_t drop;                ///< bits of an f32's mantissa that it has not
+    std::int32_t rebias, min_normal;  ///< of an f32's bits
+    std::int32_t magic;               ///< the bits of an f32 whose last place is its least denormal
+    std::int32_t payload;             ///< bits of its mantissa
+    std::int32_t largest, quiet_nan;  ///< codes
 
     template <class F>
     static Float8Format of() noexcept {
@@ -32,7 +32,7 @@ struct Float8Format {
         for (unsigned code = 0; code < 256; ++code) format.values[code] = static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code)));
         format.drop = 23 - F::mantissa;
         format.rebias = (127 - F::bias) << 23;
-        format.least_normal = (128 - F::bias) << 23;
+        format.min_normal = (128 - F::bias) << 23;
         format.magic = (127 + 1 - F::bias - F::mantissa + 23) << 23;
         format.payload = (1 << F::mantissa) - 1;
         format.largest = F::largest;
@@ -79,7 +79,7 @@ void round_float8(const float* from, std::size_t n, void* to, DType type) noexce
             const auto denormal =
                 static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) - static_cast<std::uint32_t>(f.magic));
             // A difference's sign makes the mask: of conditions GCC makes branches, and then no vectors.
-            std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - f.least_normal) >> 31));
+            std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - f.min_normal) >> 31));
             code ^= (code ^ f.largest) & ((f.largest - code) >> 31);
             const std::int32_t nan = f.quiet_nan | ((magnitude >> f.drop) & f.payload);
             code ^= (code ^ nan) & ((0x7f80'0000 - magnitude) >> 31);

@@ -128,7 +128,7 @@ private:
     /// Unlike cudaFree, NCCL does not wait for the device, and what was handed over to a stream may still be under way.
     /// Where that does not end in time the memory stays.
     static void take_back(Engine& engine, const std::shared_ptr<RegisteredMemory>& memory) noexcept {
-        if (!wait_until_idle(engine)) return message_passing::keep_for_good(memory);
+        if (!wait_until_idle(engine)) return message_passing::leak_until_exit(memory);
         try {
             const auto deadline = Clock::now() + engine.timeout();
             engine.with_communicator(deadline, return_name, [&](NcclCommunicator& comm, auto&& wanted) {

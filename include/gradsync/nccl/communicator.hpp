@@ -71,16 +71,16 @@ public:
 
     /// Collective over the `size` ranks that have `id`. `wanted()`: false to give up.
     template <class Wanted>
-    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, int most_ctas, Wanted&& wanted) {
+    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, int max_ctas, Wanted&& wanted) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
-        if (most_ctas > 0) {
-            config.maxCTAs = most_ctas;
+        if (max_ctas > 0) {
+            config.maxCTAs = max_ctas;
             config.minCTAs = 1;
         }
 #else
-        (void)most_ctas;
+        (void)max_ctas;
 #endif
         NcclCommunicator made;
         const ncclResult_t code = ncclCommInitRankConfig(&made.comm_, size, id, rank, &config);

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "../collective/deadline.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/messages/message_engine.hpp"
-#include "../collective/vigil.hpp"
 #include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -36,7 +36,7 @@ namespace gradsync::inline v0_2::detail {
 /// Beside every collective goes a message from each rank to each that says what it has started (`control`, on the host, which
 /// nothing on a device waits for). So ranks that do not fit, stay away, leave or die are noticed and named, as on every other
 /// backend; what NCCL has under way is aborted then, on every rank.
-class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::Chore {
+class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
@@ -61,11 +61,11 @@ public:
             started.begin = cuda::make_event();
             started.end = cuda::make_event();
         }
-        control_->world().chores().enlist(*this);
+        control_->world().hooks().enlist(*this);
     }
     /// What was handed over to a stream may still be under way: that is waited for, up to the time limit.
     ~NcclEngine() override {
-        control_->world().chores().dismiss(*this);
+        control_->world().hooks().dismiss(*this);
         const auto deadline = Clock::now() + timeout();
         while (!world().failed() && cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady && Clock::now() < deadline) {
             {
@@ -94,7 +94,7 @@ public:
         const auto deadline = Clock::now() + control->timeout();
         collective::World& state = control->world();
         try {
-            auto comm = NcclCommunicator::make(id, control->rank(), control->size(), settings.most_ctas, [&] {
+            auto comm = NcclCommunicator::make(id, control->rank(), control->size(), settings.max_ctas, [&] {
                 control->progress();
                 return !state.failed() && Clock::now() < deadline;
             });
@@ -188,7 +188,7 @@ public:
         return false;
     }
 
-    void look(std::uint64_t n, collective::Vigil& vigil) override {
+    void look(std::uint64_t n, collective::Deadline& deadline) override {
         std::uint64_t met;
         Call call;
         {
@@ -197,8 +197,8 @@ public:
             met = at(n).met;
             call = at(n).call;
         }
-        control_->look(met, vigil);  // finds out who is missing: nobody else is to speak of time limits before
-        if (control_->done(met)) look(n, call, vigil);
+        control_->look(met, deadline);  // finds out who is missing: nobody else is to speak of time limits before
+        if (control_->done(met)) look(n, call, deadline);
     }
 
     /// The host waits.
@@ -224,7 +224,7 @@ public:
             throw;
         }
         collective::Backoff backoff(world().cores_are_shared, std::chrono::microseconds(50));
-        collective::Vigil vigil;
+        collective::Deadline deadline;
         for (;;) {
             {
                 std::lock_guard lock(mutex_);
@@ -232,8 +232,8 @@ public:
                 if (n < first_) return;
             }
             if (world().failed()) throw_failure(call.operation);
-            if (backoff.patient() || vigil.begun()) look(n, call, vigil);
-            backoff.wait_a_little(world().bell, [&] { return world().failed(); });
+            if (backoff.patient() || deadline.begun()) look(n, call, deadline);
+            backoff.wait_a_little(world().wait_queue, [&] { return world().failed(); });
         }
     }
 
@@ -379,8 +379,8 @@ private:
         watch_->wake();
     }
 
-    void look(std::uint64_t n, const Call& call, collective::Vigil& vigil) {
-        vigil.look(
+    void look(std::uint64_t n, const Call& call, collective::Deadline& deadline) {
+        deadline.look(
             timeout(),
             [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
             [] {});

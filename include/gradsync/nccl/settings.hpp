@@ -20,7 +20,7 @@ namespace gradsync::inline v0_2::detail {
 /// What a communicator of NCCL's is made with.
 struct NcclSettings {
     cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
-    int most_ctas = 0;               ///< of a kernel of NCCL's; 0: as it likes
+    int max_ctas = 0;                ///< of a kernel of NCCL's; 0: as it likes
     NcclMemoryChoice memory = {};    ///< from `allocate`
     std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
     std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can

@@ -18,11 +18,11 @@
 namespace gradsync::inline v0_2::plan {
 
 struct CalibrationOptions {
-    std::size_t least_bytes = 1024;                  ///< sizes grow fourfold from here on,
-    std::size_t most_bytes = std::size_t{64} << 20;  ///< up to here,
+    std::size_t min_bytes = 1024;                    ///< sizes grow fourfold from here on,
+    std::size_t max_bytes = std::size_t{64} << 20;   ///< up to here,
     double longest_call = 0.25;                      ///< or until a call took so many seconds
     std::size_t burst_bytes = std::size_t{2} << 20;  ///< calls are timed in bursts of so many bytes together,
-    int most_in_flight = 64;                         ///< but of no more calls
+    int max_in_flight = 64;                          ///< but of no more calls
     int warm_up = 1;                                 ///< bursts of each size that are not counted
     int bursts = 5;                                  ///< of each size, whose median counts
 };
@@ -40,20 +40,19 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
         throw Error(Errc::invalid_argument, "calibrate: " + what, {.operation = "calibrate", .rank = backend.rank()});
     };
     if (backend.size() < 2) refuse("one rank alone communicates nothing; start at least 2");
-    if (options.least_bytes < sizeof(float) || options.most_bytes / 4 < options.least_bytes || options.warm_up < 0 || options.bursts < 1 ||
-        options.most_in_flight < 1)
-        refuse(
-            "least_bytes must be at least 4 and most_bytes four times as much, warm_up at least 0, bursts and most_in_flight at least 1");
+    if (options.min_bytes < sizeof(float) || options.max_bytes / 4 < options.min_bytes || options.warm_up < 0 || options.bursts < 1 ||
+        options.max_in_flight < 1)
+        refuse("min_bytes must be at least 4 and max_bytes four times as much, warm_up at least 0, bursts and max_in_flight at least 1");
 
     const auto calls_of = [&](std::size_t bytes) {
         const std::size_t calls = options.burst_bytes / bytes;
-        return gradsync::detail::larger<std::size_t>(1, gradsync::detail::smaller(calls, static_cast<std::size_t>(options.most_in_flight)));
+        return gradsync::detail::larger<std::size_t>(1, gradsync::detail::smaller(calls, static_cast<std::size_t>(options.max_in_flight)));
     };
-    auto memory = backend.allocate(gradsync::detail::larger(options.most_bytes, options.burst_bytes));
+    auto memory = backend.allocate(gradsync::detail::larger(options.max_bytes, options.burst_bytes));
     std::vector<TimedCall> timed;
     std::vector<double> seconds(static_cast<std::size_t>(options.bursts));
     std::vector<typename B::WorkType> works;
-    for (std::size_t bytes = options.least_bytes;; bytes *= 4) {
+    for (std::size_t bytes = options.min_bytes;; bytes *= 4) {
         const BufferView whole{memory.data(), bytes / sizeof(float) * calls_of(bytes), DType::f32, B::memory_space};
         for (int i = -options.warm_up; i < options.bursts; ++i) {
             backend.barrier().wait();
@@ -71,7 +70,7 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
         if constexpr (B::memory_space == MemorySpace::host) agree(backend);
         else agree(backend.host());
         timed.push_back({static_cast<double>(bytes / sizeof(float) * sizeof(float)), median});
-        if (bytes > options.most_bytes / 4 || (median > options.longest_call && timed.size() > 1)) break;
+        if (bytes > options.max_bytes / 4 || (median > options.longest_call && timed.size() > 1)) break;
     }
     return fit(timed);
 }

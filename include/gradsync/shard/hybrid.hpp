@@ -7,9 +7,9 @@
 
 #include "../compress/staged_work.hpp"
 #include "../core/backend.hpp"
+#include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/exchange.hpp"
-#include "../core/subject.hpp"
 #include "../engine/bucket_layout.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -39,10 +39,10 @@ public:
         B* replicas = nullptr;
         BufferView shard;
         ReduceOp op = ReduceOp::mean;
-        Subject subject = {};
+        CollectiveTag tag = {};
 
         bool next(typename B::WorkType& work) {
-            detail::set_subject(*replicas, subject);
+            detail::set_tag(*replicas, tag);
             work = replicas->all_reduce(shard, op);
             return false;
         }
@@ -58,14 +58,15 @@ public:
                         "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
                         {.operation = "HybridReduceScatter", .rank = group.rank()});
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
-        return WorkType<B>(group.reduce_scatter(bucket, shard, op), Replicate{&replicas_, shard, op, {Subject::Kind::bucket, number_, b}});
+        return WorkType<B>(group.reduce_scatter(bucket, shard, op),
+                           Replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}});
     }
 
     Traffic traffic(const B& group, std::size_t, BufferView bucket) const noexcept {
         return {bucket.bytes() + detail::shard_of(bucket, group.size(), group.rank()).bytes(), 2};
     }
 
-    bool alone(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }
+    bool is_single_rank(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }
     template <class Use>
     void with_replicas(Use&& use) {
         use(replicas_);

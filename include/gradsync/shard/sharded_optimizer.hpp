@@ -109,7 +109,7 @@ public:
     }
 
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, and all ranks get the new weights; of a
-    /// parameter that no rank used (UnusedParameters::agree) nothing changes. Collective, after `finish()`.
+    /// parameter that no rank used (UnusedParameters::find_unused) nothing changes. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&](double scale) {
             // The next forward starts with the parameters whose gradients came last.
@@ -207,7 +207,7 @@ private:
 
     void gather(std::size_t b) {
         kernel::copy(this->state_.array(b, 0), values_of_shard(b));
-        gathers_.start(b, values_.bucket(b), this->reducer_->subject(b));
+        gathers_.start(b, values_.bucket(b), this->reducer_->tag(b));
         this->count_gather(values_.bucket(b).bytes());
     }
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../bucket/units.hpp"
+#include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
-#include "../core/subject.hpp"
 #include "../engine/gather_progress.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "../reducer.hpp"
@@ -300,7 +300,7 @@ private:
             part.under_way = this->backend_.size() > 1;
             if (part.under_way) {
                 const auto begin = this->watch().now();
-                detail::set_subject(gathering_, {Subject::Kind::unit, number_, u});
+                detail::set_tag(gathering_, {CollectiveTag::Kind::unit, number_, u});
                 part.work = gathering_.all_gather(own, part.values);
                 this->watch().depart(Activity::gather, part.bucket, begin);
             }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../collective/call.hpp"
+#include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
-#include "../collective/group.hpp"
 #include "../collective/shared_memory/chunks.hpp"
 #include "../core/clock.hpp"
 #include "../core/shard_range.hpp"

@@ -60,7 +60,7 @@ public:
         return false;
     }
 
-    void look(std::uint64_t, collective::Vigil&) override {}  // no time passes by testing
+    void look(std::uint64_t, collective::Deadline&) override {}  // no time passes by testing
 
     void wait(std::uint64_t n) override {
         auto lock = locked_by_own_thread();

@@ -13,7 +13,6 @@
 #include "../collective/failures.hpp"
 #include "../collective/world.hpp"
 #include "../core/clock.hpp"
-#include "../core/in_seconds.hpp"
 #include "../plan/cost_model.hpp"
 #include "network.hpp"
 #include "scheduler.hpp"
@@ -96,7 +95,7 @@ public:
                        rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
                 fail({Errc::timeout, rank,
                       "rank " + std::to_string(rank) + " has not let others have their turn for " +
-                          gradsync::detail::in_seconds(limits_[static_cast<std::size_t>(rank)]) +
+                          gradsync::detail::format_duration(limits_[static_cast<std::size_t>(rank)]) +
                           "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with set_timeout()"});
             }
         }

@@ -124,7 +124,7 @@ TEST_CASE("MpiBackend: tags of a part of a communicator are those of the whole")
     MPI_Comm part = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, 0, mpi().rank, &part);
     const gradsync::detail::MpiTransport transport(part, true, true);
-    CHECK(transport.last_stream() == gradsync::bootstrap::roll_call_tag() - 1);
+    CHECK(transport.last_stream() == gradsync::bootstrap::liveness_tag() - 1);
     CHECK(transport.last_stream() > 32767);  // no library of today has as few as the standard allows
 }
 

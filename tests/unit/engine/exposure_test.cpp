@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/engine/exposure.hpp>
+#include <gradsync/engine/watch.hpp>
 
 #include <doctest/doctest.h>
 

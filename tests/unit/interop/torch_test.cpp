@@ -110,7 +110,7 @@ TEST_CASE("a module's backward marks its gradients, wherever they live and howev
             CHECK(findings(ranks, [&](gs::ThreadBackend comm, Finding& finding) {
                       const int rank = comm.rank();
                       Net net;
-                      gs::TorchReducer sync(comm, net, {.gradients = storage, .unused = gs::UnusedParameters::agree},
+                      gs::TorchReducer sync(comm, net, {.gradients = storage, .unused = gs::UnusedParameters::find_unused},
                                             gs::SizeCappedBuckets{512, 128});
                       finding.check(sync.size() == 8, "tied weights count twice: " + std::to_string(sync.size()));
                       sync.broadcast_parameters();

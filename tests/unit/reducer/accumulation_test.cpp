@@ -251,7 +251,7 @@ TEST_CASE("no_sync while buckets are in flight is refused") {
 TEST_CASE("a gradient that only earlier micro-batches touched is averaged all the same") {
     for (const int ranks : {1, 2, 3})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
-            for (const UnusedParameters unused : {UnusedParameters::error, UnusedParameters::agree}) {
+            for (const UnusedParameters unused : {UnusedParameters::error, UnusedParameters::find_unused}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                           auto model = tensors({10, 20, 30});
                           const int rank = comm.rank();
@@ -293,7 +293,7 @@ TEST_CASE("Accumulation::in_buckets and reduce_dtype are for borrowed gradients 
 TEST_CASE("a micro-batch that used a tied weight less often than the next one leaves no marks to that one") {
     for (int ranks = 1; ranks <= 3; ++ranks)
         for (const ReducerOptions& way : ways_to_accumulate)
-            for (const UnusedParameters unused : {UnusedParameters::agree, UnusedParameters::error})
+            for (const UnusedParameters unused : {UnusedParameters::find_unused, UnusedParameters::error})
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                           auto model = tensors({10, 20, 700, 5});
                           model[1].uses = 2;
@@ -372,7 +372,7 @@ TEST_CASE("an exception between two marks of a tied weight: what was complete co
                           model[1].uses = 2;
                           const int rank = comm.rank();
                           ReducerOptions options = way;
-                          options.unused = UnusedParameters::agree;
+                          options.unused = UnusedParameters::find_unused;
                           const bool adds = way.accumulation == Accumulation::in_gradients;
                           Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, options, SizeCappedBuckets(100));
                           try {
@@ -497,7 +497,7 @@ TEST_CASE("a parameter that only a discarded micro-batch used is unused") {
                       auto model = tensors({10, 20, 30});
                       const int rank = comm.rank();
                       ReducerOptions options = way;
-                      options.unused = UnusedParameters::agree;
+                      options.unused = UnusedParameters::find_unused;
                       Reducer<ThreadBackend, Flat> sync(comm, model, options);
                       {
                           const auto guard = sync.no_sync();

@@ -113,7 +113,7 @@ template <class Buckets, class Overlap>
 void check_options() {
     check_policies<Buckets, Overlap>({});
     check_policies<Buckets, Overlap>({.gradients = GradientStorage::in_buckets});
-    check_policies<Buckets, Overlap>({.unused = UnusedParameters::agree});
+    check_policies<Buckets, Overlap>({.unused = UnusedParameters::find_unused});
     check_policies<Buckets, Overlap>({.reduce_dtype = DType::f32}, DType::bf16);
     check_policies<Buckets, Overlap>({.averaging = Averaging::weighted_mean});
 }
@@ -170,8 +170,8 @@ TEST_CASE("a steady step allocates nothing: unused parameters whose gradients li
             sync.finish();
         };
         CAPTURE(ranks);
-        CHECK(allocations_of<Flat, OverlapBackward>(ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree},
-                                                    DType::f32, some) == 0);
+        CHECK(allocations_of<Flat, OverlapBackward>(
+                  ranks, {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::find_unused}, DType::f32, some) == 0);
     }
 }
 

@@ -29,7 +29,7 @@ void check_try_finish(UnusedParameters unused) {
                   const int rank = comm.rank();
                   Reducer<ThreadBackend, SizeCappedBuckets, Overlap> sync(comm, model, {.unused = unused}, SizeCappedBuckets(120));
                   for (int step = 0; step < 6; ++step) {
-                      finding.check(unused == UnusedParameters::agree || !sync.try_finish(), "finished before the backward");
+                      finding.check(unused == UnusedParameters::find_unused || !sync.try_finish(), "finished before the backward");
                       backward(sync, model, rank, step);
                       // Some ranks poll, others block, some do both.
                       const int how = (rank + step) % 3;
@@ -50,7 +50,7 @@ TEST_CASE("a loop of try_finish equals finish") {
     check_try_finish<OverlapBackward>(UnusedParameters::error);
     check_try_finish<NoOverlap>(UnusedParameters::error);
     check_try_finish<OverlapBackwardThread>(UnusedParameters::error);
-    check_try_finish<OverlapBackward>(UnusedParameters::agree);
+    check_try_finish<OverlapBackward>(UnusedParameters::find_unused);
 }
 
 TEST_CASE("try_finish says false while a gradient is not marked, and loses nothing") {

@@ -113,7 +113,7 @@ TEST_CASE("agreed use: what nobody used is left untouched") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                   auto model = tensors({100, 200, 300});
-                  ForwardReducer<Flat> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree});
+                  ForwardReducer<Flat> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused});
                   write(sync.gradient_view(1), constant_bytes(DType::f32, 200, 7));
                   for (const std::size_t i : {2u, 0u}) {
                       write(sync.gradient_view(i), constant_bytes(DType::f32, model[i].count(), comm.rank()));

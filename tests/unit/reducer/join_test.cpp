@@ -62,7 +62,8 @@ std::string check_marks_without_batch(int ranks, GradientStorage storage, Bucket
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({10, 20, 0, 300, 7});
         const int rank = comm.rank();
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree}, buckets);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused},
+                                                      buckets);
         for (int step = 0; step < 2 * ranks; ++step) {
             const int idle = step % ranks, eager = (step + 1) % ranks;
             const auto uses = [&](int r, std::size_t i) { return r != idle && i != 1 && (i != 3 || r == eager); };
@@ -208,7 +209,7 @@ TEST_CASE("micro-batches of a rank that has no batch for the step which was to e
                           auto model = tensors({10, 20, 300});
                           const int rank = comm.rank();
                           ReducerOptions options = way;
-                          options.unused = UnusedParameters::agree;
+                          options.unused = UnusedParameters::find_unused;
                           Reducer<ThreadBackend, PerParameter> sync(comm, model, options);
                           const bool idle = rank == ranks - 1;
                           if (idle) {

@@ -177,7 +177,7 @@ TEST_CASE(
               Reducer<ThreadBackend, Flat> sync(comm, model,
                                                 {.averaging = Averaging::sum,
                                                  .accumulation = Accumulation::in_buckets,
-                                                 .unused = UnusedParameters::agree,
+                                                 .unused = UnusedParameters::find_unused,
                                                  .reduce_dtype = DType::bf16});
               const auto fill = [&](std::size_t i, float value) {
                   const std::vector<float> values(model[i].count(), value);

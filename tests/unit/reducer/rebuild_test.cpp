@@ -163,7 +163,7 @@ TEST_CASE("rebuild_buckets in the middle of a step is refused") {
 TEST_CASE("rebuild_buckets after a step without marks: unused parameters keep their place, a rank without a batch decides nothing") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({1, 2, 3, 4});
-              Reducer<ThreadBackend, PerParameter> sync(comm, model, {.unused = UnusedParameters::agree});
+              Reducer<ThreadBackend, PerParameter> sync(comm, model, {.unused = UnusedParameters::find_unused});
               sync.begin_step(comm.rank() == 1);
               if (comm.rank() == 1)
                   for (const std::size_t i : {0u, 1u, 2u, 3u}) sync.mark_ready(i);

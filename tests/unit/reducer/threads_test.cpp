@@ -68,7 +68,7 @@ template <class Overlap>
 void check_overlap() {
     for (const ReducerOptions& options :
          {ReducerOptions{}, ReducerOptions{.gradients = GradientStorage::in_buckets},
-          ReducerOptions{.accumulation = Accumulation::in_buckets}, ReducerOptions{.unused = UnusedParameters::agree}}) {
+          ReducerOptions{.accumulation = Accumulation::in_buckets}, ReducerOptions{.unused = UnusedParameters::find_unused}}) {
         check_threads<PerParameter, Overlap>(options, {});
         check_threads<SizeCappedBuckets, Overlap>(options, SizeCappedBuckets(700));
     }

@@ -51,7 +51,8 @@ std::string check_steps(int ranks, GradientStorage storage, Buckets buckets, Use
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({10, 20, 30, 5, 0, 7}, dtype);
         const int rank = comm.rank();
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree}, buckets);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused},
+                                                      buckets);
         std::vector<Bytes> now;
         for (std::size_t i = 0; i < model.size(); ++i) {
             now.push_back(random_gradient(model[i], 99, 99, i));  // what the trainer left there
@@ -105,7 +106,7 @@ TEST_CASE("PyTorch parity: unused parameters, and a rank without a batch") {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20, 30});
                       const int rank = comm.rank();
-                      Reducer<ThreadBackend, Flat> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::agree});
+                      Reducer<ThreadBackend, Flat> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused});
                       for (std::size_t i = 0; i < model.size(); ++i) write(sync.gradient_view(i), random_gradient(model[i], 99, 99, i));
                       const bool has_batch = rank != ranks - 1;
                       finding.check(sync.begin_step(has_batch), "no rank has a batch");
@@ -123,7 +124,7 @@ TEST_CASE("PyTorch parity: used bits persist over micro-batches") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({10, 20});
               const int rank = comm.rank();
-              Reducer sync(comm, model, {.unused = UnusedParameters::agree});
+              Reducer sync(comm, model, {.unused = UnusedParameters::find_unused});
               {
                   const auto guard = sync.no_sync();
                   partial_backward(sync, model, rank, 0, [](int r, std::size_t i) { return i == 1 && r == 1; });
@@ -263,12 +264,12 @@ TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked
     }
 }
 
-TEST_CASE("with UnusedParameters::agree a tied weight that was used once only still counts as used") {
+TEST_CASE("with UnusedParameters::find_unused a tied weight that was used once only still counts as used") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({10, 20});
               model[1].uses = 2;
               const int rank = comm.rank();
-              Reducer<ThreadBackend, Flat> sync(comm, model, {.unused = UnusedParameters::agree});
+              Reducer<ThreadBackend, Flat> sync(comm, model, {.unused = UnusedParameters::find_unused});
               for (const std::size_t i : {1u, 0u}) {
                   write(sync.gradient_view(i), random_gradient(model[i], rank, 0, i));
                   sync.mark_ready(i);
@@ -278,11 +279,11 @@ TEST_CASE("with UnusedParameters::agree a tied weight that was used once only st
           }) == "");
 }
 
-TEST_CASE("with UnusedParameters::agree a mark that comes after the step was closed is an error") {
+TEST_CASE("with UnusedParameters::find_unused a mark that comes after the step was closed is an error") {
     std::atomic<bool> tried{false};
     const auto result = outcomes(2, [&](ThreadBackend comm) {
         auto model = tensors({10, 20});
-        Reducer sync(comm, model, {.unused = UnusedParameters::agree});
+        Reducer sync(comm, model, {.unused = UnusedParameters::find_unused});
         sync.mark_ready(1);
         if (comm.rank() == 1) {
             while (!tried) std::this_thread::yield();

@@ -327,8 +327,8 @@ TEST_CASE("a parameter that no rank used is not stepped") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors({100, 200, 300}, DType::f32);
               const Bytes before = model[1].value;
-              ShardedOptimizer<ThreadBackend, AdamW, Zero2> sharded(comm, model, AdamW{}, {.reducer = {.unused = UnusedParameters::agree}},
-                                                                    SizeCappedBuckets(500));
+              ShardedOptimizer<ThreadBackend, AdamW, Zero2> sharded(
+                  comm, model, AdamW{}, {.reducer = {.unused = UnusedParameters::find_unused}}, SizeCappedBuckets(500));
               for (int s = 0; s < 3; ++s) {
                   for (std::size_t i = model.size(); i-- > 0;) {
                       if (i == 1 || (i == 2 && comm.rank() == 1)) continue;
@@ -375,7 +375,8 @@ TEST_CASE("a parameter that only an early micro-batch used is stepped all the sa
         CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
                   auto model = initial_tensors({100, 200}, DType::f32);
                   const Bytes before = model[1].value;
-                  ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{}, {.reducer = {.unused = UnusedParameters::agree}});
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{},
+                                                                      {.reducer = {.unused = UnusedParameters::find_unused}});
                   for (int s = 0; s < 2; ++s) {
                       for (int m = 0; m < 2; ++m) {
                           for (std::size_t i = 2; i-- > 0;) {
@@ -940,7 +941,7 @@ TEST_CASE("a parameter that only a discarded backward used is not stepped") {
             auto model = initial_tensors({100, 200, 300}, DType::f32);
             const auto before = model;
             ShardedOptimizer<ThreadBackend, AdamW, decltype(stage)> sharded(comm, model, AdamW{},
-                                                                            {.reducer = {.unused = UnusedParameters::agree}});
+                                                                            {.reducer = {.unused = UnusedParameters::find_unused}});
             for (int s = 0; s < 3; ++s)
                 for (const bool discarded : {true, false}) {
                     for (const std::size_t i : {2u, 1u, 0u}) {

@@ -68,7 +68,7 @@ public:
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
         owners_ = ranks_;
         if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
-            owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / least_share, 1, static_cast<std::size_t>(ranks_)));
+            owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / min_share, 1, static_cast<std::size_t>(ranks_)));
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
         const std::size_t brought = brought_by(rank_);
         const bool has_rest = sizeof(Call) + brought > first_;
@@ -195,7 +195,7 @@ public:
 private:
     /// Bytes. Ranks that take turns on their cores are done sooner with fewer messages than with less to do for each (measured,
     /// docs/performance.md).
-    static constexpr std::size_t least_share = 64 * 1024;
+    static constexpr std::size_t min_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.get() + index(rank) * place_; }

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "../../core/keep_for_good.hpp"
+#include "../../core/leak_until_exit.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -40,6 +40,6 @@ private:
     std::vector<Block> blocks_;
 };
 
-using gradsync::detail::keep_for_good;
+using gradsync::detail::leak_until_exit;
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -14,7 +14,7 @@
 #include "../../core/clock.hpp"
 
 #if defined(__linux__)
-#include "../../net/reception.hpp"
+#include "../../bootstrap/reception.hpp"
 #endif
 
 namespace gradsync::inline v0_2::message_passing {

@@ -13,15 +13,14 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
-#include "../../core/time_limit.hpp"
 #include "../../kernel/host_buffer.hpp"
+#include "../deadline.hpp"
 #include "../engine.hpp"
 #include "../failures.hpp"
-#include "../vigil.hpp"
 #include "../waiting.hpp"
+#include "failure_detector.hpp"
 #include "flight.hpp"
 #include "known_memory.hpp"
-#include "lookout.hpp"
 #include "message_world.hpp"
 #include "rounds.hpp"
 
@@ -39,7 +38,7 @@ using collective::Failure;
 /// rank that fails can be unwound at once, whatever the others do.
 ///
 /// May be used from several threads of the rank that the transport allows.
-class MessageEngine final : public collective::Engine, collective::Chore {
+class MessageEngine final : public collective::Engine, collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
 
 public:
@@ -55,7 +54,7 @@ public:
           world_ranks_(std::move(world_ranks)),
           rank_(rank),
           communicator_(communicator),
-          timeout_(gradsync::detail::within_reason(timeout)),
+          timeout_(gradsync::detail::clamp_timeout(timeout)),
           shares_cores_(world_->share_cores(world_ranks_)),
           flights_(slots),
           combiner_(world_ranks_.size()),
@@ -64,11 +63,11 @@ public:
                        {stream(hellos), stream(rests), stream(whole_rests)},
                        {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
           rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_),
-          lookout_(*world_, world_ranks_, rank, communicator, rounds_) {
-        world_->chores().enlist(*this);
+          detector_(*world_, world_ranks_, rank, communicator, rounds_) {
+        world_->hooks().enlist(*this);
     }
     ~MessageEngine() override {
-        world_->chores().dismiss(*this);
+        world_->hooks().dismiss(*this);
         const std::lock_guard lock(world_->mutex());
         if (world_->failed() || world_->transport().refusal() != nullptr) {
             give_up();
@@ -94,7 +93,7 @@ public:
 
     std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
     void set_timeout(std::chrono::nanoseconds limit) noexcept override {
-        timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed);
+        timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
     }
 
     /// A number for a split, or for what else all ranks make at the same place in the program.
@@ -141,9 +140,9 @@ public:
         return false;
     }
 
-    void look(std::uint64_t n, collective::Vigil& vigil) override {
+    void look(std::uint64_t n, collective::Deadline& deadline) override {
         std::lock_guard lock(world_->mutex());
-        if (!is_complete(n) && !world_->failed()) look(vigil);
+        if (!is_complete(n) && !world_->failed()) look(deadline);
     }
 
     /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
@@ -157,7 +156,7 @@ private:
     void wait_until(Predicate&& over, std::uint64_t n) {
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = world_->arrivals();
-        collective::Vigil vigil;
+        collective::Deadline deadline;
         int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         for (;;) {
             Operation operation;
@@ -172,12 +171,12 @@ private:
                     advance();
                     if (over()) return;
                 } while (--looks > 0 && !failed);
-                if ((backoff.patient() || vigil.begun()) && !failed) look(vigil);
+                if ((backoff.patient() || deadline.begun()) && !failed) look(deadline);
             }
             if (failed) throw_failure(operation);
-            if (vigil.begun()) world_->chores().try_advance();
+            if (deadline.begun()) world_->hooks().try_advance();
             if (std::exchange(arrivals, world_->arrivals()) != arrivals) backoff = new_backoff();
-            backoff.wait_a_little(world_->bell, [&] { return world_->failed(); });
+            backoff.wait_a_little(world_->wait_queue, [&] { return world_->failed(); });
         }
     }
 
@@ -191,7 +190,7 @@ public:
     /// Who keeps collective n from completing.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : lookout_.late(flight(std::min(n, heard_)));  // of those behind it nothing was heard
+        return is_complete(n) ? collective::Late() : detector_.late(flight(std::min(n, heard_)));  // of those behind it nothing was heard
     }
 
     /// Has that rank said that it starts nothing more?
@@ -262,7 +261,7 @@ private:
         }
         ~LentMemory() {
             known->remove(memory.data());
-            if (world->failed()) keep_for_good(std::make_shared<collective::Memory>(std::move(memory)));
+            if (world->failed()) leak_until_exit(std::make_shared<collective::Memory>(std::move(memory)));
         }
         std::shared_ptr<MessageWorld> world;
         std::shared_ptr<KnownMemory> known;
@@ -389,17 +388,17 @@ private:
         }
     }
 
-    void look(collective::Vigil& vigil) {
-        vigil.look(
+    void look(collective::Deadline& deadline) {
+        deadline.look(
             timeout(),
             [&](std::chrono::nanoseconds by) {
-                lookout_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout());
+                detector_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout());
             },
             [&] { report_missing(); });
     }
 
     void report_missing() {
-        if (first_ != next_) lookout_.report_missing(oldest_open());
+        if (first_ != next_) detector_.report_missing(oldest_open());
     }
 
     void fail_transport(const std::exception& error) noexcept {
@@ -436,8 +435,8 @@ private:
             all &= rounds_.give_up();
         }
         if (all) return;
-        keep_for_good(std::make_shared<decltype(flights_)>(std::move(flights_)));
-        keep_for_good(std::make_shared<std::vector<Round>>(rounds_.take()));
+        leak_until_exit(std::make_shared<decltype(flights_)>(std::move(flights_)));
+        leak_until_exit(std::make_shared<std::vector<Round>>(rounds_.take()));
     }
 
     const std::shared_ptr<MessageWorld> world_;
@@ -461,7 +460,7 @@ private:
     std::vector<const void*> inputs_;
     HelloRoute hello_route_;
     Rounds rounds_;
-    Lookout lookout_;
+    FailureDetector detector_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };
 

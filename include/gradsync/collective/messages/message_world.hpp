@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
-#include "../chores.hpp"
 #include "../process.hpp"
+#include "../progress_hooks.hpp"
 #include "../world.hpp"
 #include "known_memory.hpp"
 #include "lifeline.hpp"
@@ -30,22 +30,23 @@ namespace gradsync::inline v0_2::message_passing {
 /// rank looks into whenever it communicates.
 class MessageWorld final : public collective::World {
 public:
-    /// `processes`: of all ranks. `ranks_here`: how many run on this machine. `state` and `chores`: of a world that these
+    /// `processes`: of all ranks. `ranks_here`: how many run on this machine. `state` and `hooks`: of a world that these
     /// have in common, so that both fail together.
     ///
     /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
     /// goes later: when another one is made or goes, and all others have said good-bye to this one. A world that has failed stays.
-    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes,
-                                              int ranks_here, std::shared_ptr<State> state = std::make_shared<State>(),
-                                              std::shared_ptr<collective::Chores> chores = std::make_shared<collective::Chores>()) {
+    static std::shared_ptr<MessageWorld> make(
+        std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
+        std::shared_ptr<State> state = std::make_shared<State>(),
+        std::shared_ptr<collective::ProgressHooks> hooks = std::make_shared<collective::ProgressHooks>()) {
         retired().sweep();
-        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(chores)),
+        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(hooks)),
                 [](MessageWorld* world) { world->retire(); }};
     }
 
     Transport& transport() noexcept { return *transport_; }
     std::mutex& mutex() noexcept { return transport_->mutex(); }
-    collective::Chores& chores() noexcept { return *chores_; }
+    collective::ProgressHooks& hooks() noexcept { return *hooks_; }
 
     /// The least number that a new communicator of this rank may have; 0 is the first one's.
     int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
@@ -139,12 +140,12 @@ public:
 
 private:
     MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
-                 std::shared_ptr<State> state, std::shared_ptr<collective::Chores> chores)
+                 std::shared_ptr<State> state, std::shared_ptr<collective::ProgressHooks> hooks)
         : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size()),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
           state_(std::move(state)),
-          chores_(std::move(chores)),
+          hooks_(std::move(hooks)),
           gone_(processes_.size()) {
         std::lock_guard lock(mutex());
         listen();
@@ -270,7 +271,7 @@ private:
     const std::vector<collective::ProcessIdentity> processes_;
     std::unique_ptr<Lifeline> lifeline_;
     const std::shared_ptr<State> state_;
-    const std::shared_ptr<collective::Chores> chores_;
+    const std::shared_ptr<collective::ProgressHooks> hooks_;
 
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};

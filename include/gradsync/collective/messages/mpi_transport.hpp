@@ -31,7 +31,7 @@ public:
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
         MPI_Query_thread(&thread_level_);
-        last_stream_ = bootstrap::roll_call_tag() - 1;
+        last_stream_ = bootstrap::liveness_tag() - 1;
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
         MPI_Comm_create_keyval(
             MPI_COMM_NULL_COPY_FN,
@@ -83,7 +83,7 @@ public:
         return ticket;
     }
 
-    bool in_parts(std::size_t bytes) const noexcept override { return bytes <= most_parts * quick_bytes(); }
+    bool in_parts(std::size_t bytes) const noexcept override { return bytes <= max_parts * quick_bytes(); }
     Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
         return for_parts(false, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
             begin_send(ticket, rank, stream, static_cast<const std::byte*>(data) + from, std::min(part, bytes - from));
@@ -148,7 +148,7 @@ private:
     };
 
     /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
-    static constexpr std::size_t most_parts = 5;
+    static constexpr std::size_t max_parts = 5;
 
     /// `begin(ticket, from, part)`: the part that begins at byte `from`.
     template <class Begin>

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "../../bootstrap/socket.hpp"
 #include "../../core/clock.hpp"
-#include "../../net/socket.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -166,7 +166,7 @@ private:
         std::vector<Inbox> inboxes;  ///< by stream
     };
 
-    static constexpr std::size_t most_copied_at_once = std::size_t{128} << 10;
+    static constexpr std::size_t max_copied_at_once = std::size_t{128} << 10;
     static constexpr std::chrono::milliseconds patience{1};
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
@@ -267,7 +267,7 @@ private:
             throw std::runtime_error("rank " + std::to_string(rank) + " sent nonsense");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
-        if (incoming.keep && incoming.header.bytes > most_copied_at_once && !peer.takes_all) {
+        if (incoming.keep && incoming.header.bytes > max_copied_at_once && !peer.takes_all) {
             const auto now = Clock::now();
             if (!std::exchange(incoming.held_up, true)) peer.held_up_since = now;
             if (now - peer.held_up_since < patience) return false;

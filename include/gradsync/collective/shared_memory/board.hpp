@@ -88,7 +88,7 @@ public:
 
     void set_share_done(std::uint64_t n, int rank) noexcept {
         share(n, rank).done.store(n + 1, std::memory_order_release);
-        world_->bell.ring();
+        world_->wait_queue.ring();
     }
 
 private:

@@ -35,8 +35,8 @@ public:
             call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
         // Where the operation leaves it to us, no two ranks write into one cache line.
         if (any_cut) share_ = (share_ + line - 1) / line * line;
-        const std::size_t least = least_chunk_bytes / size_of(call.dtype);
-        const std::size_t most = most_chunk_bytes / size_of(call.dtype);
+        const std::size_t least = min_chunk_bytes / size_of(call.dtype);
+        const std::size_t most = max_chunk_bytes / size_of(call.dtype);
         chunk_ = smaller(larger((share_ / 8 + line - 1) / line * line, least), most);
     }
 
@@ -53,8 +53,8 @@ public:
     }
 
 private:
-    static constexpr std::size_t least_chunk_bytes = 32 * 1024;
-    static constexpr std::size_t most_chunk_bytes = 256 * 1024;
+    static constexpr std::size_t min_chunk_bytes = 32 * 1024;
+    static constexpr std::size_t max_chunk_bytes = 256 * 1024;
 
     int size_ = 0;
     std::size_t count_ = 0;

@@ -29,7 +29,7 @@ namespace gradsync::inline v0_2::shared_memory {
 /// order on all ranks, on a second.
 ///
 /// For any thread; one at a time does the staging.
-class ProcessEngine final : public collective::Engine, collective::Chore {
+class ProcessEngine final : public collective::Engine, collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t piece_bytes = 256 * 1024;
     static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the other is worked on
@@ -52,10 +52,10 @@ public:
         std::byte* const area = memory.get() + 2 * Board::bytes(world_ranks.size());
         regions_->add(staging_region_, area, world_ranks.size() * pieces_in_flight * piece_bytes);
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
-        world_->chores()->enlist(*this);
+        world_->hooks()->enlist(*this);
     }
     ~ProcessEngine() override {
-        world_->chores()->dismiss(*this);
+        world_->hooks()->dismiss(*this);
         regions_->remove(staging_region_);
     }
 
@@ -117,12 +117,12 @@ public:
         }
     }
 
-    void look(std::uint64_t n, collective::Vigil& vigil) override {
+    void look(std::uint64_t n, collective::Deadline& deadline) override {
         std::lock_guard lock(mutex_);
         if (complete(n)) return;
         const Whole oldest{calls_[first_].call, calls_[first_].number};
-        if (!calls_[first_].whole) direct_.look(oldest.number, vigil);
-        else if (launched_ != landed_) staged_.look(landed_, vigil, &oldest);
+        if (!calls_[first_].whole) direct_.look(oldest.number, deadline);
+        else if (launched_ != landed_) staged_.look(landed_, deadline, &oldest);
     }
 
     /// Who keeps collective n from completing.
@@ -255,7 +255,7 @@ private:
     public:
         Space(std::shared_ptr<const Regions> regions, bool alone, ProcessWorld& world) noexcept
             : RegionSpace(std::move(regions), alone), world_(&world) {}
-        void idle() const noexcept { world_->chores()->try_advance(); }
+        void idle() const noexcept { world_->hooks()->try_advance(); }
 
     private:
         ProcessWorld* world_;

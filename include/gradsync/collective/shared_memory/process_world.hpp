@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "../chores.hpp"
 #include "../process.hpp"
+#include "../progress_hooks.hpp"
 #include "../world.hpp"
 #include "segment.hpp"
 
@@ -33,7 +33,7 @@ public:
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
 
     /// What the communicators of this rank have to do.
-    const std::shared_ptr<collective::Chores>& chores() const noexcept { return chores_; }
+    const std::shared_ptr<collective::ProgressHooks>& hooks() const noexcept { return hooks_; }
 
     /// False once the process has died; true while it has not joined.
     bool alive(int world_rank) noexcept override {
@@ -68,7 +68,7 @@ private:
     std::shared_ptr<Segment> segment_;
     const int ranks_;
     const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
-    const std::shared_ptr<collective::Chores> chores_ = std::make_shared<collective::Chores>();
+    const std::shared_ptr<collective::ProgressHooks> hooks_ = std::make_shared<collective::ProgressHooks>();
 };
 
 }  // namespace gradsync::inline v0_2::shared_memory

@@ -13,13 +13,12 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
-#include "../../core/time_limit.hpp"
+#include "../deadline.hpp"
 #include "../failures.hpp"
-#include "../vigil.hpp"
 #include "../waiting.hpp"
 #include "address_space.hpp"
 #include "board.hpp"
-#include "lookout.hpp"
+#include "failure_detector.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
@@ -36,8 +35,8 @@ public:
         : space_(std::move(space)),
           board_(std::move(board)),
           rank_(rank),
-          timeout_(gradsync::detail::within_reason(timeout)),
-          lookout_(*board_, rank),
+          timeout_(gradsync::detail::clamp_timeout(timeout)),
+          detector_(*board_, rank),
           calls_(static_cast<std::size_t>(board_->size())),
           worker_(calls_.size()) {}
     Seat(const Seat&) = delete;
@@ -50,13 +49,13 @@ public:
     World& world() const noexcept { return board_->world(); }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
     void set_timeout(std::chrono::nanoseconds limit) noexcept {
-        timeout_.store(gradsync::detail::within_reason(limit), std::memory_order_relaxed);
+        timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
     }
 
     /// Says to the others that this rank will start nothing more.
     void leave() noexcept {
         board_->presence(rank_).left.store(true, std::memory_order_release);
-        board_->world().bell.ring();
+        board_->world().wait_queue.ring();
     }
 
     /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
@@ -64,10 +63,10 @@ public:
     std::uint64_t start(const Call& call) {
         if (board_->world().failed()) throw_failure(call.operation);
         lock();
-        while (next_.load(std::memory_order_relaxed) - least_retired() >= Board::slots) {
+        while (next_.load(std::memory_order_relaxed) - min_retired() >= Board::slots) {
             unlock();
             const std::uint64_t oldest = next_.load(std::memory_order_relaxed) - Board::slots;
-            if (!wait_for([&] { return least_retired() > oldest; }, oldest)) throw_failure(call.operation);
+            if (!wait_for([&] { return min_retired() > oldest; }, oldest)) throw_failure(call.operation);
             lock();
         }
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
@@ -79,7 +78,7 @@ public:
         cell.arrived.store(n + 1, std::memory_order_release);
         next_.store(n + 1, std::memory_order_release);
         unlock();
-        board_->world().bell.ring();
+        board_->world().wait_queue.ring();
         return n;
     }
 
@@ -109,7 +108,7 @@ public:
     }
 
     /// Who keeps collective n from completing.
-    collective::Late late(std::uint64_t n) const { return lookout_.late(n); }
+    collective::Late late(std::uint64_t n) const { return detector_.late(n); }
 
     /// Is collective n complete, and has this rank seen its calls? Only looks.
     bool done(std::uint64_t n) const noexcept { return board_->done(n) && own_.load(std::memory_order_acquire) > n; }
@@ -128,13 +127,13 @@ public:
     }
 
     /// What a wait for collective n does now and then, for who tests it again and again.
-    void look(std::uint64_t n, collective::Vigil& vigil, const Whole* whole = nullptr) noexcept {
+    void look(std::uint64_t n, collective::Deadline& deadline, const Whole* whole = nullptr) noexcept {
         if (board_->done(n) || board_->world().failed()) return;
         const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
-        vigil.look(
-            timeout(), [&](std::chrono::nanoseconds) { lookout_.report_timeout(unstarted, whole, timeout()); },
-            [&] { lookout_.report_dead(unstarted, n, whole); });
-        lookout_.report_leavers(unstarted, whole);
+        deadline.look(
+            timeout(), [&](std::chrono::nanoseconds) { detector_.report_timeout(unstarted, whole, timeout()); },
+            [&] { detector_.report_dead(unstarted, n, whole); });
+        detector_.report_leavers(unstarted, whole);
     }
 
     /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
@@ -146,7 +145,7 @@ public:
         if (!board_->done(n)) fail_abandoned(n);
     }
     /// The same for one that is not over although the ranks have met in it.
-    void fail_abandoned(std::uint64_t n) noexcept { fail(collective::abandoned(lookout_.name(n), board_->world_rank(rank_))); }
+    void fail_abandoned(std::uint64_t n) noexcept { fail(collective::abandoned(detector_.name(n), board_->world_rank(rank_))); }
 
     /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
     void fail(Failure failure) noexcept {
@@ -169,14 +168,14 @@ private:
     }
     void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
-    std::uint64_t least_retired() noexcept {
+    std::uint64_t min_retired() noexcept {
         const std::uint64_t next = next_.load(std::memory_order_relaxed);
-        if (next - least_retired_.load(std::memory_order_relaxed) < Board::slots) return least_retired_.load(std::memory_order_relaxed);
+        if (next - min_retired_.load(std::memory_order_relaxed) < Board::slots) return min_retired_.load(std::memory_order_relaxed);
         std::uint64_t least = next;
         for (int r = 0; r < board_->size(); ++r)
             if (!board_->presence(r).left.load(std::memory_order_acquire))  // one that left looks at no slot again
                 least = smaller(least, board_->presence(r).retired.load(std::memory_order_acquire));
-        least_retired_.store(least, std::memory_order_relaxed);
+        min_retired_.store(least, std::memory_order_relaxed);
         return least;
     }
 
@@ -270,7 +269,7 @@ private:
             done.store(n + 1, std::memory_order_release);
             settled = true;
         }
-        if (settled) board_->world().bell.ring();
+        if (settled) board_->world().wait_queue.ring();
     }
 
     /// Takes chunks of `owner`'s share until none is left.
@@ -306,7 +305,7 @@ private:
     bool wait_for(Predicate&& complete, std::uint64_t n, const Whole* whole = nullptr) {
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
-        collective::Vigil vigil;
+        collective::Deadline deadline;
         // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
         // Where it may be waiting for this very core, it is late.
         int rounds_alone = world.cores_are_shared ? 0 : 300;
@@ -320,9 +319,9 @@ private:
             }
             if (backoff.patient()) {
                 space_.idle();
-                look(n, vigil, whole);
+                look(n, deadline, whole);
             }
-            backoff.wait_a_little(world.bell, [&] {
+            backoff.wait_a_little(world.wait_queue, [&] {
                 const std::uint64_t own = own_.load(std::memory_order_relaxed);
                 return complete() || world.failed() || (own <= n && board_->all_arrived(own));
             });
@@ -353,12 +352,12 @@ private:
     std::shared_ptr<Board> board_;
     const int rank_;
     std::atomic<std::chrono::nanoseconds> timeout_;
-    const Lookout lookout_;
+    const FailureDetector detector_;
 
     // Starting: under the lock.
     std::atomic<bool> locked_{false};
-    std::atomic<std::uint64_t> next_{0};           ///< number of the next collective
-    std::atomic<std::uint64_t> least_retired_{0};  ///< what all ranks had retired when last looked at
+    std::atomic<std::uint64_t> next_{0};         ///< number of the next collective
+    std::atomic<std::uint64_t> min_retired_{0};  ///< what all ranks had retired when last looked at
     std::size_t numbers_ = 0;
 
     // Working: by the thread that holds working_. own_ and oldest_ are read by others too.

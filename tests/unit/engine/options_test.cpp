@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/engine/contribution.hpp>
+#include <gradsync/engine/options.hpp>
 
 #include <doctest/doctest.h>
 

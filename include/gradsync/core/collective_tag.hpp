@@ -9,21 +9,21 @@ namespace gradsync::inline v0_2 {
 
 /// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal
 /// size. A backend that can compares them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
-class Subject {
+class CollectiveTag {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit };
 
     /// Nothing in particular.
-    constexpr Subject() = default;
+    constexpr CollectiveTag() = default;
     /// Part `part` of what has the number `owner`, the same on all ranks.
-    constexpr Subject(Kind kind, std::size_t owner, std::size_t part) noexcept
+    constexpr CollectiveTag(Kind kind, std::size_t owner, std::size_t part) noexcept
         : code_(static_cast<std::uint32_t>(kind) << 29 | (static_cast<std::uint32_t>(owner) & owner_mask) << part_bits |
                 (static_cast<std::uint32_t>(part) & part_mask)) {}
 
-    static constexpr Subject from_code(int code) noexcept {
-        Subject subject;
-        subject.code_ = static_cast<std::uint32_t>(code);
-        return subject;
+    static constexpr CollectiveTag from_code(int code) noexcept {
+        CollectiveTag tag;
+        tag.code_ = static_cast<std::uint32_t>(code);
+        return tag;
     }
     /// It takes the place of a root, which such collectives do not have.
     constexpr int code() const noexcept { return static_cast<int>(code_); }
@@ -55,8 +55,8 @@ std::size_t next_owner(B& backend) {
 
 /// What this handle's next collectives are for.
 template <class B>
-void set_subject(B& backend, Subject subject) {
-    if constexpr (requires { backend.set_subject(subject); }) backend.set_subject(subject);
+void set_tag(B& backend, CollectiveTag tag) {
+    if constexpr (requires { backend.set_tag(tag); }) backend.set_tag(tag);
 }
 
 }  // namespace detail

@@ -8,35 +8,35 @@ namespace gradsync::inline v0_2::collective {
 
 /// What has to be done for this rank by a thread of its own, whatever it waits for: it may wait in one communicator for a
 /// rank that waits in another.
-class Chore {
+class ProgressHook {
 public:
     /// As much as can be done at once; not if another thread is at it.
     virtual void try_advance() noexcept = 0;
 
 protected:
-    ~Chore() = default;
+    ~ProgressHook() = default;
 };
 
-/// The chores of all communicators of one rank. For concurrent use.
-class Chores {
+/// The hooks of all communicators of one rank. For concurrent use.
+class ProgressHooks {
 public:
-    void enlist(Chore& chore) {
+    void enlist(ProgressHook& hook) {
         std::lock_guard lock(mutex_);
-        chores_.push_back(&chore);
+        hooks_.push_back(&hook);
     }
-    void dismiss(Chore& chore) noexcept {
+    void dismiss(ProgressHook& hook) noexcept {
         std::lock_guard lock(mutex_);
-        std::erase(chores_, &chore);
+        std::erase(hooks_, &hook);
     }
     void try_advance() noexcept {
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return;
-        for (Chore* chore : chores_) chore->try_advance();
+        for (ProgressHook* hook : hooks_) hook->try_advance();
     }
 
 private:
     std::mutex mutex_;
-    std::vector<Chore*> chores_;
+    std::vector<ProgressHook*> hooks_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

@@ -159,7 +159,7 @@ TEST_CASE("ranks without a batch in the recorded step go by the others' times") 
 TEST_CASE("a gradient that nobody used is expected no earlier than the last one") {
     Finding finding;
     run_simulated({.cluster = cluster, .moves_buckets = false}, [&](SimulatedBackend comm) {
-        Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::agree},
+        Sync sync(comm, parameters_of(counts), {.gradients = GradientStorage::in_buckets, .unused = UnusedParameters::find_unused},
                   OptimalBuckets({1e-5, 1e-9}));
         for (std::size_t k = 1; k < counts.size(); ++k) {  // not the first that is expected
             comm.compute(compute[k]);

@@ -14,20 +14,20 @@
 #include <memory>
 #include <vector>
 
-#include "../core/keep_for_good.hpp"
+#include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"
 
 namespace gradsync::inline v0_2::bootstrap {
 
 /// The largest tag, which is ours: of the communicators that the library is given, as long as backends are made.
-inline int roll_call_tag() noexcept {
+inline int liveness_tag() noexcept {
     void* bound = nullptr;
     int found = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // others need not have it: Open MPI copies it to duplicates only
     return found ? *static_cast<int*>(bound) : 32767;               // what the standard guarantees
 }
 
-/// The number of the last call of all roll calls of a communicator, which is the same on all ranks: what was asked in an earlier one may
+/// The number of the last call of all liveness checks of a communicator, which is the same on all ranks: what was asked in an earlier one may
 /// still be on its way.
 inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     using Holder = std::shared_ptr<int>;
@@ -53,11 +53,11 @@ inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
 
 /// Who is there, where a collective of MPI's does not end: MPI itself does not say. A rank that has waited for too long tells all others
 /// which call it is in; those that wait, too, tell it theirs. Nothing is sent while nobody asks. For whoever may call MPI.
-class MpiRollCall {
+class MpiLivenessCheck {
 public:
-    MpiRollCall(MPI_Comm comm, int rank, int size)
+    MpiLivenessCheck(MPI_Comm comm, int rank, int size)
         : comm_(comm),
-          tag_(roll_call_tag()),
+          tag_(liveness_tag()),
           rank_(rank),
           last_call_(last_call_of(comm)),
           earlier_(*last_call_),
@@ -79,7 +79,7 @@ public:
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
             const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
             // Who answers is there, also where it has not come as far as this rank yet: it may wait for the same one. (What was asked in an
-            // earlier roll call, and nobody took, says nothing.)
+            // earlier liveness check, and nobody took, says nothing.)
             if (call > earlier_) heard_[source] = gradsync::detail::larger(heard_[source], asked_ ? call_ : call);
             tell(source);
         }
@@ -107,13 +107,13 @@ private:
         const auto message = std::make_shared<int>(call_);
         MPI_Request request = MPI_REQUEST_NULL;
         if (MPI_Isend(message.get(), 1, MPI_INT, static_cast<int>(rank), tag_, comm_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
-        gradsync::detail::keep_for_good(message);  // whoever it is for may never take it
+        gradsync::detail::leak_until_exit(message);  // whoever it is for may never take it
     }
 
     MPI_Comm comm_;
     int tag_, rank_;
     std::shared_ptr<int> last_call_;
-    int earlier_;   ///< the last call of the roll calls before this one
+    int earlier_;   ///< the last call of the liveness checks before this one
     int call_ = 0;  ///< the number of the one under way
     bool asked_ = false;
     std::vector<int> heard_;  ///< by rank: the last call that it is known to have come to

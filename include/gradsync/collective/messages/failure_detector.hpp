@@ -6,9 +6,8 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
+#include "../deadline.hpp"
 #include "../failures.hpp"
-#include "../roll_call.hpp"
-#include "../vigil.hpp"
 #include "flight.hpp"
 #include "message_world.hpp"
 #include "rounds.hpp"
@@ -17,18 +16,18 @@ namespace gradsync::inline v0_2::message_passing {
 
 /// What one rank of a communicator can tell, from its messages, of who keeps a collective from completing; and what ends the world for it.
 /// Under the world's mutex.
-class Lookout {
+class FailureDetector {
     using Late = collective::Late;
 
 public:
     /// `world_ranks[r]` is the world rank of rank r; these and all else outlive the object.
-    Lookout(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
+    FailureDetector(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
         : world_(world),
           world_ranks_(world_ranks),
           rank_(rank),
           communicator_(communicator),
           rounds_(rounds),
-          roll_call_(world_ranks.size()) {}
+          liveness_check_(world_ranks.size()) {}
 
     /// Who keeps this one from completing.
     Late late(const Flight& flight) const {
@@ -57,7 +56,7 @@ public:
             if (r == rank_) continue;
             const auto left = world_.left(communicator_, world_rank(r));
             if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what, world_rank(r)));
-            if (!left && roll_call_.is_dead(world_, r, world_rank(r))) return world_.fail(collective::died(what, world_rank(r)));
+            if (!left && liveness_check_.is_dead(world_, r, world_rank(r))) return world_.fail(collective::died(what, world_rank(r)));
         }
     }
 
@@ -66,7 +65,7 @@ public:
     void report_timeout(const Flight& oldest, const Flight* unheard, std::chrono::nanoseconds by, std::chrono::nanoseconds limit) {
         const Flight* open = &oldest;
         Late who = late(*open);
-        if (!who.certain && collective::Vigil::too_early(by, limit)) return;
+        if (!who.certain && collective::Deadline::too_early(by, limit)) return;
         if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // who has stopped did not start this one
         world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, world_rank(rank_), limit));
     }
@@ -87,7 +86,7 @@ private:
     const int rank_;
     const int communicator_;
     const Rounds& rounds_;
-    collective::RollCall roll_call_;
+    collective::LivenessCheck liveness_check_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

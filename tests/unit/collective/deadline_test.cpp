@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/collective/deadline.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <thread>
+
+using gradsync::collective::Deadline;
+using namespace std::chrono_literals;
+
+TEST_CASE("deadline: says how long ago it saw its limit pass, and looks at who is there now and then") {
+    Deadline deadline;
+    int liveness_checks = 0, alarms = 0;
+    std::chrono::nanoseconds by{}, last{};
+    const auto look = [&] {
+        deadline.look(
+            20ms,
+            [&](std::chrono::nanoseconds late) {
+                ++alarms;
+                last = by;
+                by = late;
+            },
+            [&] { ++liveness_checks; });
+    };
+    CHECK(!deadline.begun());
+    look();
+    CHECK(deadline.begun());
+    CHECK(alarms == 0);
+    CHECK(liveness_checks == 0);
+    std::this_thread::sleep_for(30ms);
+    look();
+    CHECK(alarms == 1);
+    CHECK(by == 0ns);  // however late it was seen
+    CHECK(liveness_checks == 1);
+    std::this_thread::sleep_for(1ms);
+    look();
+    CHECK(alarms == 2);
+    CHECK(by >= 1ms);
+    CHECK(last == 0ns);
+}
+
+TEST_CASE("deadline: who may wait for one that waits leaves the others a twentieth of the limit a stage") {
+    CHECK(Deadline::too_early(0s, 20s));
+    CHECK(Deadline::too_early(999ms, 20s));
+    CHECK(!Deadline::too_early(1s, 20s));
+    CHECK(Deadline::too_early(1s, 20s, 2));
+    CHECK(!Deadline::too_early(2s, 20s, 2));
+    CHECK(Deadline::too_early(249ms, 1s));  // a short limit leaves time enough all the same
+    CHECK(!Deadline::too_early(250ms, 1s));
+}
