@@ -128,7 +128,7 @@ TEST_CASE("calibrated and replanned over threads: every step has the mean, befor
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({1000, 20'000, 30, 5, 0, 5000, 70'000});
                   const plan::CallCost cost =
-                      ranks > 1 ? plan::calibrate(comm, {.most_bytes = 1 << 18, .warm_up = 0, .bursts = 1}).cost : plan::CallCost{};
+                      ranks > 1 ? plan::calibrate(comm, {.max_bytes = 1 << 18, .warm_up = 0, .bursts = 1}).cost : plan::CallCost{};
                   Reducer<ThreadBackend, OptimalBuckets> sync(comm, model, {}, OptimalBuckets(cost));
                   for (int step = 0; step < 6; ++step) {
                       if (step == 2) sync.record_order(2);

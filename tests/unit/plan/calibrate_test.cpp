@@ -13,7 +13,7 @@ using namespace gradsync::plan;
 TEST_CASE("all ranks get the same numbers, made of the same calls") {
     std::vector<Fit> fits(3);
     const auto finding = gradsync_test::findings(3, [&](gradsync::ThreadBackend backend, gradsync_test::Finding&) {
-        fits[static_cast<std::size_t>(backend.rank())] = calibrate(backend, {.most_bytes = 1 << 20, .warm_up = 1, .bursts = 3});
+        fits[static_cast<std::size_t>(backend.rank())] = calibrate(backend, {.max_bytes = 1 << 20, .warm_up = 1, .bursts = 3});
     });
     CHECK(finding == "");
     CHECK(fits[0].calls.size() == 6);  // 1 KiB to 1 MiB
@@ -33,6 +33,6 @@ TEST_CASE("what cannot be measured is refused, on every rank") {
         }
     };
     refused(1, {}, "at least 2");
-    refused(2, {.least_bytes = 1000, .most_bytes = 2000}, "most_bytes");
+    refused(2, {.min_bytes = 1000, .max_bytes = 2000}, "max_bytes");
     refused(2, {.bursts = 0}, "bursts");
 }
