@@ -163,7 +163,7 @@ TEST_CASE("differing options") {
         {{.averaging = Averaging::sum}, "averaging=sum"},
         {{.averaging = Averaging::weighted_mean}, "averaging=weighted_mean"},
         {{.accumulation = Accumulation::in_buckets}, "accumulation=in_buckets"},
-        {{.unused = UnusedParameters::find_unused}, "unused=agree"},
+        {{.unused = UnusedParameters::find_unused}, "unused=find_unused"},
         {{.divisor = JoinDivisor::all_ranks}, "divisor=all_ranks"},
         {{.reduce_dtype = DType::bf16}, "reduce_dtype=bf16"}};
     for (const auto& different : odd_options)
