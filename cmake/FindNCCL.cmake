@@ -6,7 +6,7 @@
 # system keeps its libraries. NCCL_VERSION is the header's.
 
 find_package(NCCL CONFIG QUIET)
-if(TARGET NCCL::nccl)
+if(NCCL_FOUND)
   include(FindPackageHandleStandardArgs)
   find_package_handle_standard_args(NCCL CONFIG_MODE)
   return()
@@ -35,7 +35,7 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(NCCL REQUIRED_VARS NCCL_LIBRARY NCCL_INCLUDE_DIR VERSION_VAR NCCL_VERSION)
 
-if(NCCL_FOUND)
+if(NCCL_FOUND AND NOT TARGET NCCL::nccl)
   add_library(NCCL::nccl UNKNOWN IMPORTED GLOBAL)
   set_target_properties(NCCL::nccl PROPERTIES IMPORTED_LOCATION ${NCCL_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${NCCL_INCLUDE_DIR})
 endif()

@@ -16,8 +16,8 @@
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   LABELS LABEL...
 #
-# What scripts/test runs without --all has the label quick, and its programs are built by the target gradsync_quick_tests: unit tests
-# and conformance suites, except those for a GPU and those of four processes or more.
+# The label quick marks the tests that scripts/test runs without --all: unit tests and conformance suites, except those for a GPU and those
+# of four processes or more. The target gradsync_quick_tests builds their programs.
 
 # What Open MPI asks for to run as root in a container, with more ranks than cores.
 set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1

@@ -40,7 +40,7 @@ def summary(results):
 
 
 def exposed_briefly(benchmark):
-    """Milliseconds that synchronisation adds to a step. Where that cannot be told from none, the most that it may be."""
+    """Milliseconds that synchronisation adds to a step; the interval's upper end if it includes zero."""
     found = benchmark and exposed_of(benchmark)
     if not found: return ""
     least, most = found.between or (found.value, found.value)

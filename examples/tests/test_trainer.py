@@ -572,7 +572,7 @@ class Report(TrainerTest):
             return
         self.assertEqual(done.stderr, "")
         drawn = picture.read_text()
-        for text in ("rank 0", "rank 2", "gradients ready", "1 buckets travel", "backward"): self.assertIn(f">{text}<", drawn)
+        for text in ("rank 0", "rank 2", "gradients ready", "1 bucket travels", "backward"): self.assertIn(f">{text}<", drawn)
         self.assertIn("has no complete step 99", run(trace, str(picture), "--step", "99").stderr)
         for content in ("no JSON", "{}", '{"traceEvents": [1]}'):
             self.assertRegex(run(self.write("other", content), str(picture)).stderr, "^draw-trace: .* is not a trace of gradsync's: ")

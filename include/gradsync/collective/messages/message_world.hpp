@@ -178,7 +178,7 @@ private:
         if (transport_->refusal() == nullptr) {
             try {
                 std::lock_guard lock(mutex());
-                // Also to ranks that have said it already: they wait for it.
+                // Ranks that have said good-bye still wait for ours.
                 for (int r = 0; r < transport_->size(); ++r)
                     if (r != transport_->rank() && alive(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
                 poll();

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Checks the diffs that pages show. A block
+"""Checks the links between pages, and the diffs that they show. A link to a file of the project leads to a file, and to a heading
+where it names one. A block
 
     ```diff from A to B
 
 shows all that differs between the two files, except comments at their tops, with any number of context lines. A line that begins
 with @@ separates two places.
 
-    check_diffs.py PAGE...      paths of files in the blocks start at the project's folder
+    check_pages.py PAGE...      paths of files in the blocks start at the project's folder
 """
 
 import itertools
@@ -16,7 +17,22 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?<!`)\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
 BLOCK = re.compile(r"^```diff from (\S+) to (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def broken_links(page):
+    for target, anchor in LINK.findall(page.read_text()):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            yield f"{target}#{anchor}" if anchor else target
 
 
 def code(name):
@@ -33,7 +49,7 @@ def hunks(block):
 
 
 def first_mistake(before, after, block):
-    """What the diff says wrongly of two lists of lines; None if it is right."""
+    """Returns the first error in the diff of two lists of lines, or None."""
     b = a = 0
     for old, new in hunks(block):
         while (before[b : b + len(old)], after[a : a + len(new)]) != (old, new):
@@ -56,6 +72,8 @@ def test_the_checker():
 
 test_the_checker()
 count = 0
+if broken := [f"{page}: {link}" for page in sys.argv[1:] for link in broken_links(pathlib.Path(page))]:
+    sys.exit("links that lead nowhere:\n  " + "\n  ".join(broken))
 for page in sys.argv[1:]:
     for before, after, block in BLOCK.findall(pathlib.Path(page).read_text()):
         count += 1
