@@ -174,7 +174,7 @@ private:
             for (std::size_t i = 0; i < due_.size(); ++i) all.push_back(reducer_->template gradient<float>(i));
             optimizer_.scale_gradients_by(ops_.clip_factor(all, clip_));
         } else {
-            scale_ = Reducer::clip_factor(reducer_->gradient_norm(), clip_);
+            scale_ = gradsync::clip_factor(reducer_->gradient_norm(), clip_);
         }
     }
 

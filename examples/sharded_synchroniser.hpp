@@ -46,7 +46,7 @@ public:
         if (pools || last_) sharded_.finish();
     }
     void step(double learning_rate) override {
-        const double scale = clip_ > 0 ? Sharded::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
+        const double scale = clip_ > 0 ? gradsync::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
         sharded_.optimizer().set_learning_rate(learning_rate);
         sharded_.step(scale);
     }

@@ -113,7 +113,7 @@ std::vector<float> trained_sharded(Backend comm, Make&& make, Use&& use) {
             sharded->mark_ready(i);
         }
         sharded->finish();
-        sharded->step(sharded->clip_factor(sharded->gradient_norm(), 1.0));
+        sharded->step(gradsync::clip_factor(sharded->gradient_norm(), 1.0));
     }
     std::vector<float> all;
     for (std::size_t i = 0; i < weights.size(); ++i) {

@@ -130,7 +130,7 @@ std::vector<Bytes> weights_of_whole(int size, const Training& t, O optimizer = {
                 sync.finish();
                 const double norm = sync.gradient_norm() / t.micro_batches;
                 if (norms != nullptr && comm.rank() == 0) norms->push_back(norm);
-                const double scale = (t.max_norm > 0 ? sync.clip_factor(norm, t.max_norm) : 1.0) / t.micro_batches;
+                const double scale = (t.max_norm > 0 ? gradsync::clip_factor(norm, t.max_norm) : 1.0) / t.micro_batches;
                 whole.begin_step();
                 for (std::size_t i = 0; i < model.size(); ++i) whole.step(i, sync.gradient_view(i), scale, model[i].value_view());
             }

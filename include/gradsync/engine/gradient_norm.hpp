@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -14,6 +15,17 @@
 #include "../kernel/elementwise.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// What to multiply gradients by so that their norm is at most `max_norm`: for optimizers that take a factor and save the pass of
+/// clipping. 1 if nothing is to be done; not finite if the norm is not.
+inline double clip_factor(double norm, double max_norm) noexcept {
+    if (norm <= max_norm) return 1;
+    return detail::is_finite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace gradsync::inline v0_2
 
 namespace gradsync::inline v0_2::detail {
 
@@ -117,5 +129,13 @@ private:
     std::size_t splits_ = 0;
     std::vector<double> values_;  ///< the blocks' sums, then the elements of split blocks
 };
+
+/// The norm of gradients of which each rank holds its shards of the buckets.
+inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
+                                   std::span<const ParameterInfo> infos, int size, int rank) {
+    std::vector<std::vector<ShardSlice>> slices;
+    for (int r = 0; r < size; ++r) slices.push_back(shard_slices(plan, layout, infos, size, r));
+    return GradientNorm(counts, slices, rank);
+}
 
 }  // namespace gradsync::inline v0_2::detail

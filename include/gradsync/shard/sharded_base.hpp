@@ -14,10 +14,10 @@
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "../core/parameter.hpp"
-#include "../engine/failure_latch.hpp"
+#include "../engine/gradient_engine.hpp"
+#include "../engine/guard.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
-#include "../reducer.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
@@ -30,7 +30,7 @@ namespace gradsync::inline v0_2::detail {
 ///
 /// Derived has `name`, `check_before_finish()`, `before_state_moves()`, and `after_state_moves()`, which makes new master weights known.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
-class ShardedBase {
+class ShardedBase : public Guard<B> {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
     static_assert(B::memory_space == MemorySpace::host,
                   "gradsync: sharding works on host memory; stage device tensors through the host (StagingBackend), or use a Reducer");
@@ -41,7 +41,13 @@ class ShardedBase {
                   "docs/sharding.md");
 
 protected:
-    using Engine = Reducer<B, Buckets, Overlap, Exchange>;
+    using Engine = GradientEngine<B, Buckets, Overlap, Exchange>;
+    using Guard<B>::backend_;
+    using Guard<B>::check_root;
+    using Guard<B>::check_usable;
+    using Guard<B>::failed;
+    using Guard<B>::guard;
+    using Guard<B>::refuse;
 
 public:
     using Optimizer = O;
@@ -56,23 +62,23 @@ public:
         check_usable("begin_step");
         if constexpr (requires { Exchange::means_only; })
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
-        return reducer_->begin_step(has_batch);
+        return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight. Where micro-batches are reduced one by one, it counts among the ranks, not among micro-batches.
     void set_weight(double weight) {
         check_usable("set_weight");
-        reducer_->set_weight(weight);
+        engine_->set_weight(weight);
         weight_ = weight;
     }
     /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until the last gradient of its bucket is marked,
     /// and that holds anything at first: ask in each backward, in the order in which gradients become ready. See Reducer::gradient_view.
-    BufferView gradient_view(std::size_t i) { return reducer_->gradient_view(i); }
+    BufferView gradient_view(std::size_t i) { return engine_->gradient_view(i); }
     template <Element T>
     std::span<T> gradient(std::size_t i) {
-        return reducer_->template gradient<T>(i);
+        return engine_->template gradient<T>(i);
     }
     /// See Reducer::mark_ready. From any thread.
-    void mark_ready(std::size_t i) { reducer_->mark_ready(i); }
+    void mark_ready(std::size_t i) { engine_->mark_ready(i); }
 
     /// Returns when this rank's shards hold the averages of this backward, or throws, as Reducer::finish does. Called again before
     /// `step()`, it adds those of another micro-batch (not in stage 1): the step is by the mean of all, or by the sum with
@@ -81,10 +87,10 @@ public:
         check_usable("finish");
         self().check_before_finish();
         guard([&] {
-            reducer_->finish();
+            engine_->finish();
             ++micro_batches_;
-            reducer_->add_to_shards(true);
-            step_ += reducer_->statistics().last;
+            engine_->add_to_shards(true);
+            step_ += engine_->statistics().last;
         });
     }
 
@@ -93,9 +99,9 @@ public:
     /// What it took counts in the next step's statistics.
     void discard() {
         check_usable("discard");
-        reducer_->discard();
+        engine_->discard();
         micro_batches_ = 0;
-        reducer_->add_to_shards(false);
+        engine_->add_to_shards(false);
     }
 
     /// The L2 norm of what `step()` goes by, in double; the same bits as Reducer::gradient_norm has with whole gradients (unless those
@@ -103,17 +109,15 @@ public:
     double gradient_norm() {
         check_usable("gradient_norm");
         if (micro_batches_ == 0) refuse("gradient_norm", "there are no averaged gradients; call finish() first");
-        return guard([&] { return reducer_->gradient_norm() / divisor(); });
+        return guard([&] { return engine_->gradient_norm() / divisor(); });
     }
-    /// What to give to `step` so that the norm is at most `max_norm`. See Reducer::clip_factor.
-    static double clip_factor(double norm, double max_norm) noexcept { return Engine::clip_factor(norm, max_norm); }
 
     // ------------------------------------------------------------------------------------------------ state and its moves
 
     O& optimizer() noexcept { return optimizer_; }
     const O& optimizer() const noexcept { return optimizer_; }
     const Statistics& statistics() const noexcept { return statistics_; }
-    const BucketPlan& plan() const noexcept { return reducer_->plan(); }
+    const BucketPlan& plan() const noexcept { return engine_->plan(); }
     const B& backend() const noexcept { return backend_; }
     std::size_t size() const noexcept { return parameters_.size(); }  ///< parameters, frozen ones too
     /// As registered; in ShardedParameters trainable ones have no values any more after `broadcast_parameters()`.
@@ -172,9 +176,9 @@ public:
 protected:
     ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets,
                 Overlap overlap, Exchange exchange)
-        : backend_(std::move(backend)),
+        : Guard<B>(std::move(backend), "this object"),
           parameters_(std::move(parameters)),
-          options_of_reducer_(options),
+          engine_options_(options),
           buckets_(std::move(buckets)),
           overlap_(std::move(overlap)),
           exchange_(std::move(exchange)),
@@ -188,7 +192,7 @@ protected:
     }
 
     /// Compares what the Reducer knows nothing of, `settings` and the types of values, and makes it. Collective.
-    void make_reducer(const std::string& settings) {
+    void make_engine(const std::string& settings) {
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
@@ -197,19 +201,18 @@ protected:
         const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
         verify<B>(backend_, parameters_, {}, all);
         // Aside: where it throws, the old one is there to say so.
-        auto made = std::make_unique<Engine>(backend_, parameters_, options_of_reducer_, buckets_, overlap_, exchange_);
-        if (reducer_) take_times();
-        reducer_ = std::move(made);
-        if (weight_) reducer_->set_weight(*weight_);
+        auto made = std::make_unique<Engine>(backend_, "this Reducer", parameters_, engine_options_, buckets_, overlap_, exchange_);
+        if (engine_) take_times();
+        engine_ = std::move(made);
+        if (weight_) engine_->set_weight(*weight_);
         exchange_.with_replicas(
-            [&](B& replicas) { verify<B>(replicas, parameters_, reducer_->plan(), all + " " + describe(options_of_reducer_)); });
+            [&](B& replicas) { verify<B>(replicas, parameters_, engine_->plan(), all + " " + describe(engine_options_)); });
     }
 
     /// For `broadcast_parameters`, before anything is under way.
     void check_broadcast(int root) const {
         check_usable("broadcast_parameters");
-        if (root < 0 || root >= backend_.size())
-            refuse("broadcast_parameters", "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+        check_root(root, "broadcast_parameters");
         for (const ParameterView& p : parameters_)
             if (!p.requires_grad && p.value.data == nullptr && p.gradient.count != 0)
                 refuse("broadcast_parameters",
@@ -223,13 +226,13 @@ protected:
     }
 
     /// What the shards hold is so many times what the step goes by.
-    double divisor() const noexcept { return options_of_reducer_.averaging == Averaging::sum ? 1 : static_cast<double>(micro_batches_); }
+    double divisor() const noexcept { return engine_options_.averaging == Averaging::sum ? 1 : static_cast<double>(micro_batches_); }
 
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
         const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
-        state_.step(b, reducer_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
-                    [&](std::size_t i) { return reducer_->was_used(i); });
+        state_.step(b, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
+                    [&](std::size_t i) { return engine_->was_used(i); });
     }
 
     /// Around a step: `gather` does what makes the new weights known.
@@ -241,10 +244,10 @@ protected:
             optimizer_.begin_step();
             gather(gradient_scale);
             micro_batches_ = 0;
-            reducer_->add_to_shards(false);
+            engine_->add_to_shards(false);
             take_times();
-            statistics_.transport = reducer_->statistics().transport;
-            statistics_.buckets = reducer_->statistics().buckets;
+            statistics_.transport = engine_->statistics().transport;
+            statistics_.buckets = engine_->statistics().buckets;
             statistics_.last = std::exchange(step_, {});
             statistics_.total += statistics_.last;
             ++statistics_.steps;
@@ -252,7 +255,7 @@ protected:
     }
 
     /// What is not the Reducer's counts with what is.
-    Watch<B>& watch() noexcept { return reducer_->watch(); }
+    Watch<B>& watch() noexcept { return engine_->watch(); }
 
     /// What went by since the Reducer's last `finish()` is this step's.
     void take_times() {
@@ -269,37 +272,20 @@ protected:
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
 
-    template <class F>
-    decltype(auto) guard(F&& f) {
-        return failure_.guard(backend_, f);
-    }
+    void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, size(), operation); }
 
-    void check_usable(const char* operation) const {
-        if (failure_.failed()) refuse(operation, "this object failed earlier and cannot go on: " + failure_.what(), {}, failure_.code());
-    }
-    [[noreturn]] void refuse(const char* operation, const std::string& what, const std::string& parameter = {},
-                             Errc code = Errc::invalid_argument) const {
-        throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
-                    {.operation = operation, .rank = backend_.rank(), .parameter = parameter});
-    }
-    void check_index(std::size_t i, const char* operation) const {
-        if (i >= size()) refuse(operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(size()));
-    }
-
-    B backend_;
     std::vector<ParameterView> parameters_;
-    ReducerOptions options_of_reducer_;
+    ReducerOptions engine_options_;
     Buckets buckets_;
     Overlap overlap_;
     Exchange exchange_;
     O optimizer_;
-    std::unique_ptr<Engine> reducer_;
+    std::unique_ptr<Engine> engine_;
     ShardState<B> state_;
     std::optional<double> weight_;   ///< as set
     std::size_t micro_batches_ = 0;  ///< reduced since the last step
     StepStatistics step_;
     Statistics statistics_;
-    FailureLatch failure_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

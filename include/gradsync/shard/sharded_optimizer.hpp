@@ -13,7 +13,6 @@
 #include "../engine/deferred_gather.hpp"
 #include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "../reducer.hpp"
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
@@ -32,7 +31,7 @@ namespace gradsync::inline v0_2 {
 ///         model.backward(batch, [&](std::size_t i) { sharded.mark_ready(i); });
 ///         sharded.finish();                                       // this rank's shards of the averaged gradients
 ///         const double norm = sharded.gradient_norm();            // if you clip
-///         sharded.step(sharded.clip_factor(norm, 1.0));           // all ranks hold the new weights
+///         sharded.step(gradsync::clip_factor(norm, 1.0));           // all ranks hold the new weights
 ///     }
 ///
 /// Buckets are reduce-scattered in the backward as the policies say, each rank's optimizer steps its contiguous shard of each
@@ -64,13 +63,13 @@ public:
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer,
                std::move(buckets), std::move(overlap), std::move(exchange)),
           storage_(options.parameters) {
-        GradientStorage& gradients = this->options_of_reducer_.gradients;
+        GradientStorage& gradients = this->engine_options_.gradients;
         if (Stage::shards_gradients) gradients = GradientStorage::pooled;
         else if (gradients == GradientStorage::pooled) this->refuse(name, "pooled gradients are for stage 2: write Zero2");
         for (const ParameterView& p : this->parameters_)
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
-        make_reducer();
+        make_engine();
         gathers_.attach(this->backend_);
         make_state();
     }
@@ -103,9 +102,9 @@ public:
     }
 
     /// While it lives, marks only add up gradients. Stage 1; see Reducer::no_sync.
-    auto no_sync() {
+    NoSync no_sync() {
         this->check_usable("no_sync");
-        return this->reducer_->no_sync();
+        return this->engine_->no_sync();
     }
 
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, and all ranks get the new weights; of a
@@ -140,7 +139,7 @@ public:
         return this->guard([&] {
             flush();
             const BucketPlan before = this->plan();
-            if (!this->reducer_->rebuild_buckets()) return false;
+            if (!this->engine_->rebuild_buckets()) return false;
             move_state(before);
             return true;
         });
@@ -156,27 +155,27 @@ public:
             const ParameterView& p = this->parameters_[i];
             if (p.value.data == nullptr && p.gradient.count != 0)
                 this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
-            if (this->options_of_reducer_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
+            if (this->engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
                 this->refuse(
                     "unfreeze",
                     "parameter '" + p.name + "' has no gradient memory; register it with some, or let gradients live in the buckets",
                     p.name);
         }
         check_no_gradients("unfreeze");
-        if (this->reducer_->accumulates())
+        if (this->engine_->accumulates())
             this->refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
         this->guard([&] {
             flush();
             const BucketPlan before = this->plan();
             for (std::size_t i : which) this->parameters_[i].requires_grad = true;
-            make_reducer();
+            make_engine();
             move_state(before);
         });
     }
 
     ShardMemory memory() const noexcept {
         return {.parameters = values_.bytes(),
-                .gradients = this->reducer_->bytes(),
+                .gradients = this->engine_->bytes(),
                 .master_weights = this->state_.master_bytes(),
                 .optimizer_state = this->state_.state_bytes()};
     }
@@ -184,20 +183,20 @@ public:
 private:
     bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
 
-    void make_reducer() {
+    void make_engine() {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(this->parameters_); one != nullptr)
             this->refuse(name,
                          "the values of '" + one->name + "' and '" + other->name +
                              "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2",
                          other->name);
-        Base::make_reducer(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") +
-                           (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
+        Base::make_engine(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") +
+                          (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
         gathers_.set_watch(this->watch());
     }
 
     void check_no_gradients(const char* operation) const {
         if (this->micro_batches_ != 0) this->refuse(operation, "gradients of this step are averaged already; call step() first");
-        if (!this->reducer_->between_steps())
+        if (!this->engine_->between_steps())
             this->refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
@@ -207,7 +206,7 @@ private:
 
     void gather(std::size_t b) {
         kernel::copy(this->state_.array(b, 0), values_of_shard(b));
-        gathers_.start(b, values_.bucket(b), this->reducer_->tag(b));
+        gathers_.start(b, values_.bucket(b), this->engine_->tag(b));
         this->count_gather(values_.bucket(b).bytes());
     }
 
@@ -238,10 +237,10 @@ private:
     /// For the Reducer's plan. Collective.
     void make_state() {
         const BucketPlan& plan = this->plan();
-        values_ = detail::ValueBuckets<B>(this->backend_, plan, this->reducer_->layout(), this->parameters_, name);
+        values_ = detail::ValueBuckets<B>(this->backend_, plan, this->engine_->layout(), this->parameters_, name);
         std::vector<BufferView> own;
         for (std::size_t b = 0; b < plan.size(); ++b) own.push_back(values_of_shard(b));
-        this->state_ = detail::ShardState<B>(this->backend_, plan, this->reducer_->layout(), this->reducer_->infos(), own,
+        this->state_ = detail::ShardState<B>(this->backend_, plan, this->engine_->layout(), this->engine_->infos(), own,
                                              this->optimizer_.state_count());
         gathers_.resize(plan.size());
         bucket_of_.assign(this->size(), 0);

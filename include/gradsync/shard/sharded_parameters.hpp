@@ -13,7 +13,6 @@
 #include "../core/exchange.hpp"
 #include "../engine/gather_progress.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "../reducer.hpp"
 #include "flat_optimizer.hpp"
 #include "gather_order.hpp"
 #include "options.hpp"
@@ -75,21 +74,21 @@ public:
           unit_count_(units.count()),
           given_units_(units),
           gathering_(this->backend_.duplicate()) {
-        this->options_of_reducer_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
+        this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
         unit_values_ = detail::UnitValues<B>(this->buckets_.count());
         for (ParameterView& p : this->parameters_)  // a value that was not given has the gradient's type
             if (p.value.data == nullptr)
                 p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
-        this->make_reducer("stage=3 prefetch=" + std::to_string(options_.prefetch) +
-                           (options_.reshard_after_forward ? " reshard" : " no_reshard") +
-                           " replicate_below=" + std::to_string(options_.replicate_below));
+        this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
+                          (options_.reshard_after_forward ? " reshard" : " no_reshard") +
+                          " replicate_below=" + std::to_string(options_.replicate_below));
         progress_.attach(gathering_);
         make_state();
     }
     /// Waits for what was gathered ahead, unless an exception is on its way.
     ~ShardedParameters() {
-        if (std::uncaught_exceptions() != exceptions_ || this->failure_.failed()) return;
+        if (std::uncaught_exceptions() != exceptions_ || this->failed()) return;
         try {
             for (std::size_t u = 0; u < unit_values_.size(); ++u) wait(unit_values_[u]);
         } catch (...) {  // the communicator has failed, and says so to those who use it
@@ -100,9 +99,9 @@ public:
     bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
 
     /// While it lives, marks only add up gradients, without communication: see Reducer::no_sync. Not where gradients are sharded.
-    auto no_sync() {
+    NoSync no_sync() {
         this->check_usable("no_sync");
-        return this->reducer_->no_sync();
+        return this->engine_->no_sync();
     }
 
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
@@ -214,7 +213,7 @@ public:
 
     ShardMemory memory() const noexcept {
         return {.parameters = unit_values_.bytes(),
-                .gradients = this->reducer_->bytes(),
+                .gradients = this->engine_->bytes(),
                 .master_weights = this->state_.master_bytes(),
                 .optimizer_state = this->state_.state_bytes()};
     }
@@ -244,7 +243,7 @@ private:
     /// For the Reducer's plan. Collective.
     void make_state() {
         const BucketPlan& plan = this->plan();
-        const detail::BucketLayout& layout = this->reducer_->layout();
+        const detail::BucketLayout& layout = this->engine_->layout();
         std::vector<BufferView> own;
         places_.resize(this->size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -255,7 +254,7 @@ private:
             for (std::size_t i : plan.bucket(b)) places_[i] = {unit_values_[u].parts.size() - 1, layout.offsets[i]};
             own.push_back(own_part(values));
         }
-        this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->reducer_->infos(), own, this->optimizer_.state_count());
+        this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->engine_->infos(), own, this->optimizer_.state_count());
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
                 kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));

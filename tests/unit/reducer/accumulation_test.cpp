@@ -517,14 +517,15 @@ TEST_CASE("a parameter that only a discarded micro-batch used is unused") {
                   }) == "");
 }
 
-TEST_CASE("accumulates() tells whether there are micro-batches that wait for their step") {
+TEST_CASE("the engine's accumulates() tells whether there are micro-batches that wait for their step") {
     for (const int ranks : {1, 2})
         for (const ReducerOptions& way : ways_to_accumulate)
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20});
                       model[1].uses = 2;
                       const int rank = comm.rank();
-                      Reducer<ThreadBackend, PerParameter> sync(comm, model, way);
+                      gradsync::detail::GradientEngine<ThreadBackend, PerParameter, OverlapBackward, gradsync::AllReduce> sync(
+                          comm, "this engine", gradsync::detail::view_parameters<MemorySpace::host>(model), way, {}, {}, {});
                       const auto is = [&](bool expected, const std::string& when) {
                           finding.check(sync.accumulates() == expected, when + (expected ? ": nothing waits" : ": something waits"));
                       };

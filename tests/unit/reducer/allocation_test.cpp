@@ -212,7 +212,7 @@ TEST_CASE("a steady step allocates nothing: sharded") {
             }
             sharded.finish();
         }
-        sharded.step(sharded.clip_factor(sharded.gradient_norm(), 1.0));
+        sharded.step(gradsync::clip_factor(sharded.gradient_norm(), 1.0));
     };
     for (const int ranks : {1, 2, 3}) {
         CAPTURE(ranks);

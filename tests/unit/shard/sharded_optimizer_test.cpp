@@ -47,7 +47,7 @@ void train(Sharded& sharded, std::vector<Tensor>& model, const Training& t, int 
         const double micro = Sharded::stage_pools ? 1 : t.micro_batches;  // stage 1 holds their sum
         const double norm = sharded.gradient_norm() / micro;
         if (norms != nullptr && rank == 0) norms->push_back(norm);
-        sharded.step((t.max_norm > 0 ? sharded.clip_factor(norm, t.max_norm) : 1.0) / micro);
+        sharded.step((t.max_norm > 0 ? gradsync::clip_factor(norm, t.max_norm) : 1.0) / micro);
     }
     sharded.flush();
 }
@@ -265,7 +265,7 @@ TEST_CASE("buckets are planned anew from the order of readiness, and state moves
                           sharded.mark_ready(i);
                       }
                       sharded.finish();
-                      sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                      sharded.step(gradsync::clip_factor(sharded.gradient_norm(), t.max_norm));
                       const BucketPlan before = sharded.plan();
                       if (s == 2) finding.check(sharded.rebuild_buckets() && sharded.plan() != before, "the plan has not changed");
                   }
@@ -363,7 +363,7 @@ TEST_CASE("stage 2: gradients that several threads compute, in an order of their
                       });
                   for (std::thread& thread : threads) thread.join();
                   sharded.finish();
-                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                  sharded.step(gradsync::clip_factor(sharded.gradient_norm(), t.max_norm));
               }
               finding.check(first_difference(expected, weights(sharded)).empty(),
                             first_difference(expected, weights(sharded)) + " differs");
@@ -842,7 +842,7 @@ void train_with_discarded(Sharded& sharded, const Training& t, int micro_batches
         }
         sharded_backward(sharded, t.batch(s, 0));
         sharded.finish();
-        sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+        sharded.step(gradsync::clip_factor(sharded.gradient_norm(), t.max_norm));
         sharded.discard();  // nothing is left to forget
         nothing_averaged();
     }
@@ -927,7 +927,7 @@ TEST_CASE("micro-batches under no_sync() that are discarded leave no trace, befo
                                   if (discarded) sharded.discard();
                               }
                               const double norm = sharded.gradient_norm() / t.micro_batches;
-                              sharded.step(sharded.clip_factor(norm, t.max_norm) / t.micro_batches);
+                              sharded.step(gradsync::clip_factor(norm, t.max_norm) / t.micro_batches);
                           }
                           finding.check(first_difference(expected, weights(sharded)).empty(),
                                         first_difference(expected, weights(sharded)) + " differs");
@@ -980,7 +980,7 @@ TEST_CASE("discard() in the middle of a backward, and while a guard lives, is re
                           finding, [&] { sharded.discard(); }, "call finish() first");
                   }
                   sharded.finish();
-                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                  sharded.step(gradsync::clip_factor(sharded.gradient_norm(), t.max_norm));
               }
               finding.check(first_difference(expected, weights(sharded)).empty(),
                             first_difference(expected, weights(sharded)) + " differs");
@@ -1084,7 +1084,7 @@ std::vector<Bytes> mixed_weights(int size, bool f32_gradients, Make&& make, std:
                 sharded->finish();
                 const double norm = sharded->gradient_norm();
                 if (comm.rank() == 0) norms.push_back(norm);
-                sharded->step(sharded->clip_factor(norm, 1.5));
+                sharded->step(gradsync::clip_factor(norm, 1.5));
             }
             const auto mine = weights(*sharded);
             if (comm.rank() == 0) result = mine;
@@ -1182,7 +1182,7 @@ TEST_CASE("stage 1: calls at the wrong time, and with wrong arguments, are refus
                       const double norm = sharded.gradient_norm();
                       check_refused(
                           finding, [&] { sharded.finish(); }, averaged);
-                      sharded.step(sharded.clip_factor(norm, t.max_norm));
+                      sharded.step(gradsync::clip_factor(norm, t.max_norm));
                   }
                   sharded.broadcast_parameters();
                   finding.check(first_difference(expected, weights(sharded)).empty(),
@@ -1202,7 +1202,7 @@ TEST_CASE("with OverlapForward finish() before weights were waited for is refuse
             for (int s = 0; s < t.steps; ++s) {
                 sharded_backward(sharded, s);
                 sharded.finish();
-                sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                sharded.step(gradsync::clip_factor(sharded.gradient_norm(), t.max_norm));
                 check_refused(
                     finding, [&] { sharded.finish(); }, "weights of the last step were not waited for");
                 if (s % 2 == 0) sharded.flush();  // else the next forward waits for them

@@ -56,7 +56,7 @@ std::string difference_from_whole(int size, const Training& t, ShardedParameters
             sharded.finish();
             const double norm = sharded.gradient_norm();
             if (rank == 0) norms.push_back(norm);
-            sharded.step(sharded.clip_factor(norm, t.max_norm));
+            sharded.step(gradsync::clip_factor(norm, t.max_norm));
             if (s == 1) {  // a forward only, as a validation has it
                 for (std::size_t u = 0; u < sharded.unit_count(); ++u) {
                     const auto use = sharded.gather(u);
@@ -125,7 +125,7 @@ TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
                       forward_backward(sharded, comm.rank(), t.batch(s, m), finding);
                       sharded.finish();
                   }
-                  sharded.step(sharded.clip_factor(sharded.gradient_norm(), t.max_norm));
+                  sharded.step(gradsync::clip_factor(sharded.gradient_norm(), t.max_norm));
               }
               const auto now = weights(sharded);
               for (std::size_t i = 0; i < t.counts.size(); ++i) {
@@ -158,7 +158,7 @@ TEST_CASE("micro-batches that are added up without communication: the bits of a 
                       }
                       sharded.finish();
                       const double norm = sharded.gradient_norm() / t.micro_batches;
-                      sharded.step(sharded.clip_factor(norm, t.max_norm) / t.micro_batches);
+                      sharded.step(gradsync::clip_factor(norm, t.max_norm) / t.micro_batches);
                   }
                   finding.check(first_difference(expected, weights(sharded)).empty(),
                                 first_difference(expected, weights(sharded)) + " differs");
@@ -446,7 +446,7 @@ TEST_CASE("calls at the wrong time, and with wrong arguments, are refused, and t
                       refuses([&] { sharded.finish(); }, "gradients are averaged already; call step() first");
                       const double norm = sharded.gradient_norm();
                       refuses([&] { sharded.finish(); }, "gradients are averaged already; call step() first");
-                      sharded.step(sharded.clip_factor(norm, t.max_norm));
+                      sharded.step(gradsync::clip_factor(norm, t.max_norm));
                       refuses([&] { sharded.broadcast_parameters(99); }, "there is no rank 99");
                       refuses([&] { sharded.acquire(4); }, "there is no unit 4");
                   }

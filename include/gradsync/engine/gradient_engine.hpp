@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/collective_tag.hpp"
+#include "../observe/statistics.hpp"
+#include "bucket_layout.hpp"
+#include "gradient_norm.hpp"
+#include "marking.hpp"
+#include "parameters.hpp"
+#include "verification.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// Gradients in buckets that are exchanged as they become ready: the engine below Reducer, ShardedOptimizer and ShardedParameters. It plans
+/// buckets once, starts their collectives in the plan's order, and checks that nothing half-reduced reaches an optimizer.
+///
+/// A step ends in three moves: `close_step` settles the gradients that are not ready and launches what is left, `complete_step` waits for
+/// the collectives, in order, and hands out each bucket's results. Between the last two a bucket is reduced and nobody has read it.
+template <class B, class Buckets, class Overlap, class Exchange>
+class GradientEngine final : public Marking<B, Buckets, Overlap, Exchange> {
+    using Base = Marking<B, Buckets, Overlap, Exchange>;
+    using Base::backend_;
+    using Base::background_;
+    using Base::check_between_steps;
+    using Base::check_index;
+    using Base::check_root;
+    using Base::check_usable;
+    using Base::decoupled;
+    using Base::fail;
+    using Base::gathers_;
+    using Base::gradients_;
+    using Base::guard;
+    using Base::name;
+    using Base::obtain;
+    using Base::options_;
+    using Base::overlap_;
+    using Base::readiness_;
+    using Base::ready_order_;
+    using Base::refuse;
+    using Base::set_has_batch;
+    using Base::step_;
+    using Base::watch_marks;
+
+    static constexpr bool scatters = Exchange::scatters || decoupled;
+
+public:
+    using Base::between_steps;
+    using Base::failed;
+    using Base::gradient_view;
+    using Base::plan;
+    using Base::size;
+
+    /// Collective. `owner`: the face, as errors name it.
+    GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets buckets,
+                   Overlap overlap, Exchange exchange)
+        : Base(std::move(backend), owner, std::move(parameters), options, std::move(buckets), std::move(overlap), exchange) {
+        verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
+               gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
+        check_types(backend_, gradients_.plan(), gradients_.infos());
+        gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
+        statistics_.transport = backend_.describe();
+        adopt_plan();
+        record_order();
+        if constexpr (decoupled) {
+            gathers_.attach(backend_);
+            gathers_.set_watch(step_.watch());
+        }
+        overlap_.attach(background_);
+    }
+    /// If an exception has ended a step, or buckets were launched and `finish()` was not called, the communicator fails on every rank:
+    /// the others would wait for the rest of the step. (It fails even if all ranks do the same: no rank can tell whether the others did.)
+    ~GradientEngine() {
+        overlap_.detach();
+        const bool unwinds = std::uncaught_exceptions() != exceptions_;
+        if (!failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
+            backend_.fail(unwinds ? "an exception ended its step"
+                                  : "its Reducer was destroyed in the middle of a step; call finish() first");
+        if constexpr (decoupled)
+            if (failed()) gathers_.drop();
+    }
+
+    void broadcast_parameters(int root = 0) {
+        std::vector<BufferView> values(size());
+        for (std::size_t i = 0; i < size(); ++i) {
+            const ParameterView& p = gradients_.parameter(i);
+            if (p.value.data == nullptr && p.gradient.count != 0)
+                refuse("broadcast_parameters", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits",
+                       p.name);
+            values[i] = p.value;
+        }
+        broadcast_buffers(values, root);
+    }
+    void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
+        check_usable("broadcast_buffers");
+        check_root(root, "broadcast_buffers");
+        for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first of them is under way
+            const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
+            if (no_memory || buffers[i].space != B::memory_space)
+                refuse("broadcast_buffers", "buffer " + std::to_string(i) + " of " + std::to_string(buffers.size()) +
+                                                (no_memory ? " has no memory; give it some"
+                                                           : " lies in another memory space than this backend takes; copy it there first"));
+        }
+        guard([&] {
+            std::vector<typename B::WorkType> works;
+            works.reserve(buffers.size());
+            for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
+            for (auto& work : works) await(backend_, work);
+        });
+    }
+
+    void finish() {
+        check_usable("finish");
+        check_gathered("finish");
+        auto held = step_.watch().hold(Activity::finish);
+        guard([&] {
+            close_step();
+            const auto lock = step_.exclusive();
+            complete_step(held);
+        });
+    }
+
+    bool try_finish() {
+        check_usable("try_finish");
+        if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
+            guard([&] {
+                step_.try_test();
+                if constexpr (requires { backend_.failed(); })
+                    if (backend_.failed()) backend_.barrier().wait();  // throws why
+            });
+            return false;
+        }
+        check_gathered("try_finish");
+        const auto begin = step_.watch().now();
+        bool complete = false;
+        guard([&] {
+            close_step();
+            const auto lock = step_.exclusive();
+            step_.test();
+            complete = !step_.in_flight() && used_map_work_.test();
+            if (!complete) return step_.watch().add(begin, step_.watch().now());
+            auto held = step_.watch().hold_since(begin, Activity::finish);
+            complete_step(held);
+        });
+        return complete;
+    }
+
+    void wait_gradient(std::size_t i) {
+        check_index(i, size(), "wait_gradient");
+        check_usable("wait_gradient");
+        if constexpr (decoupled)
+            if (gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "wait_gradient");
+    }
+
+    void flush() {
+        check_usable("flush");
+        if constexpr (decoupled)
+            for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
+    }
+
+    double gradient_norm() {
+        check_usable("gradient_norm");
+        check_between_steps("gradient_norm");
+        return guard([&] {
+            if (norm_ == std::nullopt) prepare_norm();
+            return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
+                                                [[maybe_unused]] std::size_t offset) {
+                if constexpr (Exchange::scatters) return gradients_.shard(b).subview(offset, count);
+                if constexpr (decoupled)
+                    if (gathers_.pending(b)) return gradients_.shard(b).subview(offset, count);
+                return gradients_.gradient(i).subview(first, count);
+            });
+        });
+    }
+
+    double clip_gradients_by_norm(double max_norm) {
+        check_limit(max_norm, "clip_gradients_by_norm");
+        const double norm = gradient_norm();
+        if (const double factor = clip_factor(norm, max_norm); factor != 1)
+            for_gradients([&](BufferView gradient) { passes_of(backend_).scale(gradient, factor); });
+        return norm;
+    }
+    void clip_gradients_by_value(double limit) {
+        check_usable("clip_gradients_by_value");
+        check_between_steps("clip_gradients_by_value");
+        check_limit(limit, "clip_gradients_by_value");
+        for_gradients([&](BufferView gradient) { passes_of(backend_).clamp(gradient, limit); });
+    }
+
+    bool rebuild_buckets() {
+        check_usable("rebuild_buckets");
+        check_between_steps("rebuild_buckets");
+        flush();
+        return guard([&] {
+            const std::vector<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
+            if (!ready_order_.seconds().empty()) gradients_.set_ready_seconds(ready_order_.seconds());
+            if (!gradients_.reorder(backend_, order)) return false;
+            readiness_.set_plan(plan());
+            adopt_plan();
+            return true;
+        });
+    }
+
+    void record_order(unsigned steps = 1) {
+        check_usable("record_order");
+        ready_order_.start(steps, size());
+        watch_marks();
+    }
+
+    /// When gradients become ready, as the ranks have agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
+    std::span<const double> ready_seconds() const noexcept { return {ready_order_.seconds().data(), ready_order_.seconds().size()}; }
+
+    // ------------------------------------------------------------------------------------------------------ shards
+
+    /// Where the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
+    /// ones lie in memory of their own, in the accumulator's type.
+    BufferView gradient_shard(std::size_t b) const noexcept
+        requires Exchange::scatters
+    {
+        return gradients_.shard(b);
+    }
+    /// Pooled gradients: do shards of steps that come add to those that are there, as those of further micro-batches?
+    void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
+    /// Did any rank use parameter i in the last step, or the micro-batches that were added up? (UnusedParameters::find_unused; otherwise all are
+    /// used.)
+    bool was_used(std::size_t i) const {
+        check_index(i, size(), "was_used");
+        return used_.empty() || used_[i] != 0;
+    }
+    /// Where parameter i lies in its bucket, and how long buckets are, in elements.
+    const BucketLayout& layout() const noexcept { return gradients_.layout(); }
+    std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
+    /// The tag of bucket b's collectives.
+    CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }
+    /// Times of what counts in the statistics too.
+    Watch<B>& watch() noexcept { return step_.watch(); }
+    std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's
+
+    const Statistics& statistics() const noexcept { return statistics_; }
+    auto& exchange() noexcept { return step_.exchange(); }
+
+private:
+    /// What follows from the plan, when it is made and when it changes.
+    void adopt_plan() {
+        step_.adopt_plan();
+        statistics_.buckets.assign(plan().size(), {});
+        if constexpr (decoupled) gathers_.resize(plan().size());
+        norm_.reset();
+    }
+
+    /// Not before a norm is asked for: if gradients are sharded over many ranks, it takes memory.
+    void prepare_norm() {
+        const std::vector<std::size_t> counts = norm_counts(gradients_.parameters());
+        if constexpr (scatters)
+            norm_ = norm_of_shards(counts, plan(), gradients_.layout(), gradients_.infos(), backend_.size(), backend_.rank());
+        else norm_.emplace(counts, backend_.size(), backend_.rank());
+    }
+
+    bool all_ready() const noexcept {
+        for (std::size_t b = step_.launched(); b < plan().size(); ++b)
+            if (!readiness_.full(b)) return false;
+        return true;
+    }
+
+    void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
+        if constexpr (decoupled) {
+            if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
+            const auto held = step_.watch().hold(Activity::wait, b);
+            guard([&] { gathers_.wait(b); });
+            check_usable(operation);
+            gradients_.hand_out(b, [](std::size_t) { return true; });
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------- the end of a step
+
+    /// All marks are in, or never will be: settles the gradients that are not ready and launches what is left.
+    void close_step() {
+        if (closed_) return;
+        if (!step_.has_batch()) settle_all();
+        else if (!all_ready()) settle_unready();
+        step_.launch_full_buckets(false);
+        if (options_.unused == UnusedParameters::find_unused && backend_.size() > 1) {
+            if (!step_.has_batch()) readiness_.forget_used();
+            used_map_work_ = host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
+        }
+        closed_ = true;
+    }
+
+    /// Without a batch: what this rank's gradients hold does not matter, but may have to be put back.
+    void settle_all() {
+        if (options_.unused == UnusedParameters::find_unused)
+            for (std::size_t i : gradients_.order()) gradients_.keep(i);
+        for (std::size_t b = step_.launched(); b < plan().size(); ++b) {
+            if (gradients_.pooled()) obtain(b, "finish");
+            readiness_.fill_all(b, plan().bucket(b));
+        }
+    }
+
+    void settle_unready() {
+        std::vector<std::size_t> missing;
+        for (std::size_t i : gradients_.order()) {
+            const std::uint32_t remaining = readiness_.remaining(i);
+            if (remaining == 0) continue;
+            const bool partly_marked = remaining != readiness_.uses(i);
+            if (readiness_.used()[i] && !partly_marked) {  // its gradient is that of earlier micro-batches
+                if (gradients_.holds_sum(i)) gradients_.deposit_sum(i);
+                else if (gradients_.is_copied(i)) gradients_.deposit(i);
+            } else if (options_.unused == UnusedParameters::error) {
+                missing.push_back(i);
+                continue;
+            } else if (partly_marked) {
+                readiness_.used()[i] = 1;
+                if (gradients_.is_copied(i)) gradients_.deposit(i);
+            } else {
+                if (gradients_.pooled()) obtain(readiness_.bucket_of(i), "finish");
+                gradients_.keep(i);
+                gradients_.clear(i);
+            }
+            readiness_.settle(i);
+        }
+        if (!missing.empty()) report_missing(missing);
+    }
+
+    /// Waits for the collectives, hands out the results, and prepares the next step.
+    void complete_step(typename Watch<B>::Span& held) {
+        const bool agree = options_.unused == UnusedParameters::find_unused;
+        for (std::size_t b = 0; b < plan().size(); ++b) {
+            step_.complete(b);
+            if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });
+        }
+        if constexpr (decoupled) step_.start_gathers(gathers_);
+        if (agree) {
+            used_map_work_.wait();
+            if (Exchange::scatters) {
+                if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
+                used_.resize(size());
+                for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];
+            } else {
+                if constexpr (decoupled)  // what is put back must come after what is gathered
+                    for (std::size_t b = plan().size(); b-- > 0;) gathers_.wait(b);
+                for (std::size_t b = 0; b < plan().size(); ++b)
+                    gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
+                gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
+            }
+        }
+        held.end();
+        statistics_.last = step_.take_statistics(statistics_.buckets);
+        if (decoupled && backend_.size() > 1) {  // the other halves are on their way
+            for (std::size_t b = 0; b < plan().size(); ++b) statistics_.last.bytes += gradients_.bucket(b).bytes();
+            statistics_.last.collectives += plan().size();
+        }
+        statistics_.total += statistics_.last;
+        ++statistics_.steps;
+        readiness_.reset();
+        gradients_.forget_sums();
+        if (ready_order_.recording()) {
+            ready_order_.end_step();
+            watch_marks();
+        }
+        set_has_batch(true);
+        closed_ = false;
+    }
+
+    /// With OverlapForward: what nobody has waited for would be lost.
+    void check_gathered([[maybe_unused]] const char* operation) const {
+        if constexpr (decoupled)
+            if (!closed_ && gathers_.pending() != 0)
+                refuse(operation,
+                       "averages of the last step were not waited for; call wait_gradient(i) before parameter i is used, or flush()");
+    }
+
+    void check_limit(double limit, const char* operation) const {
+        if (!(limit >= 0)) refuse(operation, "a limit must be 0 or more, not " + std::to_string(limit));
+    }
+
+    template <class Use>
+    void for_gradients(Use&& use) {
+        flush();
+        for (std::size_t i : gradients_.order())
+            if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);
+    }
+
+    [[noreturn]] void report_missing(const std::vector<std::size_t>& missing) {
+        fail(Errc::gradient_not_ready, "finish", not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_),
+             name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
+    }
+    std::optional<GradientNorm> norm_;
+    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; where gradients are scattered and their use is agreed on
+    typename HostOf<B>::WorkType used_map_work_;
+    Statistics statistics_;
+    bool closed_ = false;  ///< all marks of this step are settled
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "../core/error.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// How one object of a rank fails: it refuses what cannot be done, tells the other ranks of what cannot be undone, and remembers the first
+/// failure for all later calls. Faces and engines derive from it. For any thread.
+template <class B>
+class Guard {
+public:
+    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+
+protected:
+    /// `owner`: the object as its errors name it, "this Reducer".
+    Guard(B backend, const char* owner) : backend_(std::move(backend)), owner_(owner) {}
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+    ~Guard() = default;
+
+    /// Nothing has happened: the object can still be used.
+    [[noreturn]] void refuse(Errc code, const char* operation, const std::string& what, std::string parameter = {},
+                             std::ptrdiff_t bucket = -1) const {
+        throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
+                    {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = std::move(parameter)});
+    }
+    [[noreturn]] void refuse(const char* operation, const std::string& what, std::string parameter = {}) const {
+        refuse(Errc::invalid_argument, operation, what, std::move(parameter));
+    }
+
+    /// Gradients are lost: no rank may go on.
+    [[noreturn]] void fail(Errc code, const char* operation, const std::string& what, std::string parameter, std::ptrdiff_t bucket) {
+        remember(what, code);
+        backend_.fail(what);
+        refuse(code, operation, what, std::move(parameter), bucket);
+    }
+
+    /// Runs `f`. An exception from it leaves nothing to go on with: the other ranks are told.
+    template <class F>
+    decltype(auto) guard(F&& f) {
+        try {
+            return f();
+        } catch (const Error& e) {
+            give_up(e.what(), e.errc());
+            throw;
+        } catch (const std::exception& e) {
+            give_up(e.what());
+            throw;
+        } catch (...) {
+            give_up("an exception that is no std::exception");
+            throw;
+        }
+    }
+
+    void check_usable(const char* operation) const {
+        if (failed()) refuse_use(operation);
+    }
+    void check_index(std::size_t i, std::size_t size, const char* operation) const {
+        if (i >= size) refuse_index(i, size, operation);
+    }
+    void check_root(int root, const char* operation) const {
+        if (root < 0 || root >= backend_.size())
+            refuse(operation, "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+    }
+
+    B backend_;
+
+private:
+    // Away from the calls: a mark takes nanoseconds, and texts in it keep the compiler from inlining the rest.
+    [[noreturn]] void refuse_use(const char* operation) const {
+        refuse(code_, operation, std::string(owner_) + " failed earlier and cannot go on: " + what_);
+    }
+    [[noreturn]] void refuse_index(std::size_t i, std::size_t size, const char* operation) const {
+        refuse(operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(size));
+    }
+
+    void give_up(const char* what, Errc code = Errc::peer_failed) {
+        remember(what, code);
+        backend_.fail(what_);
+    }
+    /// The first one counts.
+    void remember(const std::string& what, Errc code) {
+        std::lock_guard lock(mutex_);
+        if (failed()) return;
+        what_ = what;
+        code_ = code;
+        failed_.store(true, std::memory_order_release);
+    }
+
+    const char* owner_;
+    std::mutex mutex_;
+    std::atomic<bool> failed_{false};
+    std::string what_;               ///< of the first failure; only after `failed()`
+    Errc code_ = Errc::peer_failed;  ///< that of an Error; of any other exception, the code that the communicator has for all
+};
+
+}  // namespace gradsync::inline v0_2::detail

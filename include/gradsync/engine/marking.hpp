@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
+#include "../core/error.hpp"
+#include "../core/exchange.hpp"
+#include "../core/math.hpp"
+#include "../core/overlap_policy.hpp"
+#include "../core/parameter.hpp"
+#include "../kernel/isa.hpp"
+#include "../kernel/passes.hpp"
+#include "../observe/observer.hpp"
+#include "deferred_gather.hpp"
+#include "gather_progress.hpp"
+#include "gradient_buckets.hpp"
+#include "guard.hpp"
+#include "no_sync.hpp"
+#include "options.hpp"
+#include "readiness.hpp"
+#include "ready_order.hpp"
+#include "step.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// The first half of a step: gradients become ready, are copied or added up, and full buckets leave. `GradientEngine` has the second half.
+template <class B, class Buckets, class Overlap, class Exchange>
+class Marking : public Guard<B>, public MicroBatches {
+protected:
+    /// `finish()` leaves half of the all-reduce to be waited for.
+    static constexpr bool decoupled = !Exchange::scatters && gathers_in_forward<Overlap>();
+    using Step = detail::Step<B, Buckets, std::conditional_t<decoupled, ReduceScatter, Exchange>>;
+    static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
+    static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
+
+    using Guard<B>::backend_;
+    using Guard<B>::check_index;
+    using Guard<B>::check_root;
+    using Guard<B>::check_usable;
+    using Guard<B>::fail;
+    using Guard<B>::guard;
+    using Guard<B>::refuse;
+
+public:
+    using Guard<B>::failed;
+
+    bool begin_step(bool has_batch = true) {
+        check_usable("begin_step");
+        check_between_steps("begin_step");
+        std::int32_t live = has_batch ? 1 : 0;
+        guard([&] { host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
+        set_has_batch(has_batch || live == 0);  // with no batch anywhere there is no such step
+        return live > 0;
+    }
+
+    void set_weight(double weight) {
+        check_usable("set_weight");
+        if (options_.averaging != Averaging::weighted_mean && options_.averaging != Averaging::mean_over_count)
+            refuse("set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
+        if (!(weight >= 0) || !is_finite(weight))
+            refuse("set_weight", "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
+        if (step_.launched() != 0)
+            refuse("set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
+        step_.set_weight(weight);
+    }
+
+    NoSync no_sync() {
+        check_usable("no_sync");
+        if (gradients_.pooled())
+            refuse("no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
+        if (step_.launched() != 0) refuse("no_sync", "buckets of this step are in flight already; call finish() first");
+        return NoSync(*this);
+    }
+
+    void discard() {
+        check_usable("discard");
+        check_between_steps("discard");
+        if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; let it go first");
+        readiness_.reset();
+        gradients_.forget_sums();
+    }
+    /// Between steps: has a micro-batch been marked under `no_sync()` since the last `finish()`, or may it be, as a guard lives?
+    bool accumulates() const noexcept {
+        return unsynchronised_.load(std::memory_order_relaxed) >= one_guard || (between_steps() && readiness_.any_used());
+    }
+
+    /// Inlined into the trainer's backward: it costs nanoseconds.
+    GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) {
+        check_index(i, size(), "mark_ready");
+        check_usable("mark_ready");
+        switch (readiness_.mark(i)) {
+            case Readiness::Mark::more_to_come: return;
+            case Readiness::Mark::too_often: refuse_mark(i);
+            case Readiness::Mark::ready: break;
+        }
+        if constexpr (decoupled)
+            if (gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
+        if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
+        const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
+        if (unsynchronised & without_batch) return readiness_.rearm(i);
+        const bool synchronises = unsynchronised == 0;
+        const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
+        // Before it is copied twice; where that adds it twice, not even by two threads that mark it at the same moment.
+        if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
+        if (!synchronises) {
+            readiness_.used()[i] = 1;
+            if (copies) gradients_.add_up(i);
+            return readiness_.rearm(i);
+        }
+        const std::size_t bytes = gradients_.parameter(i).gradient.bytes();
+        if (copies) {
+            if (bytes < worth_timing) {
+                gradients_.deposit(i);
+            } else {
+                const auto held = step_.watch().hold(Activity::copy, i);
+                gradients_.deposit(i);
+            }
+        }
+        if (marks_watched_) watch_mark(i);
+        readiness_.used()[i] = 1;  // before it is filled in: a step that is full may end
+        const auto filled = readiness_.fill(i);
+        if (filled == Readiness::Fill::too_often) refuse_mark(i);
+        if (step_.is_single_rank()) return;  // nothing travels; what is to be scaled is scaled in finish()
+        const bool full = filled == Readiness::Fill::bucket_full;
+        // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
+        const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
+        const bool poll = full || unpolled >= worth_polling;
+        unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
+        if (!poll) return;
+        guard([&] {
+            if (full) overlap_.bucket_full(hook_);
+            overlap_.gradients_ready(hook_);
+        });
+    }
+
+    /// Where gradient i is to be written. Pooled ones may wait for memory.
+    BufferView gradient_view(std::size_t i) {
+        check_index(i, size(), "gradient_view");
+        check_usable("gradient_view");
+        if (gradients_.pooled() && gradients_.parameter(i).requires_grad) {
+            obtain(readiness_.bucket_of(i), "gradient_view");
+            gradients_.ask_for(i);
+        }
+        return gradients_.gradient(i);
+    }
+    template <Element T>
+    std::span<T> gradient(std::size_t i) {
+        const BufferView view = gradient_view(i);
+        if (view.dtype != dtype_of<T>)
+            throw Error(Errc::invalid_argument,
+                        "gradient '" + gradients_.parameter(i).name + "' holds " + std::string(name_of(view.dtype)) + ", not " +
+                            std::string(name_of(dtype_of<T>)),
+                        {.operation = "gradient", .rank = backend_.rank(), .parameter = gradients_.parameter(i).name});
+        return {static_cast<T*>(view.data), view.count};
+    }
+
+    /// Gradient i is borrowed from elsewhere from now on.
+    void rebind_gradient(std::size_t i, BufferView gradient) {
+        check_index(i, size(), "rebind_gradient");
+        check_usable("rebind_gradient");
+        check_between_steps("rebind_gradient");
+        const BufferView own = gradients_.parameter(i).gradient;
+        if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
+            gradient.space != own.space || gradient.data == nullptr)
+            refuse("rebind_gradient", "the new memory of '" + name(i) + "' must be a borrowed gradient of the same count, type and space",
+                   name(i));
+        gradients_.rebind(i, readiness_.bucket_of(i), gradient);
+    }
+
+    /// Is no gradient marked since the last `finish()`, but under `no_sync()`?
+    bool between_steps() const noexcept { return readiness_.untouched(); }
+    const BucketPlan& plan() const noexcept { return gradients_.plan(); }
+    const B& backend() const noexcept { return backend_; }
+    std::size_t size() const noexcept { return gradients_.parameters().size(); }  ///< parameters, frozen ones too
+    const ParameterView& parameter(std::size_t i) const {
+        check_index(i, size(), "parameter");
+        return gradients_.parameter(i);
+    }
+
+protected:
+    /// The engine as the overlap policy sees it. What happens in hooks counts as exposed, what a thread of the
+    /// policy's does in the background does not.
+    template <bool in_hook>
+    struct Engine {
+        Marking& marking;
+        void launch_full_buckets() { marking.step_.launch_full_buckets(in_hook); }
+        bool in_flight() const noexcept { return marking.step_.in_flight(); }
+        void poll() { marking.step_.poll(in_hook); }
+        bool wants_thread() const noexcept { return wants_progress_thread(marking.backend_); }
+    };
+
+    Marking(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets buckets,
+            Overlap overlap, Exchange exchange)
+        : Guard<B>(std::move(backend), owner),
+          options_(checked(options)),
+          gradients_(backend_, std::move(parameters), options, std::move(buckets), Exchange::scatters,
+                     !std::is_same_v<Exchange, AllReduce>),
+          readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
+          step_(backend_, options_, gradients_, readiness_, exchange_of_step(std::move(exchange))),
+          overlap_(std::move(overlap)) {}
+    ~Marking() = default;
+
+    /// Before anything is made: a rank that is refused here may try again.
+    const ReducerOptions& checked(const ReducerOptions& options) const {
+        if (options.gradients == GradientStorage::pooled && !Exchange::scatters)
+            refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
+        return options;
+    }
+    /// With OverlapForward the other half of AllReduce is the gathers'.
+    static auto exchange_of_step([[maybe_unused]] Exchange exchange) {
+        if constexpr (decoupled) return ReduceScatter{};
+        else return exchange;
+    }
+
+    void set_has_batch(bool has_batch) noexcept {
+        step_.set_has_batch(has_batch);
+        if (has_batch) unsynchronised_ &= ~without_batch;
+        else unsynchronised_ |= without_batch;
+    }
+
+    void begin_no_sync() noexcept final { unsynchronised_ += one_guard; }
+    /// A guard goes. With the last one, and where an exception ends the micro-batch, what is left of its marks does not count for the next.
+    void end_no_sync(bool unwinds) noexcept final {
+        const bool last = (unsynchronised_ -= one_guard) < one_guard;
+        if (!(last || unwinds) || failed()) return;
+        try {
+            guard([&] {
+                for (std::size_t i : gradients_.order()) {
+                    const std::uint32_t remaining = readiness_.remaining(i);
+                    if (remaining == 0 || remaining == readiness_.uses(i)) continue;
+                    readiness_.rearm(i);
+                    if (unwinds || !step_.has_batch()) continue;
+                    readiness_.used()[i] = 1;
+                    if (options_.accumulation == Accumulation::in_buckets) gradients_.add_up(i);
+                }
+            });
+        } catch (...) {  // every later call says so
+        }
+    }
+
+    /// Pooled gradients: memory for bucket b, when those that are in flight have to make room for it.
+    void obtain(std::size_t b, const char* operation) {
+        check_usable(operation);
+        guard([&] {
+            while (!gradients_.obtain(b)) {
+                step_.launch_full_buckets(true);
+                if (step_.complete_one()) continue;
+                // All slots are being filled, by several threads or in another order than expected.
+                if (gradients_.obtain(b, true)) return;
+                fail(Errc::invalid_argument, operation,
+                     "there is no memory for bucket " + std::to_string(b) +
+                         ": too many others wait for marks; ask for gradients in the order in which they become ready",
+                     name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
+            }
+        });
+    }
+
+    // ---------------------------------------------------------------------------------------------- watching marks
+
+    /// Most steps are neither recorded nor observed: one flag says so to every mark.
+    void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr; }
+    void watch_mark(std::size_t i) {
+        if (ready_order_.recording()) ready_order_.record(i, backend_);
+        step_.watch().ready(i);
+    }
+
+    // ------------------------------------------------------------------------------------------------------- errors
+
+    const std::string& name(std::size_t i) const noexcept { return gradients_.parameter(i).name; }
+
+    /// No gradient was marked since the last `finish()`, but under `no_sync()`.
+    void check_between_steps(const char* operation) const {
+        if (!readiness_.untouched()) refuse(operation, "gradients of this step are marked ready already; call finish() first");
+    }
+
+    [[noreturn]] void refuse_unwaited(std::size_t i) {
+        fail(Errc::invalid_argument, "mark_ready",
+             "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()", name(i),
+             static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
+    [[noreturn]] void refuse_unasked(std::size_t i) {
+        fail(Errc::invalid_argument, "mark_ready",
+             "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
+             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
+    [[noreturn]] void refuse_mark(std::size_t i) {
+        const ParameterView& p = gradients_.parameter(i);
+        const std::size_t bucket = readiness_.bucket_of(i);
+        const std::string what = marked_too_often(p, bucket);
+        if (!p.requires_grad) refuse("mark_ready", what, p.name);
+        fail(Errc::gradient_marked_twice, "mark_ready", what, p.name, static_cast<std::ptrdiff_t>(bucket));
+    }
+
+    ReducerOptions options_;
+    GradientBuckets<B, Buckets> gradients_;
+    Readiness readiness_;
+    Step step_;
+    ReadyOrder<TimedBucketPolicy<Buckets>> ready_order_;
+    std::conditional_t<decoupled, DeferredGather<B>, NoGather> gathers_;
+
+    static constexpr unsigned without_batch = 1, one_guard = 2;
+    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: guards of `no_sync()`, and a step without a batch
+    bool marks_watched_ = false;                  ///< they are recorded, or observed
+    std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
+
+    Engine<true> hook_{*this};
+    Engine<false> background_{*this};
+    Overlap overlap_;
+};
+
+}  // namespace gradsync::inline v0_2::detail
