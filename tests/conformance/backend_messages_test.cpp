@@ -19,6 +19,8 @@ namespace {
 
 class MessageBackend : public gradsync::detail::EngineCollectives<MessageBackend, gradsync::collective::Engine> {
 public:
+    static constexpr gradsync::BackendAbilities abilities{.poll = true, .failed = true, .tags = true};
+
     explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : engine_(std::move(engine)) {}
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
