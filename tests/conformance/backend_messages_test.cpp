@@ -95,3 +95,4 @@ TEST_CASE("messages: results") { gradsync_test::check_results<Messages>(); }
 TEST_CASE("messages: collectives in flight") { gradsync_test::check_in_flight<Messages>(); }
 TEST_CASE("messages: groups") { gradsync_test::check_groups<Messages>(); }
 TEST_CASE("messages: failures") { gradsync_test::check_failures<Messages>(); }
+TEST_CASE("messages: abilities") { gradsync_test::check_abilities<Messages>(); }
