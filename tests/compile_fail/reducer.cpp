@@ -21,6 +21,11 @@ using gradsync::Flat, gradsync::OverlapBackward, gradsync::Reducer, gradsync::Th
 
 struct DeviceBackend : ThreadBackend {
     static constexpr auto memory_space = gradsync::MemorySpace::device;
+    static constexpr auto abilities = [] {
+        gradsync::BackendAbilities all = ThreadBackend::abilities;
+        all.device_passes = true;
+        return all;
+    }();
     DeviceBackend split(int color, int key);
     DeviceBackend duplicate();
     gradsync::detail::HostPasses passes();

@@ -8,7 +8,9 @@
 ///     TEST_CASE("MyBackend: collectives in flight") { gradsync_test::check_in_flight<MyLauncher>(); }
 ///     TEST_CASE("MyBackend: groups") { gradsync_test::check_groups<MyLauncher>(); }
 ///     TEST_CASE("MyBackend: failures") { gradsync_test::check_failures<MyLauncher>(); }
+///     TEST_CASE("MyBackend: abilities") { gradsync_test::check_abilities<MyLauncher>(); }
 
+#include "backend/abilities.hpp"
 #include "backend/failures.hpp"
 #include "backend/groups.hpp"
 #include "backend/in_flight.hpp"

@@ -30,3 +30,4 @@ TEST_CASE("FaultyBackend: results") { gradsync_test::check_results<FaultlessThre
 TEST_CASE("FaultyBackend: collectives in flight") { gradsync_test::check_in_flight<FaultlessThreads>(); }
 TEST_CASE("FaultyBackend: groups") { gradsync_test::check_groups<FaultlessThreads>(); }
 TEST_CASE("FaultyBackend: failures") { gradsync_test::check_failures<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend: abilities") { gradsync_test::check_abilities<FaultlessThreads>(); }

@@ -19,6 +19,8 @@ namespace {
 
 class MessageBackend : public gradsync::detail::EngineCollectives<MessageBackend, gradsync::collective::Engine> {
 public:
+    static constexpr gradsync::BackendAbilities abilities{.poll = true, .failed = true, .tags = true};
+
     explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : engine_(std::move(engine)) {}
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
@@ -93,3 +95,4 @@ TEST_CASE("messages: results") { gradsync_test::check_results<Messages>(); }
 TEST_CASE("messages: collectives in flight") { gradsync_test::check_in_flight<Messages>(); }
 TEST_CASE("messages: groups") { gradsync_test::check_groups<Messages>(); }
 TEST_CASE("messages: failures") { gradsync_test::check_failures<Messages>(); }
+TEST_CASE("messages: abilities") { gradsync_test::check_abilities<Messages>(); }

@@ -30,16 +30,19 @@ TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>();
 TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
 TEST_CASE("MpiBackend: groups") { gradsync_test::check_groups<MpiProcesses>(); }
 TEST_CASE("MpiBackend: failures") { gradsync_test::check_failures<MpiProcesses>(); }
+TEST_CASE("MpiBackend: abilities") { gradsync_test::check_abilities<MpiProcesses>(); }
 
 TEST_CASE("MpiBackend by messages: results") { gradsync_test::check_results<MpiMessengers>(); }
 TEST_CASE("MpiBackend by messages: collectives in flight") { gradsync_test::check_in_flight<MpiMessengers>(); }
 TEST_CASE("MpiBackend by messages: groups") { gradsync_test::check_groups<MpiMessengers>(); }
 TEST_CASE("MpiBackend by messages: failures") { gradsync_test::check_failures<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages: abilities") { gradsync_test::check_abilities<MpiMessengers>(); }
 
 TEST_CASE("MpiBackend on two machines: results") { gradsync_test::check_results<MpiMachines>(); }
 TEST_CASE("MpiBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<MpiMachines>(); }
 TEST_CASE("MpiBackend on two machines: groups") { gradsync_test::check_groups<MpiMachines>(); }
 TEST_CASE("MpiBackend on two machines: failures") { gradsync_test::check_failures<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines: abilities") { gradsync_test::check_abilities<MpiMachines>(); }
 
 TEST_CASE("MpiBackend on two machines, reproducible: results") { gradsync_test::check_results<MpiReproducible>(); }
 

@@ -36,3 +36,4 @@ TEST_CASE("NcclBackend over a fake: results") { gradsync_test::check_results<Fak
 TEST_CASE("NcclBackend over a fake: collectives in flight") { gradsync_test::check_in_flight<FakeDevices<3>>(); }
 TEST_CASE("NcclBackend over a fake: groups") { gradsync_test::check_groups<FakeDevices<2, gradsync::NcclMemory::windows>>(); }
 TEST_CASE("NcclBackend over a fake: failures") { gradsync_test::check_failures<FakeDevices<1>>(); }
+TEST_CASE("NcclBackend over a fake: abilities") { gradsync_test::check_abilities<FakeDevices<1>>(); }

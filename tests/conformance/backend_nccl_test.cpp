@@ -57,3 +57,4 @@ TEST_CASE("NcclBackend: results") { gradsync_test::check_results<Devices>(); }
 TEST_CASE("NcclBackend: collectives in flight") { gradsync_test::check_in_flight<Devices>(); }
 TEST_CASE("NcclBackend: groups") { gradsync_test::check_groups<Devices>(); }
 TEST_CASE("NcclBackend: failures") { gradsync_test::check_failures<Devices>(); }
+TEST_CASE("NcclBackend: abilities") { gradsync_test::check_abilities<Devices>(); }

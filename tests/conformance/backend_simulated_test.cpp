@@ -26,3 +26,4 @@ TEST_CASE("SimulatedBackend: results") { gradsync_test::check_results<Simulated>
 TEST_CASE("SimulatedBackend: collectives in flight") { gradsync_test::check_in_flight<Simulated>(); }
 TEST_CASE("SimulatedBackend: groups") { gradsync_test::check_groups<Simulated>(); }
 TEST_CASE("SimulatedBackend: failures") { gradsync_test::check_failures<Simulated>(); }
+TEST_CASE("SimulatedBackend: abilities") { gradsync_test::check_abilities<Simulated>(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 240
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 240
 // Over a CUDA runtime of our own (support/fake).
 #include <exception>
 
@@ -48,3 +48,4 @@ TEST_CASE("StagingBackend: results") { gradsync_test::check_results<StagedThread
 TEST_CASE("StagingBackend: collectives in flight") { gradsync_test::check_in_flight<StagedThreads<1024>>(); }
 TEST_CASE("StagingBackend: groups") { gradsync_test::check_groups<StagedThreads<64>>(); }
 TEST_CASE("StagingBackend: failures") { gradsync_test::check_failures<StagedThreads<16384>>(); }
+TEST_CASE("StagingBackend: abilities") { gradsync_test::check_abilities<StagedThreads<16384>>(); }

@@ -15,11 +15,13 @@ TEST_CASE("TcpBackend: results") { gradsync_test::check_results<TcpProcesses>();
 TEST_CASE("TcpBackend: collectives in flight") { gradsync_test::check_in_flight<TcpProcesses>(); }
 TEST_CASE("TcpBackend: groups") { gradsync_test::check_groups<TcpProcesses>(); }
 TEST_CASE("TcpBackend: failures") { gradsync_test::check_failures<TcpProcesses>(); }
+TEST_CASE("TcpBackend: abilities") { gradsync_test::check_abilities<TcpProcesses>(); }
 
 TEST_CASE("TcpBackend on two machines: results") { gradsync_test::check_results<TcpMachines>(); }
 TEST_CASE("TcpBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<TcpMachines>(); }
 TEST_CASE("TcpBackend on two machines: groups") { gradsync_test::check_groups<TcpMachines>(); }
 TEST_CASE("TcpBackend on two machines: failures") { gradsync_test::check_failures<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines: abilities") { gradsync_test::check_abilities<TcpMachines>(); }
 
 TEST_CASE("TcpBackend on two machines, reproducible: results") { gradsync_test::check_results<TcpReproducible>(); }
 

@@ -25,3 +25,4 @@ TEST_CASE("ThreadBackend: results") { gradsync_test::check_results<Threads>(); }
 TEST_CASE("ThreadBackend: collectives in flight") { gradsync_test::check_in_flight<Threads>(); }
 TEST_CASE("ThreadBackend: groups") { gradsync_test::check_groups<Threads>(); }
 TEST_CASE("ThreadBackend: failures") { gradsync_test::check_failures<Threads>(); }
+TEST_CASE("ThreadBackend: abilities") { gradsync_test::check_abilities<Threads>(); }

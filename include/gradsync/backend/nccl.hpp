@@ -58,6 +58,9 @@ struct NcclOptions {
 /// What of this has run on which device is said in docs/gpu.md.
 class NcclBackend : public detail::EngineCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
 public:
+    static constexpr BackendAbilities abilities{
+        .poll = true, .wait_on = true, .failed = true, .tags = true, .check_reduces = true, .groups = true, .device_passes = true};
+
     /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
     explicit NcclBackend(R& rendezvous, NcclOptions options = {})
@@ -186,6 +189,6 @@ private:
     TcpBackend host_;
 };
 
-static_assert(GroupingBackend<NcclBackend>);
+static_assert(Backend<NcclBackend>);
 
 }  // namespace gradsync::inline v0_2

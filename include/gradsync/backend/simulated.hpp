@@ -54,6 +54,8 @@ struct SimulatedCluster {
 /// - `run_simulated` starts the ranks and returns what the network saw.
 class SimulatedBackend : public detail::EngineCollectives<SimulatedBackend, simulation::Engine> {
 public:
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .clock = true};
+
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 

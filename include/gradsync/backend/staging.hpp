@@ -356,6 +356,8 @@ class StagingBackend : public detail::EngineCollectives<StagingBackend<Host>, de
     using Base = detail::EngineCollectives<StagingBackend, Engine, MemorySpace::device>;
 
 public:
+    static constexpr BackendAbilities abilities{.poll = true, .wait_on = true, .tags = abilities_of<Host>.tags, .device_passes = true};
+
     /// Duplicates `host`, twice: collective. It lies on the calling thread's device.
     explicit StagingBackend(Host host, StagingOptions options = {})
         : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(current_device())) {}

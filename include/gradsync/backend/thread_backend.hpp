@@ -88,6 +88,7 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 /// - When the last handle of a rank goes, it counts as gone: collectives that others start later fail.
 class ThreadBackend : public detail::EngineCollectives<ThreadBackend, detail::ThreadSeat> {
 public:
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true};
     static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);
 
     /// The handles of `size` new ranks, for threads that you run yourself; `run_threads` does it for you.

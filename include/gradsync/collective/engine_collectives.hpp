@@ -85,7 +85,7 @@ private:
 /// communicated.
 ///
 /// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`,
-/// `world_rank()`, and `join(group)`, which makes its handle to a new group.
+/// `world_rank()`, `join(group)`, which makes its handle to a new group, and `abilities`.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
     using WorkT = NumberedWork<Engine>;
@@ -160,9 +160,17 @@ public:
     }
 
     /// What this handle's next collectives are for, those without a root. See CollectiveTag.
-    void set_tag(CollectiveTag tag) noexcept { tag_ = tag; }
+    template <class D = Derived>
+        requires(D::abilities.tags)
+    void set_tag(CollectiveTag tag) noexcept {
+        tag_ = tag;
+    }
     /// A number for a CollectiveTag's owner. Local; all ranks ask for them at the same places in the program.
-    std::size_t next_owner() noexcept { return self().shared_engine()->next_number(); }
+    template <class D = Derived>
+        requires(D::abilities.tags)
+    std::size_t next_owner() noexcept {
+        return self().shared_engine()->next_number();
+    }
 
     /// The limit of every wait of this rank, here and in communicators made from this one later.
     void set_timeout(std::chrono::nanoseconds limit) {
@@ -179,9 +187,9 @@ public:
     std::chrono::nanoseconds progress_time() const noexcept { return self().shared_engine()->progress_time(); }
 
     /// Has it failed? Whatever is started then throws why.
-    bool failed() const noexcept
-        requires requires(Engine& engine) { engine.world(); }
-    {
+    template <class D = Derived>
+        requires(D::abilities.failed)
+    bool failed() const noexcept {
         return self().shared_engine()->world().failed();
     }
 

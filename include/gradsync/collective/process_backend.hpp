@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "../core/backend_abilities.hpp"
 #include "connect.hpp"
 #include "engine.hpp"
 #include "engine_collectives.hpp"
@@ -16,6 +17,8 @@ namespace gradsync::inline v0_2::detail {
 template <class Derived>
 class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
 public:
+    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
+
     int rank() const noexcept { return connection_.engine->rank(); }
     int size() const noexcept { return connection_.engine->size(); }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "backend_abilities.hpp"
 #include "buffer_view.hpp"
 #include "clock.hpp"
 #include "reduce_op.hpp"
@@ -48,18 +49,9 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// `describe()` says in words how the ranks reach one another, and where that is not the fastest way, why.
 /// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own; a rank makes one at
 /// a time, of all that have one origin.
-/// Optional: `wants_progress_thread()` says that collectives advance only inside calls although nobody's core is needed for them, and that
-/// any thread may call; a policy that overlaps polls from a thread then.
-/// Optional: `Work::poll()`, which is `test()` without a look at the time limit or at who is there, for threads that wait, or test, later.
-/// Optional: `failed()`: has the communicator failed? For who waits for something else than its collectives.
-/// Optional: `set_tag(tag)` and `next_owner()`, see CollectiveTag: ranks that start equal collectives for different things are told.
-/// Optional: collectives that leave as one (`GroupingBackend`, below).
-/// Optional: `check_reduces(dtype)` throws, the same on all ranks, where they cannot add up elements of that type; a Reducer asks at
-/// construction.
-/// Optional: `cheaper_alone_from()`: from so many bytes on, a collective of their own in ordinary memory costs less than a copy to
-/// `allocate`d memory and one back; the same on all ranks.
 /// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
 /// by the returned object; it is collective too: same order, same sizes on all ranks.
+/// A backend may offer more; see BackendAbilities.
 template <class B>
 concept Backend =
     std::copy_constructible<B> && requires(B& backend, const B& handle, BufferView b, ConstBufferView in, ReduceOp op, Contribution c,
@@ -92,6 +84,7 @@ concept Backend =
 
 namespace detail {
 
+/// W is a backend's (see BackendAbilities::poll) or an exchange's.
 template <class W>
 bool poll_work(W& work) {
     if constexpr (requires { work.poll(); }) return work.poll();
@@ -99,16 +92,5 @@ bool poll_work(W& work) {
 }
 
 }  // namespace detail
-
-/// A backend that can start several small collectives as one. What is started while the object that `group()` returns lives leaves
-/// together when it goes, in the same order; until then `test()` says no, and a wait lets it leave early. A default-constructed
-/// one does nothing. All ranks form the same groups, of collectives that need nothing of one another. A Reducer's buckets leave the
-/// backward together (and with OverlapForward their gathers) where they follow one another in the plan, are no more than 32, and together
-/// have no more than `group_bytes()` bytes, the same on all ranks.
-template <class B>
-concept GroupingBackend = Backend<B> && requires(B& backend, const B& handle) {
-    requires std::movable<decltype(backend.group())> && std::default_initializable<decltype(backend.group())>;
-    { handle.group_bytes() } -> std::convertible_to<std::size_t>;
-};
 
 }  // namespace gradsync::inline v0_2

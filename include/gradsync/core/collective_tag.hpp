@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "backend_abilities.hpp"
+
 namespace gradsync::inline v0_2 {
 
 /// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal
@@ -48,15 +50,15 @@ namespace detail {
 /// A number for what starts collectives, the same on all ranks that make it at the same place in the program, which no other of that
 /// communicator has. Local.
 template <class B>
-std::size_t next_owner(B& backend) {
-    if constexpr (requires { backend.next_owner(); }) return backend.next_owner();
+std::size_t next_owner([[maybe_unused]] B& backend) {
+    if constexpr (abilities_of<B>.tags) return backend.next_owner();
     else return 0;
 }
 
 /// What this handle's next collectives are for.
 template <class B>
-void set_tag(B& backend, CollectiveTag tag) {
-    if constexpr (requires { backend.set_tag(tag); }) backend.set_tag(tag);
+void set_tag([[maybe_unused]] B& backend, [[maybe_unused]] CollectiveTag tag) {
+    if constexpr (abilities_of<B>.tags) backend.set_tag(tag);
 }
 
 }  // namespace detail

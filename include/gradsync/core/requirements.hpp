@@ -9,13 +9,16 @@
 
 #include "backend.hpp"
 #include "bucket_plan.hpp"
+#include "collective_tag.hpp"
+#include "dtype.hpp"
 #include "overlap_policy.hpp"
 
 /// What a type lacks to be a model of a concept, in one sentence: the first error that the compiler prints.
 ///
 ///     static_assert(gradsync::require_backend<MyBackend>());
 ///
-/// holds where `static_assert(gradsync::Backend<MyBackend>)` does. Where that does not, it says which member to add or to mend.
+/// compiles if `static_assert(gradsync::Backend<MyBackend>)` does and the backend's abilities are those of its members. Otherwise it says
+/// which member to add or to mend.
 /// The Reducer asks so for its arguments.
 
 namespace gradsync::inline v0_2 {
@@ -173,6 +176,53 @@ consteval void explain_backend() {
     else static_assert(Backend<B>, "gradsync: this is no Backend yet: see the concept in gradsync/core/backend.hpp, and the notes below");
 }
 
+#define GRADSYNC_CHECK_ABILITY(ability, member, request)                                                                      \
+    static_assert(!stated.ability || right.ability, "gradsync: this backend states the ability " #ability ": give " request); \
+    static_assert(stated.ability || !there.ability,                                                                           \
+                  "gradsync: this backend has " member ", but does not state it: add ." #ability " = true to its abilities")
+
+/// Checks that B has the members of the abilities that it states, and states those whose members it has.
+template <class B>
+consteval void check_abilities() {
+    using W = typename B::WorkType;
+    constexpr BackendAbilities stated = abilities_of<B>;
+    constexpr BackendAbilities right = {
+        .progress_thread = (requires(const B& b) { bool{b.wants_progress_thread()}; }),
+        .poll = (requires(W& w) { bool{w.poll()}; }),
+        .wait_on = (requires(W& w, B& b) { w.wait_on(b.stream()); }),
+        .failed = (requires(const B& b) { bool{b.failed()}; }),
+        .tags = (requires(B& b, CollectiveTag tag) { b.set_tag(tag), std::size_t{b.next_owner()}; }),
+        .check_reduces = (requires(const B& b, DType dtype) { b.check_reduces(dtype); }),
+        .cheaper_alone = (requires(const B& b) { std::size_t{b.cheaper_alone_from()}; }),
+        .clock = (requires(const B& b) { double{b.now()}; }),
+        .groups = (requires(B& b, const B& c) { decltype(b.group())() = b.group(), std::size_t{c.group_bytes()}; }),
+        .device_passes = (requires(B& b) { b.passes(), b.stream(), b.host().rank(); }),
+    };
+    constexpr BackendAbilities there = {
+        .progress_thread = (requires(B& b) { b.wants_progress_thread(); }),
+        .poll = (requires(W& w) { w.poll(); }),
+        .wait_on = right.wait_on,
+        .failed = (requires(B& b) { b.failed(); }),
+        .tags = (requires(B& b, CollectiveTag tag) { b.set_tag(tag); }),
+        .check_reduces = (requires(B& b, DType dtype) { b.check_reduces(dtype); }),
+        .cheaper_alone = (requires(B& b) { b.cheaper_alone_from(); }),
+        .clock = (requires(B& b) { double{b.now()}; }),
+        .groups = (requires(B& b) { b.group_bytes(); }),
+        .device_passes = (requires(B& b) { b.passes(); }),
+    };
+    GRADSYNC_CHECK_ABILITY(progress_thread, "wants_progress_thread()", "it a member bool wants_progress_thread() const");
+    GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", "its WorkType a member bool poll()");
+    GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", "its WorkType a member void wait_on(stream), for what stream() returns");
+    GRADSYNC_CHECK_ABILITY(failed, "failed()", "it a member bool failed() const");
+    GRADSYNC_CHECK_ABILITY(tags, "set_tag()", "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
+    GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", "it a member void check_reduces(DType) const");
+    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", "it a member std::size_t cheaper_alone_from() const");
+    GRADSYNC_CHECK_ABILITY(clock, "now()", "it a member double now() const");
+    GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", "it members group() and std::size_t group_bytes() const; see BackendAbilities");
+    GRADSYNC_CHECK_ABILITY(device_passes, "passes()", "it members passes(), stream() and host(); see BackendAbilities");
+}
+#undef GRADSYNC_CHECK_ABILITY
+
 template <class P>
 consteval void explain_bucket_policy() {
     if constexpr (OverlapPolicy<P>)
@@ -238,6 +288,7 @@ consteval void explain_overlap_policy() {
 template <class B>
 consteval bool require_backend() {
     if constexpr (!Backend<B>) detail::explain_backend<B>();
+    else detail::check_abilities<B>();
     return true;
 }
 

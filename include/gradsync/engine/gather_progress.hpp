@@ -13,8 +13,8 @@ namespace gradsync::inline v0_2::detail {
 
 /// Does B want a thread that polls, if so asked?
 template <Backend B>
-bool wants_progress_thread(const B& backend) noexcept {
-    if constexpr (requires { backend.wants_progress_thread(); }) return backend.size() > 1 && backend.wants_progress_thread();
+bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
+    if constexpr (abilities_of<B>.progress_thread) return backend.size() > 1 && backend.wants_progress_thread();
     else return false;
 }
 

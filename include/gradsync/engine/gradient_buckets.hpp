@@ -216,7 +216,7 @@ private:
 
     std::vector<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
         std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
-        if constexpr (requires { backend.cheaper_alone_from(); }) {
+        if constexpr (abilities_of<B>.cheaper_alone) {
             // Not so many that a rank that is ahead of the others would wait for them to start another one.
             constexpr std::size_t max_alone = 256;
             std::size_t alone = packed ? 0 : infos.size();

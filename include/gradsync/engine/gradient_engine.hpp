@@ -133,7 +133,7 @@ public:
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
             guard([&] {
                 step_.try_test();
-                if constexpr (requires { backend_.failed(); })
+                if constexpr (abilities_of<B>.failed)
                     if (backend_.failed()) backend_.barrier().wait();  // throws why
             });
             return false;

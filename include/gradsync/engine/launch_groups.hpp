@@ -32,7 +32,8 @@ public:
 
 /// Small ones that follow one another. It follows from the plan alone, not from what became ready when, as all ranks have to form
 /// the same groups: a bucket waits for the others of its group.
-template <GroupingBackend B>
+template <Backend B>
+    requires(abilities_of<B>.groups)
 class LaunchGroups<B> {
 public:
     /// There is a plan. Where buckets share memory that is given back as they leave, none waits for another.

@@ -115,11 +115,11 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
 }
 
 /// Throws what the backend throws where its ranks cannot add up a type that travels: once they know that all want the
-/// same, and before anything has started. Most backends add up every type, and have no `check_reduces(dtype)`.
+/// same, and before anything has started.
 template <Backend B>
 void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const BucketPlan& plan,
                  [[maybe_unused]] std::span<const ParameterInfo> infos) {
-    if constexpr (requires(DType dtype) { backend.check_reduces(dtype); })
+    if constexpr (abilities_of<B>.check_reduces)
         for (std::size_t b = 0; b < plan.size(); ++b) backend.check_reduces(infos[plan.bucket(b).front()].dtype);
 }
 

@@ -12,11 +12,7 @@
 #include "elementwise.hpp"
 
 /// How a Reducer works on a backend's memory: by the host's kernels, at once, or by what the backend offers for memory of its
-/// own. A backend whose memory_space is not the host has
-///
-/// - `passes()`: an object with the functions of HostPasses, whose work comes in order on the backend's compute stream;
-/// - `stream()`, that stream, and `Work::wait_on(stream)`, which makes it wait, and not the host;
-/// - `host()`: the same ranks as a backend of host memory, for what they agree on.
+/// own (BackendAbilities::device_passes and ::wait_on).
 
 namespace gradsync::inline v0_2::detail {
 
@@ -62,7 +58,7 @@ struct HostPasses {
 
 template <Backend B>
 auto passes_of(B& backend) {
-    if constexpr (requires { backend.passes(); }) {
+    if constexpr (abilities_of<B>.device_passes) {
         return backend.passes();
     } else {
         static_assert(B::memory_space == MemorySpace::host,

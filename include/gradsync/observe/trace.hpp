@@ -233,7 +233,7 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
 /// barrier's end differs among the ranks. Collective.
 template <Backend B>
 Observer::Time::duration clock_lead(B& comm) {
-    if constexpr (HasClock<B>) return {};
+    if constexpr (abilities_of<B>.clock) return {};
     constexpr std::size_t rounds = 9;
     std::array<std::int64_t, rounds> leads{};
     const auto ranks = static_cast<std::size_t>(comm.size());

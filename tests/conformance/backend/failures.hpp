@@ -144,17 +144,18 @@ void check_mismatches() {
 
     // What is equal but for what it is for.
     using gradsync::CollectiveTag;
-    for (const Operation operation : {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather})
-        for (const std::size_t count : {std::size_t{1000}, std::size_t{300'000}})
-            each_larger_world<L>(ample, [&](typename L::Backend backend, Findings& findings) {
-                const int rank = backend.rank(), size = backend.size();
-                Exchange<typename L::Memory> part({.operation = operation, .count = count}, rank, size), same = part;
-                backend.set_tag({CollectiveTag::Kind::bucket, 1, 3});
-                same.start(backend).wait();
-                if (rank == size - 1) backend.set_tag({CollectiveTag::Kind::unit, 2, 4});
-                expect_error(findings, at(rank, size) + "another tag: ", gradsync::Errc::collective_mismatch, -1,
-                             {"for bucket 3 of Reducer #1", "for unit 4 of ShardedParameters #2"}, [&] { part.start(backend).wait(); });
-            });
+    if constexpr (gradsync::abilities_of<typename L::Backend>.tags)
+        for (const Operation operation : {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather})
+            for (const std::size_t count : {std::size_t{1000}, std::size_t{300'000}})
+                each_larger_world<L>(ample, [&](typename L::Backend backend, Findings& findings) {
+                    const int rank = backend.rank(), size = backend.size();
+                    Exchange<typename L::Memory> part({.operation = operation, .count = count}, rank, size), same = part;
+                    backend.set_tag({CollectiveTag::Kind::bucket, 1, 3});
+                    same.start(backend).wait();
+                    if (rank == size - 1) backend.set_tag({CollectiveTag::Kind::unit, 2, 4});
+                    expect_error(findings, at(rank, size) + "another tag: ", gradsync::Errc::collective_mismatch, -1,
+                                 {"for bucket 3 of Reducer #1", "for unit 4 of ShardedParameters #2"}, [&] { part.start(backend).wait(); });
+                });
 }
 
 /// A rank that fails, leaves, stays away or drops what it started: all others learn it, and which rank it was.

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+namespace gradsync::inline v0_2 {
+
+/// The abilities that a backend has beyond the concept `Backend`. A backend states them in a static member:
+///
+///     static constexpr BackendAbilities abilities{.failed = true, .tags = true};
+///
+/// A misspelt name does not compile. `require_backend` rejects an ability that is stated without its members, and a member that is there
+/// without being stated. A derived class inherits the abilities of its base.
+struct BackendAbilities {
+    /// `bool wants_progress_thread() const`: collectives advance only inside calls, need little of a core, and any thread may make these
+    /// calls. A policy that overlaps then polls from a thread of its own.
+    bool progress_thread = false;
+    /// `bool Work::poll()`: `test()` without a check of the time limit or of the other ranks, for callers that wait or test later.
+    bool poll = false;
+    /// `void Work::wait_on(stream)`: makes the stream that `stream()` returns wait for the collective, and returns at once. Otherwise the
+    /// host waits.
+    bool wait_on = false;
+    /// `bool failed() const`: true if the communicator has failed. For loops that wait for something other than a collective.
+    bool failed = false;
+    /// `void set_tag(CollectiveTag)` and `std::size_t next_owner()`: the ranks compare what their collectives are for, see CollectiveTag.
+    bool tags = false;
+    /// `void check_reduces(DType) const`: throws the same error on all ranks if they cannot add up elements of that type. A Reducer asks at
+    /// construction. Other backends add up every type.
+    bool check_reduces = false;
+    /// `std::size_t cheaper_alone_from() const`: a gradient of at least so many bytes travels from ordinary memory, in a collective of its
+    /// own, at less cost than a copy to `allocate`d memory and back. The same on all ranks.
+    bool cheaper_alone = false;
+    /// `double now() const`: this rank's time in seconds, if it is not the steady clock's. A simulation has one.
+    bool clock = false;
+    /// `group()` and `std::size_t group_bytes() const`: several small collectives leave as one. Collectives that are started while the
+    /// object that `group()` returns lives leave together when it is destroyed, in the same order. Until then `test()` returns false, and a
+    /// wait makes them leave early. A default-constructed object does nothing. All ranks form the same groups, of collectives that do not
+    /// depend on one another. A Reducer groups buckets of the backward (and gathers of OverlapForward) that follow one another in the plan:
+    /// at most 32, and at most `group_bytes()` bytes together, the same on all ranks.
+    bool groups = false;
+    /// For a backend whose memory is not the host's: `passes()` returns an object with the functions of HostPasses, which work in order on
+    /// the compute stream `stream()`; `host()` returns the same ranks as a backend of host memory, for what they agree on.
+    bool device_passes = false;
+};
+
+/// The abilities that B states; none if it states nothing.
+template <class B>
+inline constexpr BackendAbilities abilities_of{};
+template <class B>
+    requires requires { B::abilities; }
+inline constexpr BackendAbilities abilities_of<B> = B::abilities;
+
+}  // namespace gradsync::inline v0_2
