@@ -58,18 +58,15 @@ namespace gradsync::inline v0_2 {
 /// communicator; every call says so. The trainer's parameters and gradients outlive the object; it neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class Reducer {
-    static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>());
+    static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>() &&
+                  require_exchange<Exchange, B>());
 
-    static_assert(ExchangePolicy<Exchange, B>,
-                  "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
-                  "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>");
-
-    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::scatters || !detail::gathers_in_forward<Overlap>(),
+    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::traits.scatters || !detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
 
     /// `finish()` leaves half of the all-reduce to be waited for.
-    static constexpr bool decoupled = !Exchange::scatters && detail::gathers_in_forward<Overlap>();
-    static constexpr bool scatters = Exchange::scatters || decoupled;
+    static constexpr bool decoupled = !Exchange::traits.scatters && detail::gathers_in_forward<Overlap>();
+    static constexpr bool scatters = Exchange::traits.scatters || decoupled;
     static constexpr bool timed = TimedBucketPolicy<Buckets>;
     using Step = detail::Step<B, Buckets, std::conditional_t<decoupled, ReduceScatter, Exchange>>;
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
@@ -84,7 +81,7 @@ public:
             Exchange exchange = Exchange())
         : backend_(std::move(backend)),
           options_(checked(options)),
-          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::scatters,
+          gradients_(backend_, detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets), Exchange::traits.scatters,
                      !std::is_same_v<Exchange, AllReduce>),
           readiness_(detail::uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, exchange_of_step(exchange)),
@@ -375,7 +372,7 @@ public:
     /// Where the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
     /// ones lie in memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept
-        requires Exchange::scatters
+        requires(Exchange::traits.scatters)
     {
         return gradients_.shard(b);
     }
@@ -407,7 +404,7 @@ public:
             if (norm_ == std::nullopt) prepare_norm();
             return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
                                                 [[maybe_unused]] std::size_t offset) {
-                if constexpr (Exchange::scatters) return gradients_.shard(b).subview(offset, count);
+                if constexpr (Exchange::traits.scatters) return gradients_.shard(b).subview(offset, count);
                 if constexpr (decoupled)
                     if (gathers_.pending(b)) return gradients_.shard(b).subview(offset, count);
                 return gradients_.gradient(i).subview(first, count);
@@ -424,7 +421,7 @@ public:
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. Collective.
     double clip_gradients_by_norm(double max_norm)
-        requires(!Exchange::scatters)
+        requires(!Exchange::traits.scatters)
     {
         check_limit(max_norm, "clip_gradients_by_norm");
         const double norm = gradient_norm();
@@ -435,7 +432,7 @@ public:
 
     /// Clamps every element to [-limit, limit]. Local.
     void clip_gradients_by_value(double limit)
-        requires(!Exchange::scatters)
+        requires(!Exchange::traits.scatters)
     {
         check_usable("clip_gradients_by_value");
         check_between_steps("clip_gradients_by_value");
@@ -521,7 +518,7 @@ private:
 
     /// Before anything is made: a rank that is refused here may try again.
     const ReducerOptions& checked(const ReducerOptions& options) const {
-        if (options.gradients == GradientStorage::pooled && !Exchange::scatters)
+        if (options.gradients == GradientStorage::pooled && !Exchange::traits.scatters)
             throw_here(Errc::invalid_argument, "Reducer",
                        "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
@@ -681,7 +678,7 @@ private:
         if constexpr (decoupled) step_.start_gathers(gathers_);
         if (agree) {
             used_map_work_.wait();
-            if (Exchange::scatters) {
+            if (Exchange::traits.scatters) {
                 if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
                 used_.resize(size());
                 for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];
