@@ -332,31 +332,30 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
                                guilty) == "");
     }
     SUBCASE("a bucket that is dropped before it is complete fails the communicator, in whichever stage") {
+        enum class Drop { at_once, after_first_stage, in_second_stage };
         for (const int ranks : {2, 3, 4})
-            for (const bool advanced : {false, true})
+            for (const Drop when : {Drop::at_once, Drop::after_first_stage, Drop::in_second_stage})
                 for (int guilty = 0; guilty < ranks; ++guilty) {
-                    CAPTURE(advanced);
+                    CAPTURE(when);
                     std::atomic<bool> dropped{false};
                     const auto result = outcomes(ranks, [&](ThreadBackend world) {
                         auto own = make(RecordingBackend(world));
                         std::vector<Exchanged> buckets{{DType::f32, 33, ReduceOp::mean, std::vector<Contribution>(std::size_t(ranks))}};
                         adopt(own, buckets);
                         buckets[0].bytes = bucket_input(buckets[0], world.rank(), 0, true);
-                        // One that is `advanced` has had its stage within the group, if there are other groups, which are late.
-                        std::vector<std::int32_t> shares{world.rank() == guilty && own.backend.size() < ranks};
-                        own.backend.all_reduce(buffer(shares), ReduceOp::max).wait();
-                        if (world.rank() == guilty) {
-                            auto work = start(own, 0, buckets[0], guilty);
-                            for (int k = 0; k < 1000 && advanced && shares[0] != 0; ++k) {
-                                if (work.test()) throw std::logic_error("it is complete without the other groups");
-                                std::this_thread::yield();
-                            }
-                            { const auto gone = std::move(work); }
-                            dropped = true;
-                        } else {
-                            while (!dropped && !(advanced && shares[0] != 0)) std::this_thread::yield();
-                            start(own, 0, buckets[0], world.rank()).wait();
+                        // Only a group of the ranks has stages: the first one completes without the other groups, which are late.
+                        std::vector<std::int32_t> early{when != Drop::at_once && world.rank() == guilty && own.backend.size() < ranks};
+                        own.backend.all_reduce(buffer(early), ReduceOp::max).wait();
+                        while (world.rank() != guilty && early[0] == 0 && !dropped) std::this_thread::yield();
+                        auto work = start(own, 0, buckets[0], world.rank());
+                        if (early[0] != 0) own.backend.barrier().wait();
+                        if (world.rank() != guilty) return work.wait();
+                        for (int k = 0; k < 1000 && early[0] != 0 && when == Drop::in_second_stage; ++k) {
+                            if (work.test()) throw std::logic_error("it is complete without the other groups");
+                            std::this_thread::yield();
                         }
+                        { const auto gone = std::move(work); }
+                        dropped = true;
                     });
                     CHECK(!result[static_cast<std::size_t>(guilty)].says("complete without"));
                     CHECK(not_told(result, guilty) == "");
