@@ -48,13 +48,10 @@ namespace gradsync::inline v0_2 {
 /// Ownership: the trainer's parameters and gradients outlive the Reducer. It neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class Reducer {
-    static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>());
+    static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>() &&
+                  require_exchange<Exchange, B>());
 
-    static_assert(ExchangePolicy<Exchange, B>,
-                  "gradsync: the fourth argument of Reducer is an exchange (AllReduce, PowerSgd, ...): write "
-                  "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>");
-
-    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::scatters || !detail::gathers_in_forward<Overlap>(),
+    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::traits.scatters || !detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
 
 public:

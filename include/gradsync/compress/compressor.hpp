@@ -32,12 +32,13 @@ namespace gradsync::inline v0_2 {
 ///   `rebuild_buckets` returns true.
 /// - `steps()`, `set_steps(n)`: how many it has seen; 0, and of no effect, in a world of one rank.
 template <class X, class B>
-concept Compressor = ExchangePolicy<X, B> && !X::scatters && requires(X& compressor, const X& constant, std::size_t i, std::uint64_t n) {
-    { constant.residual(i) } -> std::same_as<BufferView>;
-    { constant.shared(i) } -> std::same_as<BufferView>;
-    { constant.steps() } -> std::same_as<std::uint64_t>;
-    { compressor.set_steps(n) } -> std::same_as<void>;
-};
+concept Compressor =
+    ExchangePolicy<X, B> && !X::traits.scatters && requires(X& compressor, const X& constant, std::size_t i, std::uint64_t n) {
+        { constant.residual(i) } -> std::same_as<BufferView>;
+        { constant.shared(i) } -> std::same_as<BufferView>;
+        { constant.steps() } -> std::same_as<std::uint64_t>;
+        { compressor.set_steps(n) } -> std::same_as<void>;
+    };
 
 namespace detail {
 

@@ -44,7 +44,7 @@ class GatheredExchange {
     static_assert(compresses_on<B>());
 
 public:
-    static constexpr bool scatters = false;
+    static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
     GatheredExchange(Codec codec, std::uint64_t start_step) : codec_(std::move(codec)), start_step_(start_step) {}
     // Its state is the Reducer's that it is given to: a copy begins anew.

@@ -45,7 +45,7 @@ class PowerSgd {
     static_assert(detail::compresses_on<B>());
 
 public:
-    static constexpr bool scatters = false;
+    static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
     explicit PowerSgd(PowerSgdOptions options = {}) : options_(options) {
         if (options.rank == 0) refuse("the rank must be 1 at least");

@@ -3,21 +3,24 @@
 
 #include <concepts>
 #include <cstddef>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "backend.hpp"
+#include "clock.hpp"
 #include "shard_range.hpp"
 
 namespace gradsync::inline v0_2 {
 
-/// What an exchange has handed to collectives for one bucket.
+/// The data that an exchange hands to collectives for one bucket.
 struct Traffic {
     std::size_t bytes = 0;
     std::size_t collectives = 1;
 };
 
-/// What lies in a bucket.
+/// The contents of a bucket.
 struct BucketContents {
     struct Part {
         std::size_t parameter = 0;
@@ -30,34 +33,82 @@ struct BucketContents {
     std::vector<Part> parts;
 };
 
-/// How a Reducer's buckets are exchanged over backend B.
-///
-/// - `start(backend, b, bucket, op, contribution)` starts it for bucket b and returns a `WorkType<B>`. One thread at a time; those
-///   that were started are advanced, in their order, by one thread at a time, which may be another one. What follows later is started on a
-///   handle of its own, a copy or a duplicate: what `backend` starts is said to be for bucket b.
-/// - `scatters`: does each rank get only its own shard (`shard_range`) of the result, in place?
-/// - `is_single_rank(backend)`: is there nothing to exchange?
-/// - `describe()` is compared over the ranks.
-///
-/// Optional:
-/// - `adopt_plan(backend, contents)`, the contents by bucket: at construction and when the plan changes, before a bucket is started;
-///   collective.
-/// - `traffic(backend, b, bucket)`, a `Traffic`, for the statistics: where it is not one collective of the bucket's bytes.
-/// - `progress_time()`: what it has computed itself, inside `WorkType::test`, and what communicators of its own have, so far; for the
-///   statistics, too.
+/// The abilities of an exchange and its demands: the type of its member `traits`. An optional member counts only if its trait says so, and a
+/// trait without its member does not compile.
+struct ExchangeTraits {
+    /// Each rank gets only its own shard (`shard_range`) of the result, in place. Otherwise every rank gets the whole result.
+    bool scatters = false;
+    /// Means are taken over all ranks, each with a weight of 1; `start` throws Error(invalid_argument) for any other contribution. Sharded
+    /// training then refuses other averagings and ranks without a batch.
+    bool means_only = false;
+    /// `adopt_plan(backend, contents)` gets the contents by bucket, at construction and when the plan changes, before a bucket is started.
+    /// Collective. Not called if `is_single_rank(backend)`.
+    bool adopts_plan = false;
+    /// `traffic(backend, b, bucket)` returns the `Traffic` of bucket b, for the statistics. Otherwise it is one collective of the bucket's
+    /// bytes.
+    bool reports_traffic = false;
+    /// `progress_time()` returns how long the exchange has computed inside `WorkType::test` so far, communicators of its own included; for
+    /// the statistics.
+    bool reports_progress_time = false;
+};
+
+namespace detail {
+
+/// The signatures that traits speak of.
+template <class X>
+concept HasTraits =
+    std::same_as<std::remove_cvref_t<decltype(X::traits)>, ExchangeTraits> && requires { typename std::bool_constant<X::traits.scatters>; };
 template <class X, class B>
-concept ExchangePolicy =
-    std::copy_constructible<X> && Work<typename X::template WorkType<B>> &&
-    requires(X& exchange, const X& constant, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-        { X::scatters } -> std::convertible_to<bool>;
-        { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
-        { constant.is_single_rank(backend) } -> std::same_as<bool>;
-        { constant.describe() } -> std::convertible_to<std::string>;
-    };
+concept AdoptsPlan =
+    requires(X& exchange, B& backend, std::span<const BucketContents> contents) { exchange.adopt_plan(backend, contents); };
+template <class X, class B>
+concept ReportsTraffic = requires(const X& exchange, const B& backend, std::size_t b, BufferView bucket) {
+    { exchange.traffic(backend, b, bucket) } -> std::same_as<Traffic>;
+};
+template <class X>
+concept ReportsProgressTime = requires(const X& exchange) {
+    { exchange.progress_time() } -> std::convertible_to<std::chrono::nanoseconds>;
+};
+
+}  // namespace detail
+
+/// The exchange of a Reducer's buckets over backend B.
+///
+/// - `traits`: a `static constexpr ExchangeTraits`; `{}` for an all-reduce without optional members.
+/// - `start(backend, b, bucket, op, contribution)` starts the exchange of bucket b and returns a `WorkType<B>`, which follows the rules of
+///   `Work`: if it is dropped unfinished, no rank hangs. `op` is a mean, or a sum of integers. One thread at a time calls `start`; one
+///   thread at a time, possibly another, advances the started buckets in their order. The tag of `backend` names bucket b, so later stages
+///   start their collectives on a handle of their own (a copy or a duplicate).
+/// - `is_single_rank(backend)` says that there is nobody to exchange with. Must not throw. A Reducer then calls `start` only to scale a
+///   bucket.
+/// - `describe()` names the exchange and its numbers; the ranks compare it.
+///
+/// Reducers copy an exchange before its first bucket; state that belongs to the buckets starts anew in a copy. OverlapForward takes AllReduce
+/// itself, or an exchange that scatters. `require_exchange` names the first missing member.
+template <class X, class B>
+concept ExchangePolicy = std::copy_constructible<X> && detail::HasTraits<X> && Work<typename X::template WorkType<B>> &&
+                         requires(X& exchange, const X& constant, B& backend, const B& handle, std::size_t b, BufferView bucket,
+                                  ReduceOp op, Contribution contribution) {
+                             { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
+                             { constant.is_single_rank(handle) } -> std::same_as<bool>;
+                             { constant.describe() } -> std::convertible_to<std::string>;
+                             requires X::traits.adopts_plan == detail::AdoptsPlan<X, B>;
+                             requires X::traits.reports_traffic == detail::ReportsTraffic<X, B>;
+                             requires X::traits.reports_progress_time == detail::ReportsProgressTime<X>;
+                         };
+
+/// An exchange for ShardedOptimizer and ShardedParameters.
+///
+/// - `with_replicas(use)` calls `use(replicas)`, where `B& replicas` is the communicator of the ranks with the same shards as this rank, one
+///   of each group. Sharded training gives them the same weights, and numbers the groups by their rank in it. No call if the shards of one
+///   communicator are all there is.
+template <class X, class B>
+concept ScatteringExchange =
+    ExchangePolicy<X, B> && X::traits.scatters && requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };
 
 /// Every rank gets the whole result.
 struct AllReduce {
-    static constexpr bool scatters = false;
+    static constexpr ExchangeTraits traits{};
 
     template <Backend B>
     using WorkType = typename B::WorkType;
@@ -66,7 +117,6 @@ struct AllReduce {
     WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         return backend.all_reduce(bucket, op, contribution);
     }
-    /// Has this rank nobody to exchange with?
     template <Backend B>
     bool is_single_rank(const B& backend) const noexcept {
         return backend.size() == 1;
@@ -76,7 +126,7 @@ struct AllReduce {
 
 /// Every rank gets its shard, half the bytes of an all-reduce: for optimizers that step shards.
 struct ReduceScatter {
-    static constexpr bool scatters = true;
+    static constexpr ExchangeTraits traits{.scatters = true};
 
     template <Backend B>
     using WorkType = typename B::WorkType;
@@ -89,7 +139,7 @@ struct ReduceScatter {
     bool is_single_rank(const B& backend) const noexcept {
         return backend.size() == 1;
     }
-    /// Calls `use(backend)` with the communicator of those that hold the same shards as this rank: there are none.
+    /// Every shard exists once.
     template <class Use>
     void with_replicas(Use&&) const {}
     std::string describe() const { return "ReduceScatter"; }

@@ -11,6 +11,7 @@
 #include "bucket_plan.hpp"
 #include "collective_tag.hpp"
 #include "dtype.hpp"
+#include "exchange.hpp"
 #include "overlap_policy.hpp"
 
 /// What a type lacks to be a model of a concept, in one sentence: the first error that the compiler prints.
@@ -283,6 +284,61 @@ consteval void explain_overlap_policy() {
                       "notes below");
 }
 
+/// The members that an exchange states in its traits.
+template <class X, class B>
+consteval void explain_exchange_traits() {
+    if constexpr (X::traits.adopts_plan && !AdoptsPlan<X, B>)
+        static_assert(never<X>,
+                      "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, "
+                      "std::span<const gradsync::BucketContents>)");
+    else if constexpr (X::traits.reports_traffic && !ReportsTraffic<X, B>)
+        static_assert(never<X>,
+                      "gradsync: this exchange's traits say reports_traffic: give it a member gradsync::Traffic "
+                      "traffic(const B& backend, std::size_t b, gradsync::BufferView bucket) const");
+    else if constexpr (X::traits.reports_progress_time && !ReportsProgressTime<X>)
+        static_assert(never<X>,
+                      "gradsync: this exchange's traits say reports_progress_time: give it a member "
+                      "std::chrono::nanoseconds progress_time() const");
+    else
+        static_assert(ExchangePolicy<X, B>,
+                      "gradsync: this exchange has a member adopt_plan, traffic or progress_time that its traits do not "
+                      "mention: set .adopts_plan, .reports_traffic or .reports_progress_time in them");
+}
+
+template <class X, class B>
+consteval void explain_exchange() {
+    if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; })
+        static_assert(never<X>,
+                      "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
+                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a "
+                      "template: the type that start() returns");
+    else if constexpr (!Work<typename X::template WorkType<B>>)
+        static_assert(never<X>,
+                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members "
+                      "bool test() and void wait()");
+    else if constexpr (!std::copy_constructible<X>)
+        static_assert(never<X>, "gradsync: make this exchange copyable: each Reducer has its own");
+    else if constexpr (!requires { requires HasTraits<X>; })
+        static_assert(never<X>,
+                      "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every "
+                      "rank gets the whole result, {.scatters = true} if each gets its shard");
+    else if constexpr (!requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {
+                           { x.start(backend, b, bucket, op, own) } -> std::same_as<typename X::template WorkType<B>>;
+                       })
+        static_assert(never<X>,
+                      "gradsync: give this exchange a member WorkType<B> start(B& backend, std::size_t b, BufferView bucket, "
+                      "ReduceOp, Contribution)");
+    else if constexpr (!requires(const X& x, const B& backend) {
+                           { x.is_single_rank(backend) } -> std::same_as<bool>;
+                       })
+        static_assert(never<X>, "gradsync: give this exchange a member bool is_single_rank(const B& backend) const");
+    else if constexpr (!requires(const X& x) {
+                           { x.describe() } -> std::convertible_to<std::string>;
+                       })
+        static_assert(never<X>, "gradsync: give this exchange a member std::string describe() const, which names it and its numbers");
+    else explain_exchange_traits<X, B>();
+}
+
 }  // namespace detail
 
 template <class B>
@@ -301,6 +357,27 @@ consteval bool require_bucket_policy() {
 template <class P>
 consteval bool require_overlap_policy() {
     if constexpr (!OverlapPolicy<P>) detail::explain_overlap_policy<P>();
+    return true;
+}
+
+template <class X, class B>
+consteval bool require_exchange() {
+    if constexpr (!ExchangePolicy<X, B>) detail::explain_exchange<X, B>();
+    return true;
+}
+
+/// For ShardedOptimizer and ShardedParameters.
+template <class X, class B>
+consteval bool require_scattering_exchange() {
+    if constexpr (!ExchangePolicy<X, B>) detail::explain_exchange<X, B>();
+    else if constexpr (!X::traits.scatters)
+        static_assert(detail::never<X>,
+                      "gradsync: sharded training needs an exchange that scatters (ReduceScatter, HybridReduceScatter, ...), which "
+                      "says so in its traits: {.scatters = true}");
+    else if constexpr (!ScatteringExchange<X, B>)
+        static_assert(detail::never<X>,
+                      "gradsync: sharded training needs one more member of this exchange: void with_replicas(auto&& use) const, "
+                      "which calls use(replicas) with the communicator of the ranks that hold the same shards, if there are any");
     return true;
 }
 

@@ -50,7 +50,7 @@ class GradientEngine final : public Marking<B, Buckets, Overlap, Exchange> {
     using Base::step_;
     using Base::watch_marks;
 
-    static constexpr bool scatters = Exchange::scatters || decoupled;
+    static constexpr bool scatters = Exchange::traits.scatters || decoupled;
 
 public:
     using Base::between_steps;
@@ -173,7 +173,7 @@ public:
             if (norm_ == std::nullopt) prepare_norm();
             return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
                                                 [[maybe_unused]] std::size_t offset) {
-                if constexpr (Exchange::scatters) return gradients_.shard(b).subview(offset, count);
+                if constexpr (Exchange::traits.scatters) return gradients_.shard(b).subview(offset, count);
                 if constexpr (decoupled)
                     if (gathers_.pending(b)) return gradients_.shard(b).subview(offset, count);
                 return gradients_.gradient(i).subview(first, count);
@@ -223,7 +223,7 @@ public:
     /// Where the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
     /// ones lie in memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept
-        requires Exchange::scatters
+        requires(Exchange::traits.scatters)
     {
         return gradients_.shard(b);
     }
@@ -340,7 +340,7 @@ private:
         if constexpr (decoupled) step_.start_gathers(gathers_);
         if (agree) {
             used_map_work_.wait();
-            if (Exchange::scatters) {
+            if (Exchange::traits.scatters) {
                 if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
                 used_.resize(size());
                 for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];

@@ -36,7 +36,7 @@ template <class B, class Buckets, class Overlap, class Exchange>
 class Marking : public Guard<B>, public MicroBatches {
 protected:
     /// `finish()` leaves half of the all-reduce to be waited for.
-    static constexpr bool decoupled = !Exchange::scatters && gathers_in_forward<Overlap>();
+    static constexpr bool decoupled = !Exchange::traits.scatters && gathers_in_forward<Overlap>();
     using Step = detail::Step<B, Buckets, std::conditional_t<decoupled, ReduceScatter, Exchange>>;
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
@@ -201,7 +201,7 @@ protected:
             Overlap overlap, Exchange exchange)
         : Guard<B>(std::move(backend), owner),
           options_(checked(options)),
-          gradients_(backend_, std::move(parameters), options, std::move(buckets), Exchange::scatters,
+          gradients_(backend_, std::move(parameters), options, std::move(buckets), Exchange::traits.scatters,
                      !std::is_same_v<Exchange, AllReduce>),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, exchange_of_step(std::move(exchange))),
@@ -210,7 +210,7 @@ protected:
 
     /// Before anything is made: a rank that is refused here may try again.
     const ReducerOptions& checked(const ReducerOptions& options) const {
-        if (options.gradients == GradientStorage::pooled && !Exchange::scatters)
+        if (options.gradients == GradientStorage::pooled && !Exchange::traits.scatters)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
     }

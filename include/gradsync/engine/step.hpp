@@ -51,7 +51,7 @@ public:
         const BucketPlan& plan = gradients_.plan();
         flight_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
-        if constexpr (requires(std::span<const BucketContents> contents) { exchange_.adopt_plan(backend_, contents); })
+        if constexpr (Exchange::traits.adopts_plan)
             if (!is_single_rank()) exchange_.adopt_plan(backend_, contents());
         if (watch_.observer() == nullptr) return;
         std::vector<std::size_t> bytes;
@@ -202,12 +202,12 @@ private:
 
     Traffic traffic_of(std::size_t b) const {
         const BufferView bucket = gradients_.bucket(b);
-        if constexpr (requires { exchange_.traffic(backend_, b, bucket); }) return exchange_.traffic(backend_, b, bucket);
+        if constexpr (Exchange::traits.reports_traffic) return exchange_.traffic(backend_, b, bucket);
         else return {bucket.bytes(), 1};
     }
     std::chrono::nanoseconds progress_time() const {
         std::chrono::nanoseconds time = backend_.progress_time();
-        if constexpr (requires { exchange_.progress_time(); }) time += exchange_.progress_time();
+        if constexpr (Exchange::traits.reports_progress_time) time += exchange_.progress_time();
         return time;
     }
     std::vector<BucketContents> contents() const {

@@ -28,8 +28,7 @@ namespace gradsync::inline v0_2 {
 template <Backend B>
 class HybridReduceScatter {
 public:
-    static constexpr bool scatters = true;
-    static constexpr bool means_only = true;
+    static constexpr ExchangeTraits traits{.scatters = true, .means_only = true, .reports_traffic = true};
 
     /// `replicas`: those that hold the same shards.
     explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {}
@@ -68,8 +67,9 @@ public:
 
     bool is_single_rank(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }
     template <class Use>
-    void with_replicas(Use&& use) {
-        use(replicas_);
+    void with_replicas(Use&& use) const {
+        B replicas = replicas_;
+        use(replicas);
     }
     std::string describe() const { return "HybridReduceScatter{" + std::to_string(replicas_.size()) + "}"; }
 

@@ -16,6 +16,7 @@
 #include "../core/parameter.hpp"
 #include "../engine/gradient_engine.hpp"
 #include "../engine/guard.hpp"
+#include "../core/requirements.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
 #include "flat_optimizer.hpp"
@@ -39,6 +40,7 @@ class ShardedBase : public Guard<B> {
     static_assert(FlatOptimizer<O>,
                   "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
                   "docs/sharding.md");
+    static_assert(require_scattering_exchange<Exchange, B>());
 
 protected:
     using Engine = GradientEngine<B, Buckets, Overlap, Exchange>;
@@ -60,7 +62,7 @@ public:
     /// See Reducer::begin_step. Collective.
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
-        if constexpr (requires { Exchange::means_only; })
+        if constexpr (Exchange::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         return engine_->begin_step(has_batch);
     }
@@ -183,7 +185,7 @@ protected:
           overlap_(std::move(overlap)),
           exchange_(std::move(exchange)),
           optimizer_(std::move(optimizer)) {
-        if constexpr (requires { Exchange::means_only; })
+        if constexpr (Exchange::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
                 refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
         if (optimizer_.state_count() > ShardState<B>::max_states)

@@ -83,6 +83,7 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
                   auto one = given();
                   ShardedOptimizer<ThreadBackend, Sgd, Zero2, SizeCappedBuckets, OverlapBackward, Hybrid> optimizer(
                       group, one, Sgd{}, {}, SizeCappedBuckets(4000), {}, Hybrid(replicas));
+                  finding.check(optimizer.replica() == rank / per_group, "replica() is not the number of the group");
                   optimizer.broadcast_parameters();
                   train(optimizer, rank, [](std::size_t) { return 0; });
                   for (std::size_t i = 0; i < one.size(); ++i)
