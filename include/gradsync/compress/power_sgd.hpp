@@ -15,6 +15,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+#include "../core/math.hpp"
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
@@ -213,17 +214,12 @@ private:
         for (std::size_t c = 0; c < m.rank; ++c) {
             if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
             std::uint64_t state = options_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
-            for (std::size_t j = 0; j < n; ++j) right[c * n + j] = guess(state);
+            for (std::size_t j = 0; j < n; ++j)
+                right[c * n + j] =
+                    static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
             guessed = true;
         }
         if (guessed) kernel::orthonormalise(right, n, m.rank);
-    }
-    /// Evenly from [-1, 1). SplitMix64 (Steele, Lea, Flood, 2014).
-    static float guess(std::uint64_t& state) noexcept {
-        std::uint64_t z = state += 0x9e3779b97f4a7c15u;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        return static_cast<float>(static_cast<std::int64_t>(z ^ z >> 31)) * 0x1p-63f;
     }
 
     /// P of what this rank has, and what travels beside it.

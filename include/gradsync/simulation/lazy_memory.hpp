@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "../core/math.hpp"
+
 namespace gradsync::inline v0_2::simulation {
 
 /// Zeroed memory, aligned to 64 bytes at least, that takes none as long as nobody writes to it: thousands of ranks can have
@@ -25,7 +27,7 @@ public:
         data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data_ == MAP_FAILED) data_ = nullptr;
 #else
-        data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+        data_ = std::aligned_alloc(64, gradsync::detail::in_lines(bytes));
         if (data_ != nullptr) std::memset(data_, 0, bytes);
 #endif
         if (data_ == nullptr) throw std::bad_alloc();

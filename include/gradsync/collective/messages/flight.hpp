@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../call.hpp"
 #include "../combine.hpp"
@@ -50,7 +51,7 @@ public:
           rank_(rank),
           few_owners_(few_owners),
           first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
-          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64),
+          place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
           hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket),
           hellos_out_(hellos_in_),

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../call.hpp"
@@ -50,7 +51,7 @@ public:
     static std::size_t count(const Flight& flight, std::size_t piece_bytes) noexcept {
         if (flight.call().operation == Operation::barrier || flight.call().elsewhere) return 0;
         const std::size_t piece = piece_bytes / size_of(flight.call().dtype);
-        return (flight.shard(0).size() + piece - 1) / piece;  // no share is larger
+        return gradsync::detail::divide_up(flight.shard(0).size(), piece);  // no share is larger
     }
 
     /// Begins with piece `piece` of `flight`: what this rank brings leaves at once.

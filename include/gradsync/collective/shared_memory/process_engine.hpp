@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
+#include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "process_world.hpp"
@@ -160,7 +161,7 @@ public:
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
         constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
         const std::size_t unit = bytes >= huge_page ? huge_page : page;
-        const std::size_t stride = (bytes + unit - 1) / unit * unit;
+        const std::size_t stride = gradsync::detail::round_up(bytes, unit);
         std::string problem;
         Segment created;
         Offer own;

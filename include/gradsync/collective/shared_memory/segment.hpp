@@ -19,6 +19,8 @@
 #include <cerrno>
 #endif
 
+#include "../../core/math.hpp"
+
 namespace gradsync::inline v0_2::shared_memory {
 
 /// Memory that several processes of one machine map, zeroed at first. It has no name in the file system: nothing is left
@@ -138,10 +140,10 @@ private:
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
-            const std::uintptr_t aligned = (begin + huge_page - 1) / huge_page * huge_page,
-                                 page_end = (aligned + whole + page - 1) / page * page;
+            const std::uintptr_t aligned = gradsync::detail::round_up(begin, huge_page),
+                                 page_end = gradsync::detail::round_up(aligned + whole, page);
             if (aligned != begin) ::munmap(reserved, aligned - begin);
-            if (const std::uintptr_t end = begin + (whole + huge_page + page - 1) / page * page; end > page_end)
+            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, page); end > page_end)
                 ::munmap(reinterpret_cast<void*>(page_end), end - page_end);
             address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0);
         } else {
