@@ -88,8 +88,9 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
     // The creator's object lives until all have opened theirs.
     const Segment created =
         ranks.rank_here == 0 ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
-    const Segment::Ticket ticket = bootstrap::exchange(meeting, created.ticket())[static_cast<std::size_t>(ranks.neighbours.front())];
-    Segment own = ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
+    const Segment::IpcHandle handle =
+        bootstrap::exchange(meeting, created.ipc_handle())[static_cast<std::size_t>(ranks.neighbours.front())];
+    Segment own = handle.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(handle); }) : Segment();
     const auto good = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own.data() != nullptr));
     if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
         problem = "they cannot share memory: " + (problem.empty() ? "see rank " + std::to_string(bad - good.begin()) : problem) +

@@ -209,7 +209,7 @@ public:
 private:
     /// A segment that its creator has for others, and the number that its region has everywhere.
     struct Offer {
-        Segment::Ticket ticket;
+        Segment::IpcHandle handle;
         std::uint64_t region = 0;
     };
     /// While it lives, collectives find their buffers in it.
@@ -226,10 +226,10 @@ private:
 
     Offer offer(Segment& created, std::size_t bytes, std::string& problem) const {
         created = Segment::attempt(problem, [&] { return Segment::create(bytes); });
-        return {created.ticket(), world_->next_region()};
+        return {created.ipc_handle(), world_->next_region()};
     }
     static Segment open(const Offer& offer, std::string& problem) {
-        return offer.ticket.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.ticket); });
+        return offer.handle.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.handle); });
     }
     /// The first rank of this communicator that has its segment not open, or -1. Until it is known those who created them keep theirs.
     /// Collective.

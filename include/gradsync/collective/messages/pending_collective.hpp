@@ -42,10 +42,10 @@ struct HelloRoute {
 /// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own
 /// call and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not
 /// learn who has started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
-class Flight {
+class PendingCollective {
 public:
     /// `room`: the most bytes that any hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
-    Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
+    PendingCollective(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
         : calls_(static_cast<std::size_t>(ranks)),
           ranks_(ranks),
           rank_(rank),
