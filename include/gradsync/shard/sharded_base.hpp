@@ -64,6 +64,11 @@ public:
         reducer_->set_weight(weight);
         weight_ = weight;
     }
+    /// While it lives, marks only add up gradients, without communication; not if gradients are sharded. See Reducer::no_sync.
+    auto no_sync() {
+        check_usable("no_sync");
+        return reducer_->no_sync();
+    }
     /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until the last gradient of its bucket is marked,
     /// and that holds anything at first: ask in each backward, in the order in which gradients become ready. See Reducer::gradient_view.
     BufferView gradient_view(std::size_t i) { return reducer_->gradient_view(i); }
@@ -115,6 +120,12 @@ public:
     const Statistics& statistics() const noexcept { return statistics_; }
     const BucketPlan& plan() const noexcept { return reducer_->plan(); }
     const B& backend() const noexcept { return backend_; }
+    ShardMemory memory() const noexcept {
+        return {.parameters = static_cast<const Derived&>(*this).value_bytes(),
+                .gradients = reducer_->bytes(),
+                .master_weights = state_.master_bytes(),
+                .optimizer_state = state_.state_bytes()};
+    }
     std::size_t size() const noexcept { return parameters_.size(); }  ///< parameters, frozen ones too
     /// As registered; in ShardedParameters trainable ones have no values any more after `broadcast_parameters()`.
     const ParameterView& parameter(std::size_t i) const {

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -19,7 +18,6 @@ namespace gradsync::inline v0_2::simulation {
 /// buckets each.
 class LazyMemory {
 public:
-    LazyMemory() = default;
     /// Throws std::bad_alloc.
     explicit LazyMemory(std::size_t bytes) : bytes_(bytes) {
         if (bytes == 0) return;
@@ -32,12 +30,8 @@ public:
 #endif
         if (data_ == nullptr) throw std::bad_alloc();
     }
-    LazyMemory(LazyMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-    LazyMemory& operator=(LazyMemory&& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(bytes_, other.bytes_);
-        return *this;
-    }
+    LazyMemory(const LazyMemory&) = delete;
+    LazyMemory& operator=(const LazyMemory&) = delete;
     ~LazyMemory() {
         if (data_ == nullptr) return;
 #if defined(__linux__)
