@@ -27,7 +27,6 @@
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 
 #include "buffers.hpp"
 #include "collectives.hpp"
@@ -40,6 +39,9 @@ namespace {
 using namespace bench;
 
 ContestOptions contest_options;
+
+/// OverlapBackward{Progress::thread}, under the name that results.json knows it by.
+const std::string by_thread = "OverlapBackwardThread";
 
 std::string name_of(gs::GradientStorage storage) { return storage == gs::GradientStorage::borrowed ? "borrowed" : "in_buckets"; }
 
@@ -62,12 +64,12 @@ void run_and_report(benchmark::State& state, int ranks, std::vector<Contestant*>
 }
 
 template <class Overlap>
-void add_mark_ready(const std::string& overlap, const Workload& w) {
-    add("mark_ready/" + overlap + "/" + name_of(w.storage) + "/ranks:" + std::to_string(w.ranks) +
+void add_mark_ready(const std::string& name, const Overlap& overlap, const Workload& w) {
+    add("mark_ready/" + name + "/" + name_of(w.storage) + "/ranks:" + std::to_string(w.ranks) +
             "/parameters:" + std::to_string(w.parameters),
         benchmark::kNanosecond, [=](benchmark::State& state) {
             const std::size_t cap = w.bytes / w.parameters * 100;
-            ReducerMarks<gs::SizeCappedBuckets, Overlap> marks(w, gs::SizeCappedBuckets(cap, cap));
+            ReducerMarks<gs::SizeCappedBuckets, Overlap> marks(w, gs::SizeCappedBuckets(cap, cap), {}, overlap);
             run_and_report(state, w.ranks, {&marks}, "", static_cast<double>(w.parameters));
         });
 }
@@ -121,22 +123,22 @@ CoreCompute calibrated(double seconds) {
 }
 
 template <class Overlap, class Compute>
-void add_overlap(const std::string& overlap, const std::string& where, std::function<Compute()> compute) {
+void add_overlap(const std::string& name, const Overlap& overlap, const std::string& where, std::function<Compute()> compute) {
     const Workload w{.ranks = 2, .parameters = 100, .bytes = std::size_t{100} << 20};
-    add("overlap/" + overlap + "/compute:" + where + "/ranks:2/parameters:100/bytes:" + std::to_string(w.bytes), benchmark::kMicrosecond,
+    add("overlap/" + name + "/compute:" + where + "/ranks:2/parameters:100/bytes:" + std::to_string(w.bytes), benchmark::kMicrosecond,
         [=](benchmark::State& state) {
             const Compute work = compute();
-            ReducerSteps<gs::SizeCappedBuckets, Overlap, Compute> steps(w, gs::SizeCappedBuckets(), work);
+            ReducerSteps<gs::SizeCappedBuckets, Overlap, Compute> steps(w, gs::SizeCappedBuckets(), work, overlap);
             ComputeOnly<Compute> compute_only(w.ranks, w.parameters, work);
             run_and_report(state, w.ranks, {&steps, &compute_only}, "compute_ratio");
         });
 }
 
 template <class Overlap>
-void add_overlaps(const std::string& overlap) {
+void add_overlaps(const std::string& name, const Overlap& overlap) {
     using namespace std::chrono_literals;
-    add_overlap<Overlap, CoreCompute>(overlap, "core", [] { return calibrated(200e-6); });
-    add_overlap<Overlap, DeviceCompute>(overlap, "device", [] { return DeviceCompute{200us}; });
+    add_overlap<Overlap, CoreCompute>(name, overlap, "core", [] { return calibrated(200e-6); });
+    add_overlap<Overlap, DeviceCompute>(name, overlap, "device", [] { return DeviceCompute{200us}; });
 }
 
 void add_all() {
@@ -144,9 +146,9 @@ void add_all() {
     for (int ranks : {1, 2})
         for (auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed}) {
             const Workload w{.ranks = ranks, .parameters = 1000, .bytes = 1000 * 64, .storage = storage};
-            add_mark_ready<gs::NoOverlap>("NoOverlap", w);
-            add_mark_ready<gs::OverlapBackward>("OverlapBackward", w);
-            add_mark_ready<gs::OverlapBackwardThread>("OverlapBackwardThread", w);
+            add_mark_ready("NoOverlap", gs::NoOverlap(), w);
+            add_mark_ready("OverlapBackward", gs::OverlapBackward(), w);
+            add_mark_ready(by_thread, gs::OverlapBackward(gs::Progress::thread), w);
         }
     for (auto [parameters, bytes] :
          {std::pair{std::size_t{50}, mib}, {std::size_t{100}, 25 * mib}, {std::size_t{1000}, 25 * mib}, {std::size_t{300}, 100 * mib}})
@@ -158,9 +160,9 @@ void add_all() {
         }
     add_construct(1, 100000);
     add_construct(2, 100000);
-    add_overlaps<gs::NoOverlap>("NoOverlap");
-    add_overlaps<gs::OverlapBackward>("OverlapBackward");
-    add_overlaps<gs::OverlapBackwardThread>("OverlapBackwardThread");
+    add_overlaps("NoOverlap", gs::NoOverlap());
+    add_overlaps("OverlapBackward", gs::OverlapBackward());
+    add_overlaps(by_thread, gs::OverlapBackward(gs::Progress::thread));
 }
 
 }  // namespace

@@ -56,12 +56,12 @@ struct NoCompute {
 template <class Buckets, class Overlap, class Compute = NoCompute>
 class ReducerSteps : public Contestant {
 public:
-    ReducerSteps(const Workload& workload, Buckets buckets = {}, Compute compute = {})
+    ReducerSteps(const Workload& workload, Buckets buckets = {}, Compute compute = {}, Overlap overlap = {})
         : ranks_(gs::ThreadBackend::make(workload.ranks)), reducers_(ranks_.size()), parameters_(workload.parameters), compute_(compute) {
         for (int r = 0; r < workload.ranks; ++r) gradients_.emplace_back(workload);
         on_each_rank(workload.ranks, [&](std::size_t r) {
-            reducers_[r] =
-                std::make_unique<Reducer>(ranks_[r], gradients_[r].views(), gs::ReducerOptions{.gradients = workload.storage}, buckets);
+            reducers_[r] = std::make_unique<Reducer>(ranks_[r], gradients_[r].views(), gs::ReducerOptions{.gradients = workload.storage},
+                                                     buckets, overlap);
         });
     }
 

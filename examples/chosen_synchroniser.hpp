@@ -71,7 +71,7 @@ public:
     explicit ChosenOverlap(const Options& o) {
         if (o.overlap == "backward") policy_.emplace<gs::OverlapBackward>();
         if (o.overlap == "backward-polls") policy_.emplace<gs::OverlapBackward>(gs::Progress::polls);
-        if (o.overlap == "backward-thread") policy_.emplace<gs::OverlapBackwardThread>();
+        if (o.overlap == "backward-thread") policy_.emplace<gs::OverlapBackward>(gs::Progress::thread);
     }
 
     void attach(gs::BucketEngine auto& engine) {
@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    std::variant<gs::NoOverlap, gs::OverlapBackward, gs::OverlapBackwardThread> policy_;
+    std::variant<gs::NoOverlap, gs::OverlapBackward> policy_;
 };
 static_assert(gs::OverlapPolicy<ChosenOverlap>);
 

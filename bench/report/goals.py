@@ -16,7 +16,7 @@ NOT_MEASURED, MET = "not measured", "met"
 BAD = "missed", NOT_MEASURED, "within the noise", f"missed in {ONE}"  # the worst first
 EVERY_SIZE = [count for group in SIZES.values() for count in group]
 FROM_MIB = [count for count in EVERY_SIZE if count >= MIB]
-OVERLAPS, STORAGES = ("NoOverlap", "OverlapBackward", "OverlapBackwardThread"), ("in_buckets", "borrowed")
+STORAGES = ("in_buckets", "borrowed")
 
 
 def ranks_of(count):
@@ -114,9 +114,9 @@ def all_reduces(made):
 
 
 def reducers(made):
-    marks = {(overlap, storage, ranks): None for overlap in OVERLAPS for storage in STORAGES for ranks in (1, 2)}
+    marks = {(overlap, storage, ranks): None for overlap in names.OVERLAPS for storage in STORAGES for ranks in (1, 2)}
     for name, b in made.results.parsed(MarkReady): marks[name["overlap"], name["storage"], name["ranks"]] = of_rounds(b.rounds("time"))
-    labelled = {f"`{overlap}`, {storage.replace('_', ' ')}, {ranks_of(ranks)}": found for (overlap, storage, ranks), found in marks.items()}
+    labelled = {f"{names.OVERLAPS[overlap]}, {storage.replace('_', ' ')}, {ranks_of(ranks)}": found for (overlap, storage, ranks), found in marks.items()}
     constructed = dict.fromkeys((1, 2))
     for name, b in made.results.parsed(Reducing):
         if name["parameters"] == 100000: constructed[name["ranks"]] = of_rounds(b.rounds("time"))

@@ -72,6 +72,8 @@ DEFAULT, PEER_DEFAULT = "buckets_25MB", "torch_ddp"  # what a user gets who choo
 SHARDED = "zero1"  # what a user chooses who wants the step shorter: each rank steps its share of the parameters
 
 STAGES = {"none": "nothing sharded", "optimizer": "optimizer", "gradients": "+ gradients", "parameters": "+ parameters"}
+# By the names of bench_reducer.
+OVERLAPS = {"NoOverlap": "`NoOverlap`", "OverlapBackward": "`OverlapBackward`", "OverlapBackwardThread": "`OverlapBackward{Progress::thread}`"}
 # By the fields of gradsync_train's results.
 MEMORY = {"bytes_parameters": Look("parameters", "#0072B2"), "bytes_gradients": Look("gradients", "#E69F00"),
           "bytes_optimizer": Look("optimizer state", "#009E73"), "bytes_activations": Look("activations", "#CC79A7")}

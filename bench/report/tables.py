@@ -160,7 +160,7 @@ def marks(results):
     table = Table("mark_ready", ["", *(f"{storage.replace('_', ' ')}, {ranks} rank{'s' * (ranks != 1)}" for storage, ranks in columns)])
     for overlap in dict.fromkeys(name["overlap"] for name, _ in found):
         of_overlap = {(name["storage"], name["ranks"]): b for name, b in found if name["overlap"] == overlap}
-        table.rows.append([f"`{overlap}`", *(or_blank(lambda b: f"{b.time * 1e9:.0f} ns", of_overlap.get(c)) for c in columns)])
+        table.rows.append([names.OVERLAPS[overlap], *(or_blank(lambda b: f"{b.time * 1e9:.0f} ns", of_overlap.get(c)) for c in columns)])
     return table
 
 

@@ -25,5 +25,4 @@
 #include "observe/statistics.hpp"
 #include "overlap/no_overlap.hpp"
 #include "overlap/overlap_backward.hpp"
-#include "overlap/overlap_backward_thread.hpp"
 #include "reducer.hpp"

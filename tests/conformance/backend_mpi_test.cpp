@@ -240,7 +240,7 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
             freed = 0;
             const int expected = kind == MpiCommunicator::attach ? 0 : kind == MpiCommunicator::duplicate && !shared_memory ? 2 : 1;
             {
-                gradsync::MpiBackend backend(comm, {.timeout = gradsync_test::ample, .shared_memory = shared_memory, .communicator = kind});
+                gradsync::MpiBackend backend(comm, {.timeout = gradsync_test::ample, .shared_memory = shared_memory}, kind);
                 if (kind == MpiCommunicator::duplicate) MPI_Comm_free(&comm);
                 std::vector<float> ones(1000, 1.0f);
                 backend.all_reduce(gradsync::buffer(ones), gradsync::ReduceOp::sum).wait();
@@ -254,14 +254,14 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
             }
             CHECK(freed == expected);
             if (kind == MpiCommunicator::attach)
-                CHECK_THROWS_WITH_AS(gradsync::MpiBackend(comm, {.shared_memory = shared_memory, .communicator = kind}),
+                CHECK_THROWS_WITH_AS(gradsync::MpiBackend(comm, {.shared_memory = shared_memory}, kind),
                                      doctest::Contains("another backend had this communicator before"), gradsync::Error);
             MPI_Comm_free_keyval(&key);
         }
 }
 
 TEST_CASE("MpiBackend: what is not to be freed cannot be taken, and a wait needs a limit") {
-    CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.communicator = gradsync::MpiCommunicator::take_ownership}),
+    CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {}, gradsync::MpiCommunicator::take_ownership),
                          doctest::Contains("cannot be taken; let the backend attach or duplicate"), gradsync::Error);
     CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(0)}), doctest::Contains("must be positive"),
                          gradsync::Error);
@@ -278,7 +278,7 @@ TEST_CASE("MpiBackend, MpiRendezvous: no communicator is told, instead of MPI's 
         }
     };
     attempt([] { gradsync::MpiBackend{MPI_COMM_NULL}; });
-    attempt([] { gradsync::MpiBackend(MPI_COMM_NULL, {.communicator = gradsync::MpiCommunicator::take_ownership}); });
+    attempt([] { gradsync::MpiBackend(MPI_COMM_NULL, {}, gradsync::MpiCommunicator::take_ownership); });
     attempt([] { gradsync::MpiRendezvous{MPI_COMM_NULL}; });
 }
 

@@ -20,7 +20,6 @@
 #include <gradsync/compress/compressor.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 #include <gradsync/reducer.hpp>
 
 #include "support/ranks.hpp"
@@ -105,12 +104,12 @@ struct Trace {
 template <class Overlap, class Exchange>
 class Trainee {
 public:
-    Trainee(gradsync::ThreadBackend comm, const Script& script, const Exchange& exchange)
+    Trainee(gradsync::ThreadBackend comm, const Script& script, const Exchange& exchange, Overlap overlap = {})
         : rank_(comm.rank()),
           ranks_(comm.size()),
           script_(script),
           model(compressible_model(script.options.averaging == gradsync::Averaging::sum)),
-          sync(comm, model, script.options, gradsync::SizeCappedBuckets(4000), Overlap{}, exchange) {}
+          sync(comm, model, script.options, gradsync::SizeCappedBuckets(4000), std::move(overlap), exchange) {}
 
     void step(int k) {
         const bool has_batch = script_.has_batch(rank_, ranks_, k);
@@ -192,13 +191,13 @@ public:
 
 /// Trains on all ranks; `before(trainee, step)` comes before each step. What each rank has seen.
 template <class Overlap = gradsync::OverlapBackward, class Exchange, class Before>
-std::vector<Trace> train(int ranks, const Script& script, const Exchange& exchange, int steps, Before&& before) {
+std::vector<Trace> train(int ranks, const Script& script, const Exchange& exchange, int steps, Before&& before, Overlap overlap = {}) {
     std::vector<Trace> traces(static_cast<std::size_t>(ranks));
     gradsync::run_threads(
         ranks,
         [&](gradsync::ThreadBackend comm) {
             const auto rank = static_cast<std::size_t>(comm.rank());
-            Trainee<Overlap, Exchange> trainee(std::move(comm), script, exchange);
+            Trainee<Overlap, Exchange> trainee(std::move(comm), script, exchange, overlap);
             for (int k = 0; k < steps; ++k) {
                 before(trainee, k);
                 trainee.step(k);
@@ -357,7 +356,8 @@ void check_compressor(const X& compressor, const X& late) {
                 const auto traces = train(ranks, script, compressor, 4);
                 CHECK(train(ranks, script, compressor, 4) == traces);
                 CHECK(train<NoOverlap>(ranks, script, compressor, 4) == traces);
-                CHECK(train<OverlapBackwardThread>(ranks, script, compressor, 4) == traces);
+                CHECK(train(
+                          ranks, script, compressor, 4, [](auto&, int) {}, OverlapBackward(Progress::thread)) == traces);
             }
     }
     SUBCASE("gaps between parameters stay zero") {

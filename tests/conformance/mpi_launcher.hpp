@@ -71,11 +71,10 @@ struct MpiProcessesWith {
 
 private:
     static B make(MPI_Comm comm, std::chrono::nanoseconds limit, int size) {
-        constexpr bool over_mpi = std::is_same_v<B, gradsync::MpiBackend>;
-        std::conditional_t<over_mpi, gradsync::MpiOptions, gradsync::TcpOptions> options{
+        gradsync::ProcessOptions options{
             .timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
         if (reach == Reach::both || reach == Reach::reproducible) options.domain = 2 * environment().rank / size;
-        if constexpr (over_mpi) {
+        if constexpr (std::is_same_v<B, gradsync::MpiBackend>) {
             return B(comm, options);
         } else {
             gradsync::MpiRendezvous rendezvous(comm);

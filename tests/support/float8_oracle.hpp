@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include <gradsync/core/float8.hpp>
+#include <gradsync/core/storage_floats.hpp>
 
 namespace gradsync_test {
 

@@ -22,7 +22,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`).
+using MpiOptions = ProcessOptions;
+
+/// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`); the same on all ranks.
 enum class MpiCommunicator : std::uint8_t {
     duplicate,  ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards. (Its largest tag, MPI_TAG_UB, is the
                 ///< library's, for ranks that wait for one another at construction.)
@@ -30,16 +32,6 @@ enum class MpiCommunicator : std::uint8_t {
                 ///< finalised. Its errors are returned as long (MPI_ERRORS_RETURN)
     take_ownership,  ///< the same, but it is the backend's, which frees it when the last handle is gone and another backend is made or
                      ///< goes later (not where its ranks have failed); where construction throws, leave it alone
-};
-
-/// Options of `MpiBackend`, the same on all ranks (but for `domain` and `timeout`).
-struct MpiOptions {
-    /// Of every wait, also for the others at construction; `set_timeout` changes it.
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-    bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
-    int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
-    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on one of several machines
-    MpiCommunicator communicator = MpiCommunicator::duplicate;
 };
 
 /// Ranks that are the processes of an MPI communicator.
@@ -66,25 +58,22 @@ public:
     /// The ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over it. Throws Error(invalid_argument) where MPI is
     /// not initialised, and for MPI_COMM_NULL, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch)
     /// on every rank where their options differ.
-    explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}) {
-        // A rank without a limit takes part in the exchange of options all the same: so the others hear of it.
-        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
-        MpiRendezvous meeting(comm, {.timeout = limited ? options.timeout : MpiRendezvousOptions().timeout});
-        check_options(meeting, comm, options);
-        if (options.communicator != MpiCommunicator::duplicate) refuse_second(comm);
+    explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate) {
+        MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
+        check_options(meeting, comm, options, communicator);
+        if (communicator != MpiCommunicator::duplicate) refuse_second(comm);
         const detail::Placement ranks(meeting, options.domain);
         bool sends = false;
         const auto transport = [&] {
             sends = true;
-            const MPI_Comm own = options.communicator == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
-            return std::make_unique<detail::MpiTransport>(own, options.communicator != MpiCommunicator::attach, ranks.one_machine);
+            const MPI_Comm own = communicator == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
+            return std::make_unique<detail::MpiTransport>(own, communicator != MpiCommunicator::attach, ranks.one_machine);
         };
-        connection_ = detail::connect(meeting, ranks, {options.timeout, options.shared_memory, options.reproducible}, transport,
-                                      [&](auto& world) { return watch(world, meeting, ranks); });
+        connection_ = detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         connection_.paths.any_thread = level == MPI_THREAD_MULTIPLE;
-        if (options.communicator == MpiCommunicator::take_ownership && !sends) {
+        if (communicator == MpiCommunicator::take_ownership && !sends) {
             const std::lock_guard lock(bootstrap::mpi_mutex());
             MPI_Comm_free(&comm);
         }
@@ -94,14 +83,9 @@ private:
     friend ProcessBackend;
     explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options) {
-        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
-        const bool takes_mpis_own =
-            options.communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
-        const auto own = static_cast<std::uint8_t>(static_cast<int>(options.communicator) * 16 + takes_mpis_own * 8 + limited * 4 +
-                                                   options.shared_memory * 2 + options.reproducible);
-        const auto all = bootstrap::exchange(meeting, own);
-        detail::check_limit(options.timeout);
+    static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options, MpiCommunicator communicator) {
+        const bool takes_mpis_own = communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
+        const auto all = detail::exchange_options(meeting, options, static_cast<int>(communicator) * 2 + takes_mpis_own);
         if (takes_mpis_own)
             throw Error(
                 Errc::invalid_argument,

@@ -93,10 +93,7 @@ private:
 
         double next() noexcept {
             if (jitter_ == 0) return factor_;
-            std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;  // SplitMix64
-            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-            z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-            return factor_ * (1 + jitter_ * static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53);
+            return factor_ * (1 + jitter_ * static_cast<double>(detail::split_mix(state_) >> 11) * 0x1p-53);
         }
 
     private:

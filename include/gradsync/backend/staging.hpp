@@ -24,6 +24,7 @@
 #include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
@@ -167,7 +168,7 @@ private:
     std::size_t elements_of_piece(const Call& call) const noexcept { return piece_bytes_ / size_of(call.dtype); }
     std::size_t pieces_of(const Call& call) const noexcept {
         const std::size_t each = elements_of_piece(call);
-        return divides(call.operation) && call.in_count > each ? (call.in_count + each - 1) / each : 1;
+        return divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
     }
 
     void try_advance() noexcept override {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -17,13 +16,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Options of `TcpBackend`, the same on all ranks (but for `domain` and `timeout`).
-struct TcpOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait; `set_timeout` changes it
-    bool shared_memory = true;  ///< ranks of one machine share memory; else they send messages like all others
-    int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
-    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on one of several machines
-};
+using TcpOptions = ProcessOptions;
 
 /// Ranks that are processes, started by whatever tells them their numbers: nothing but sockets is needed, no MPI.
 ///
@@ -45,8 +38,8 @@ public:
 
     /// The ranks of the job that the environment tells of; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
-        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
-        TcpRendezvous rendezvous(Job::from_environment(), {.timeout = limited ? options.timeout : TcpRendezvousOptions().timeout});
+        TcpRendezvous rendezvous(Job::from_environment(),
+                                 {.timeout = detail::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});
         return TcpBackend(rendezvous, options);
     }
 
@@ -57,13 +50,9 @@ private:
 
     template <Rendezvous R>
     static detail::Connection connect(R& rendezvous, const TcpOptions& options) {
-        const bool limited = options.timeout > std::chrono::nanoseconds::zero();
-        const auto own = static_cast<std::uint8_t>(limited * 4 + options.shared_memory * 2 + options.reproducible);
-        const auto all = bootstrap::exchange(rendezvous, own);  // a rank without a limit takes part: so the others hear of it
-        detail::check_limit(options.timeout);
-        detail::check_same_options(all, rendezvous.rank(), "TcpBackend", "TcpOptions");
+        detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), "TcpBackend", "TcpOptions");
         detail::Connection connection = detail::connect(
-            rendezvous, detail::Placement(rendezvous, options.domain), {options.timeout, options.shared_memory, options.reproducible},
+            rendezvous, detail::Placement(rendezvous, options.domain), options,
             [&] { return detail::make_tcp_transport(rendezvous, options.timeout); }, [](auto&) { return std::string(); });
         connection.paths.messages = "messages over TCP";
         return connection;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "../core/clock.hpp"
+#include "../core/unique_handle.hpp"
 
 /// Sockets of TCP, none of which ever blocks without a limit. POSIX; Linux.
 
@@ -27,31 +28,24 @@ using Clock = std::chrono::steady_clock;
 /// What the system says of an error number.
 inline std::string describe_error(int error) { return std::strerror(error); }
 
+struct DescriptorTraits {
+    using Handle = int;
+    static constexpr Handle none = -1;
+    static void close(Handle descriptor) noexcept { ::close(descriptor); }
+};
+
 /// Owns a descriptor; it does not block, and is closed in programs that this one starts.
-class Socket {
+class Socket : public UniqueHandle<DescriptorTraits> {
 public:
-    Socket() = default;
-    explicit Socket(int descriptor) noexcept : descriptor_(descriptor) {}
-    Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-    Socket& operator=(Socket&& other) noexcept {
-        Socket(std::move(other)).swap(*this);
-        return *this;
-    }
-    ~Socket() {
-        if (descriptor_ >= 0) ::close(descriptor_);
-    }
+    using UniqueHandle::UniqueHandle;
 
     static Socket of_family(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
-
-    int descriptor() const noexcept { return descriptor_; }
-    explicit operator bool() const noexcept { return descriptor_ >= 0; }
-    void swap(Socket& other) noexcept { std::swap(descriptor_, other.descriptor_); }
 
     /// True once the socket is ready for `events` of poll(2), or has failed.
     bool await(short events, Clock::time_point deadline) const noexcept {
         for (;;) {
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-            pollfd waiting{descriptor_, events, 0};
+            pollfd waiting{get(), events, 0};
             const int count = ::poll(&waiting, 1, left <= 0 ? 0 : left > INT_MAX ? INT_MAX : static_cast<int>(left));
             if (count > 0) return true;
             if (count == 0 ? left <= 0 : errno != EINTR) return false;
@@ -62,7 +56,7 @@ public:
     bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
         auto* at = static_cast<const std::byte*>(data);
         while (bytes != 0) {
-            const ssize_t sent = ::send(descriptor_, at, bytes, MSG_NOSIGNAL);
+            const ssize_t sent = ::send(get(), at, bytes, MSG_NOSIGNAL);
             if (sent > 0) {
                 at += sent;
                 bytes -= static_cast<std::size_t>(sent);
@@ -75,7 +69,7 @@ public:
     bool receive_all(void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
         auto* at = static_cast<std::byte*>(data);
         while (bytes != 0) {
-            const ssize_t got = ::recv(descriptor_, at, bytes, 0);
+            const ssize_t got = ::recv(get(), at, bytes, 0);
             if (got > 0) {
                 at += got;
                 bytes -= static_cast<std::size_t>(got);
@@ -91,7 +85,7 @@ public:
 
     /// A connection to `name` before the deadline? If not, `errno` says why.
     bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
-        if (::connect(descriptor_, name, size) == 0) return true;
+        if (::connect(get(), name, size) == 0) return true;
         if (errno != EINPROGRESS && errno != EINTR) return false;
         if (!await(POLLOUT, deadline)) {
             errno = ETIMEDOUT;
@@ -99,7 +93,7 @@ public:
         }
         int error = 0;
         socklen_t length = sizeof error;
-        if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
+        if (::getsockopt(get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
         errno = error;
         return error == 0;
     }
@@ -107,7 +101,7 @@ public:
     /// The next caller, or none before the deadline.
     Socket accept(Clock::time_point deadline) const noexcept {
         while (await(POLLIN, deadline)) {
-            Socket caller(::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+            Socket caller(::accept4(get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
             if (caller) return caller;
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) break;
         }
@@ -117,16 +111,16 @@ public:
     /// Small messages leave at once.
     void send_without_delay() const noexcept {
         const int on = 1;
-        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        ::setsockopt(get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
     /// The system asks the other end for a sign of life when nothing was heard for so long, and takes it for dead when it gives none in
     /// half a minute.
     void keep_alive(std::chrono::seconds quiet) const noexcept {
         const int on = 1, idle = static_cast<int>(quiet.count()), interval = 10, probes = 3;
-        ::setsockopt(descriptor_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-        ::setsockopt(descriptor_, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+        ::setsockopt(get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+        ::setsockopt(get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+        ::setsockopt(get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+        ::setsockopt(get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
     }
 
 private:
@@ -137,8 +131,6 @@ private:
         errno = ETIMEDOUT;
         return false;
     }
-
-    int descriptor_ = -1;
 };
 
 /// The addresses of a host and port, as the system knows them: of both families.
@@ -183,9 +175,9 @@ inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept
     Socket socket = Socket::of_family(name->sa_family);
     if (!socket) return {};
     const int on = 1, off = 0;
-    ::setsockopt(socket.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // a port whose last user has just gone is free
-    if (name->sa_family == AF_INET6) ::setsockopt(socket.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (::bind(socket.descriptor(), name, size) != 0 || ::listen(socket.descriptor(), backlog) != 0) return {};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // a port whose last user has just gone is free
+    if (name->sa_family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (::bind(socket.get(), name, size) != 0 || ::listen(socket.get(), backlog) != 0) return {};
     return socket;
 }
 
@@ -193,7 +185,7 @@ inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept
 inline std::uint16_t port_of(const Socket& socket) noexcept {
     sockaddr_storage name{};
     socklen_t size = sizeof name;
-    if (::getsockname(socket.descriptor(), reinterpret_cast<sockaddr*>(&name), &size) != 0) return 0;
+    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0) return 0;
     return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
                                             : reinterpret_cast<const sockaddr_in&>(name).sin_port);
 }

@@ -150,8 +150,8 @@ private:
             const auto now = Clock::now();
             if (now >= deadline) say_who_is_missing();
             std::erase_if(undecided, [&](const Caller& caller) { return caller.until <= now && ++turned_away_ > 0; });
-            waiting.assign(1, {listener.descriptor(), POLLIN, 0});
-            for (const Caller& caller : undecided) waiting.push_back({caller.socket.descriptor(), POLLIN, 0});
+            waiting.assign(1, {listener.get(), POLLIN, 0});
+            for (const Caller& caller : undecided) waiting.push_back({caller.socket.get(), POLLIN, 0});
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
             ::poll(waiting.data(), waiting.size(), left > 200 ? 200 : static_cast<int>(left));
             std::size_t kept = 0;
@@ -172,7 +172,7 @@ private:
 
     /// Reads what has come of a caller's words; as soon as one is wrong it is turned away.
     Verdict listen_to(Caller& caller) {
-        const ssize_t count = ::recv(caller.socket.descriptor(), caller.words + caller.got, sizeof caller.words - caller.got, 0);
+        const ssize_t count = ::recv(caller.socket.get(), caller.words + caller.got, sizeof caller.words - caller.got, 0);
         if (count < 0) return errno == EAGAIN || errno == EINTR ? Verdict::undecided : Verdict::gone;
         if (count == 0) return Verdict::gone;
         caller.got += static_cast<std::size_t>(count);

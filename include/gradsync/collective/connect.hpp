@@ -18,7 +18,18 @@
 #include "placement.hpp"
 #include "shared_memory/process_engine.hpp"
 
-namespace gradsync::inline v0_2::detail {
+namespace gradsync::inline v0_2 {
+
+/// Options of the backends whose ranks are processes, the same on all ranks (except `domain` and `timeout`).
+struct ProcessOptions {
+    /// The time limit of every wait, at construction too; `set_timeout` changes it.
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);
+    bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
+    int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
+    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on one of several machines
+};
+
+namespace detail {
 
 /// How ranks that are processes reach one another.
 struct Paths {
@@ -63,13 +74,6 @@ struct Connection {
     Paths paths;
 };
 
-/// What is asked of a connection; the same on all ranks, but for `timeout`.
-struct ConnectionOptions {
-    std::chrono::nanoseconds timeout;
-    bool shared_memory;  ///< ranks of one machine share memory where they can
-    bool reproducible;   ///< sums in the order of the ranks, also where several run on one of several machines
-};
-
 /// What the ranks of one machine have in common.
 struct Sharing {
     std::shared_ptr<shared_memory::ProcessWorld> world;
@@ -84,8 +88,9 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
     // The creator's object lives until all have opened theirs.
     const Segment created =
         ranks.rank_here == 0 ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
-    const Segment::Ticket ticket = bootstrap::exchange(meeting, created.ticket())[static_cast<std::size_t>(ranks.neighbours.front())];
-    Segment own = ticket.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(ticket); }) : Segment();
+    const Segment::IpcHandle handle =
+        bootstrap::exchange(meeting, created.ipc_handle())[static_cast<std::size_t>(ranks.neighbours.front())];
+    Segment own = handle.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(handle); }) : Segment();
     const auto good = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own.data() != nullptr));
     if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
         problem = "they cannot share memory: " + (problem.empty() ? "see rank " + std::to_string(bad - good.begin()) : problem) +
@@ -103,7 +108,7 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
 /// what the messages travel by, where there are any, and `watch(world)` has their ranks watched, see `Paths::unwatched`; all ranks call both
 /// or none does. Collective.
 template <Rendezvous R, class MakeTransport, class Watch>
-Connection connect(R& meeting, const Placement& ranks, const ConnectionOptions& options, MakeTransport&& transport, Watch&& watch) {
+Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& options, MakeTransport&& transport, Watch&& watch) {
     using namespace message_passing;
     std::string problem;
     const bool several = ranks.machine_count > 1;
@@ -128,8 +133,20 @@ Connection connect(R& meeting, const Placement& ranks, const ConnectionOptions& 
     return connection;
 }
 
+inline bool is_limit(std::chrono::nanoseconds timeout) noexcept { return timeout > std::chrono::nanoseconds::zero(); }
+
 inline void check_limit(std::chrono::nanoseconds timeout) {
-    if (timeout <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+    if (!is_limit(timeout)) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+}
+
+/// The options of all ranks, by rank, a byte each; `own` is the part that only this backend has. A rank without a time limit takes part,
+/// so that the others hear of it, and then throws. Collective.
+template <Rendezvous R>
+std::vector<std::uint8_t> exchange_options(R& meeting, const ProcessOptions& options, int own = 0) {
+    const int common = is_limit(options.timeout) * 4 + options.shared_memory * 2 + options.reproducible;
+    auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 8 + common));
+    check_limit(options.timeout);
+    return all;
 }
 
 /// Throws Error(parameter_mismatch) where not all ranks ask for the same. `all`: by rank, the same on all of them.
@@ -142,4 +159,6 @@ inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, c
                 {.operation = backend, .rank = rank, .peer = culprit});
 }
 
-}  // namespace gradsync::inline v0_2::detail
+}  // namespace detail
+
+}  // namespace gradsync::inline v0_2

@@ -12,6 +12,7 @@
 #endif
 
 #include "../bootstrap/rendezvous.hpp"
+#include "../core/math.hpp"
 #include "process.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -69,7 +70,7 @@ private:
 #endif
         std::size_t length = 0;
         while (name[length] != '\0') ++length;
-        return collective::detail::hash_bytes(name, length);
+        return fnv1a(name, length);
     }
 };
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <thread>
 
+#include "../core/math.hpp"
+
 #if defined(__linux__)
 #include <signal.h>
 #include <unistd.h>
@@ -32,12 +34,6 @@ inline bool is_zombie(std::int64_t process) noexcept {
     return at != 0 && at + 1 < length && (text[at + 1] == 'Z' || text[at + 1] == 'X');
 }
 
-/// FNV-1a, begun with `hash`.
-inline std::uint64_t hash_bytes(const char* data, std::size_t size, std::uint64_t hash = 0xcbf29ce484222325u) noexcept {
-    for (std::size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<unsigned char>(data[i])) * 0x100000001b3u;
-    return hash;
-}
-
 }  // namespace detail
 
 /// A process, so that others can see whether it is alive. Plain bytes, to be sent.
@@ -58,9 +54,9 @@ struct ProcessIdentity {
         const std::size_t length = std::fread(text, 1, sizeof text, file);
         std::fclose(file);
         if (length == 0) return identity;
-        identity.machine = detail::hash_bytes(text, length);
+        identity.machine = gradsync::detail::fnv1a(text, length);
         const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);
-        if (linked > 0) identity.system = detail::hash_bytes(text, static_cast<std::size_t>(linked), identity.machine);
+        if (linked > 0) identity.system = gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), identity.machine);
 #endif
         return identity;
     }

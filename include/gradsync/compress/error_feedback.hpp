@@ -17,7 +17,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// Whole cache lines of f32.
-constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept { return (count + 15) / 16 * 16; }
+constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept { return round_up(count, line_bytes / sizeof(float)); }
 
 /// One more than the highest parameter of a plan.
 inline std::size_t parameters_of(std::span<const BucketContents> contents) noexcept {

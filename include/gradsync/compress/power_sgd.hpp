@@ -15,6 +15,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+#include "../core/math.hpp"
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
@@ -204,6 +205,19 @@ private:
 
     float* left_of(const Bucket& bucket) const noexcept { return static_cast<float*>(left_.data()) + bucket.left; }
 
+    /// Calls `f(matrix, its P, its Q)` for each, and returns where the P end.
+    template <class F>
+    float* for_matrices(const Bucket& bucket, F&& f) {
+        float* left = left_of(bucket);
+        float* right = right_.at(bucket.right);
+        for (const Matrix& m : bucket.matrices) {
+            f(m, left, right);
+            left += m.rank * m.rows;
+            right += m.rank * m.columns;
+        }
+        return left;
+    }
+
     /// Makes the vectors that a step starts from orthonormal, so that P has the size of the gradient, and guesses those that there are none
     /// of yet, or that are lost.
     void prepare(const Matrix& m, float* right, std::uint64_t step) const {
@@ -213,35 +227,26 @@ private:
         for (std::size_t c = 0; c < m.rank; ++c) {
             if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
             std::uint64_t state = options_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
-            for (std::size_t j = 0; j < n; ++j) right[c * n + j] = guess(state);
+            for (std::size_t j = 0; j < n; ++j)
+                right[c * n + j] =
+                    static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
             guessed = true;
         }
         if (guessed) kernel::orthonormalise(right, n, m.rank);
-    }
-    /// Evenly from [-1, 1). SplitMix64 (Steele, Lea, Flood, 2014).
-    static float guess(std::uint64_t& state) noexcept {
-        std::uint64_t z = state += 0x9e3779b97f4a7c15u;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        return static_cast<float>(static_cast<std::int64_t>(z ^ z >> 31)) * 0x1p-63f;
     }
 
     /// P of what this rank has, and what travels beside it.
     void make_left(std::size_t b, std::uint64_t step) {
         const Bucket& own = buckets_[b];
-        float* left = left_of(own);
-        float* right = right_.at(own.right);
-        for (const Matrix& m : own.matrices) {
+        float* to = for_matrices(own, [&](const Matrix& m, float* left, float* right) {
             prepare(m, right, step);
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
-            left += m.rank * m.rows;
-            right += m.rank * m.columns;
-        }
+        });
         for (const Whole& part : own.whole) {
             float* const sum = residuals_.bucket(b) + part.offset;
-            std::memcpy(left, sum, part.count * sizeof(float));
+            std::memcpy(to, sum, part.count * sizeof(float));
             std::memset(sum, 0, part.count * sizeof(float));
-            left += part.count;
+            to += part.count;
         }
     }
 
@@ -249,9 +254,7 @@ private:
     void make_right(std::size_t b, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
-        float* left = left_of(own);
-        float* right = right_.at(own.right);
-        for (const Matrix& m : own.matrices) {
+        for_matrices(own, [&](const Matrix& m, float* left, float* right) {
             float* const sum = residuals_.bucket(b) + m.offset;
             const bool finite = kernel::orthonormalise(left, m.rows, m.rank);
             if (finite && unit == 0) {
@@ -263,9 +266,7 @@ private:
                 for (std::size_t i = 0; i < m.rank * m.rows; ++i) left[i] = std::numeric_limits<float>::quiet_NaN();
                 forget(m, sum, right);
             }
-            left += m.rank * m.rows;
-            right += m.rank * m.columns;
-        }
+        });
         computed_ += std::chrono::steady_clock::now() - begin;
     }
     typename B::WorkType average_right(std::size_t b, double weight) {
@@ -277,21 +278,17 @@ private:
     void expand(std::size_t b, BufferView bucket, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
-        float* left = left_of(own);
-        float* right = right_.at(own.right);
-        for (const Matrix& m : own.matrices) {
+        const float* from = for_matrices(own, [&](const Matrix& m, float* left, float* right) {
             const BufferView gradient = bucket.subview(m.offset, m.rows * m.columns);
             float* const product = static_cast<float*>(bucket.dtype == DType::f32 ? gradient.data : product_.data());
             std::memset(product, 0, gradient.count * sizeof(float));
             kernel::add_product(product, m.rows, m.columns, left, right, m.rank);
             kernel::copy(ConstBufferView{product, gradient.count}, gradient);
             if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
-            left += m.rank * m.rows;
-            right += m.rank * m.columns;
-        }
+        });
         for (const Whole& part : own.whole) {
-            kernel::copy(ConstBufferView{left, part.count}, bucket.subview(part.offset, part.count));
-            left += part.count;
+            kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.offset, part.count));
+            from += part.count;
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;

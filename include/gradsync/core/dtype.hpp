@@ -6,9 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "bfloat16.hpp"
-#include "float16.hpp"
-#include "float8.hpp"
+#include "storage_floats.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #if !defined(__GNUC__) && !defined(__clang__)
 #include <cmath>
 #endif
 
-/// What the library needs of <cmath>, which brings the special functions along, and of <algorithm>: a tenth of the time
+/// Small arithmetic. It also stands in for <cmath>, which brings the special functions along, and <algorithm>: a tenth of the time
 /// that including this library would take.
 
 namespace gradsync::inline v0_2::detail {
@@ -20,6 +21,30 @@ constexpr T smaller(T a, T b) noexcept {
 template <class T>
 constexpr T larger(T a, T b) noexcept {
     return a < b ? b : a;
+}
+
+/// `n / unit`, rounded up.
+constexpr std::size_t divide_up(std::size_t n, std::size_t unit) noexcept { return (n + unit - 1) / unit; }
+/// The least multiple of `unit` that is not below `n`.
+constexpr std::size_t round_up(std::size_t n, std::size_t unit) noexcept { return divide_up(n, unit) * unit; }
+
+constexpr std::size_t line_bytes = 64;  ///< of a cache line
+
+/// In whole cache lines, which is how far apart things lie that are allocated together.
+constexpr std::size_t in_lines(std::size_t bytes) noexcept { return round_up(bytes, line_bytes); }
+
+/// FNV-1a, 64 bits, of these bytes; `hash` continues that of the bytes before them.
+inline std::uint64_t fnv1a(const void* data, std::size_t bytes, std::uint64_t hash = 0xcbf29ce484222325u) noexcept {
+    for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/// The next number of SplitMix64 (Steele, Lea, Flood, 2014).
+constexpr std::uint64_t split_mix(std::uint64_t& state) noexcept {
+    std::uint64_t z = state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
 }
 
 /// Neither infinite nor NaN; from the bits, so that it is right under `-ffast-math` as well.

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "buffer_view.hpp"
+#include "math.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -20,9 +21,8 @@ struct ElementRange {
 /// that only the last shards are shorter, or empty (`torch.chunk`'s rule). Every collective that splits a
 /// buffer over the ranks splits it so.
 constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexcept {
-    const std::size_t each = (count + static_cast<std::size_t>(size) - 1) / static_cast<std::size_t>(size);
-    const auto limited = [count](std::size_t element) { return element < count ? element : count; };
-    return {limited(each * static_cast<std::size_t>(rank)), limited(each * (static_cast<std::size_t>(rank) + 1))};
+    const std::size_t each = detail::divide_up(count, static_cast<std::size_t>(size)), first = each * static_cast<std::size_t>(rank);
+    return {detail::smaller(first, count), detail::smaller(first + each, count)};
 }
 
 namespace detail {

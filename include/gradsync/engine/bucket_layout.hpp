@@ -12,9 +12,6 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// In whole cache lines, which is how far apart things lie that are allocated together.
-constexpr std::size_t in_lines(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
-
 /// Where each parameter lies in its bucket, counted in elements: at a multiple of 64 bytes of the bucket's dtype. The gaps
 /// between parameters belong to none. A bucket ends with its last parameter.
 struct BucketLayout {
@@ -26,10 +23,9 @@ struct BucketLayout {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             std::size_t next = 0;
             for (std::size_t i : plan.bucket(b)) {
-                const std::size_t line = 64 / size_of(infos[i].dtype);
                 offsets[i] = next;
                 counts[b] = next + infos[i].count;
-                next += (infos[i].count + line - 1) / line * line;
+                next += round_up(infos[i].count, line_bytes / size_of(infos[i].dtype));
             }
         }
     }

@@ -116,7 +116,7 @@ private:
     explicit GradientNorm(std::span<const std::size_t> counts) {
         for (const std::size_t count : counts) {
             first_block_.push_back(blocks_);
-            blocks_ += (count + block - 1) / block;
+            blocks_ += divide_up(count, block);
         }
         values_.resize(blocks_);
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
@@ -68,18 +69,14 @@ inline std::string describe(const ReducerOptions& options) {
     constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
     constexpr const char* unused[] = {"error", "find_unused"};
     constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
-    std::string text = "gradients=";
-    text += storage[static_cast<int>(options.gradients)];
-    text += " averaging=";
-    text += averaging[static_cast<int>(options.averaging)];
-    text += " accumulation=";
-    text += accumulation[static_cast<int>(options.accumulation)];
-    text += " unused=";
-    text += unused[static_cast<int>(options.unused)];
-    text += " divisor=";
-    text += divisor[static_cast<int>(options.divisor)];
-    text += " reduce_dtype=";
-    text += options.reduce_dtype ? name_of(*options.reduce_dtype) : "own";
+    std::string text;
+    const auto add = [&](const char* name, std::string_view value) { (text += name) += value; };
+    add("gradients=", storage[static_cast<int>(options.gradients)]);
+    add(" averaging=", averaging[static_cast<int>(options.averaging)]);
+    add(" accumulation=", accumulation[static_cast<int>(options.accumulation)]);
+    add(" unused=", unused[static_cast<int>(options.unused)]);
+    add(" divisor=", divisor[static_cast<int>(options.divisor)]);
+    add(" reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own");
     return text;
 }
 

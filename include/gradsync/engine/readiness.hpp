@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../core/bucket_plan.hpp"
+#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../kernel/isa.hpp"
 
@@ -42,7 +43,7 @@ public:
                 bucket_of_[i] = static_cast<std::uint32_t>(b);
                 place_[i] = place++;
             }
-            first_word_.push_back((place + 63) / 64);
+            first_word_.push_back(divide_up(place, 64));
         }
         unfilled_ = std::vector<std::atomic<std::uint64_t>>(first_word_.back());
         all_.assign(first_word_.back(), 0);

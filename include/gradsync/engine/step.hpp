@@ -16,7 +16,7 @@
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
-#include "flight.hpp"
+#include "buckets_in_flight.hpp"
 #include "gradient_buckets.hpp"
 #include "launch_groups.hpp"
 #include "options.hpp"
@@ -240,7 +240,7 @@ private:
     Exchange exchange_;
     LaunchGroups<B> groups_;
     Watch<B> watch_;
-    Flight<typename Exchange::template WorkType<B>> flight_;
+    BucketsInFlight<typename Exchange::template WorkType<B>> flight_;
     double weight_ = 1;
     bool has_batch_ = true;
     // No spin locks: who waits for memory waits for a collective, and a compressor computes for milliseconds when a bucket leaves.

@@ -11,6 +11,7 @@
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 
 /// The checks at construction: that the bucket policy planned what it may, and that all ranks synchronise the same
@@ -18,15 +19,10 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// FNV-1a, 64 bits.
+/// FNV-1a of what is added, one thing after the other.
 class Digest {
 public:
-    void add(const void* data, std::size_t bytes) noexcept {
-        for (std::size_t i = 0; i < bytes; ++i) {
-            value_ ^= static_cast<const unsigned char*>(data)[i];
-            value_ *= 0x100000001b3u;
-        }
-    }
+    void add(const void* data, std::size_t bytes) noexcept { value_ = fnv1a(data, bytes, value_); }
     void add(std::string_view text) noexcept {
         add(text.data(), text.size());
         add(std::uint64_t{text.size()});
@@ -36,7 +32,7 @@ public:
     std::uint64_t value() const noexcept { return value_; }
 
 private:
-    std::uint64_t value_ = 0xcbf29ce484222325u;
+    std::uint64_t value_ = fnv1a(nullptr, 0);
 };
 
 /// Are there values, of another dtype than the gradient?

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <new>
-#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -19,40 +19,27 @@ public:
     HostBuffer() = default;
 
     /// Throws std::bad_alloc.
-    explicit HostBuffer(std::size_t bytes) : bytes_(bytes) {
+    explicit HostBuffer(std::size_t bytes) {
         if (bytes == 0) return;
         constexpr std::size_t huge_page = std::size_t{2} << 20;
-        alignment_ = bytes >= 2 * huge_page ? huge_page : 64;
-        data_ = ::operator new(bytes, std::align_val_t{alignment_});
+        const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : 64;
+        data_ = {::operator new(bytes, std::align_val_t{alignment}), Free{bytes, alignment}};
 #if defined(__linux__)
-        if (alignment_ == huge_page) ::madvise(data_, bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint only
+        if (alignment == huge_page) ::madvise(data(), bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint only
 #endif
-        std::memset(data_, 0, bytes);
+        std::memset(data(), 0, bytes);
     }
 
-    HostBuffer(HostBuffer&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), alignment_(other.alignment_) {}
-    HostBuffer& operator=(HostBuffer&& other) noexcept {
-        HostBuffer(std::move(other)).swap(*this);
-        return *this;
-    }
-    ~HostBuffer() {
-        if (data_) ::operator delete(data_, std::align_val_t{alignment_});
-    }
-
-    void* data() const noexcept { return data_; }
-    std::size_t bytes() const noexcept { return bytes_; }
-
-    void swap(HostBuffer& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(bytes_, other.bytes_);
-        std::swap(alignment_, other.alignment_);
-    }
+    void* data() const noexcept { return data_.get(); }
+    std::size_t bytes() const noexcept { return data_ ? data_.get_deleter().bytes : 0; }
 
 private:
-    void* data_ = nullptr;
-    std::size_t bytes_ = 0;
-    std::size_t alignment_ = 64;
+    struct Free {
+        std::size_t bytes, alignment;
+        void operator()(void* data) const noexcept { ::operator delete(data, std::align_val_t{alignment}); }
+    };
+
+    std::unique_ptr<void, Free> data_;
 };
 
 }  // namespace gradsync::inline v0_2::kernel

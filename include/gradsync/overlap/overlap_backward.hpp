@@ -9,12 +9,12 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Who advances started collectives while the backward goes on.
+/// Selects what advances started collectives during the backward.
 enum class Progress : std::uint8_t {
-    automatic,  ///< `thread` where the backend wants it, else `polls`
-    polls,      ///< `mark_ready`, now and then: no thread, as progress is work for the same cores where ranks share memory
-    thread,     ///< a thread of the policy's: for messages between machines, which MPI moves only inside calls, and for compute that is off
-                ///< the CPU. The backend must be callable from any thread (MPI_THREAD_MULTIPLE, where it calls MPI)
+    automatic,  ///< `thread` if the backend wants one, else `polls`
+    polls,  ///< `mark_ready` polls now and then. No thread: among ranks that share memory it would only take turns with them on their cores
+    thread,  ///< the policy's own thread: for messages between machines, which MPI moves only inside calls, and for compute off the CPU.
+             ///< The backend must be callable from any thread (MPI_THREAD_MULTIPLE if it calls MPI)
 };
 
 /// A bucket leaves as soon as it is full and its turn has come.
@@ -35,7 +35,14 @@ public:
         if (!thread_.working() && engine.in_flight()) engine.poll();
     }
     void detach() noexcept { thread_.stop(); }
-    std::string describe() const { return "OverlapBackward"; }
+    std::string describe() const { return describe_as("OverlapBackward"); }
+
+protected:
+    /// `name`, and who makes progress if the user has said so.
+    std::string describe_as(std::string name) const {
+        constexpr const char* progress[] = {"", "{polls}", "{thread}"};  // by Progress
+        return name + progress[static_cast<int>(progress_)];
+    }
 
 private:
     Progress progress_ = Progress::automatic;

@@ -16,7 +16,7 @@ struct OverlapForward : OverlapBackward {
     using OverlapBackward::OverlapBackward;
     static constexpr bool gathers_in_forward = true;
 
-    std::string describe() const { return "OverlapForward"; }
+    std::string describe() const { return describe_as("OverlapForward"); }
 };
 
 static_assert(OverlapPolicy<OverlapForward>);

@@ -14,9 +14,10 @@
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "../core/parameter.hpp"
+#include "../core/requirements.hpp"
 #include "../engine/gradient_engine.hpp"
 #include "../engine/guard.hpp"
-#include "../core/requirements.hpp"
+#include "../engine/no_sync.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
 #include "flat_optimizer.hpp"
@@ -72,6 +73,11 @@ public:
         engine_->set_weight(weight);
         weight_ = weight;
     }
+    /// While it lives, marks only add up gradients, without communication; not if gradients are sharded. See Reducer::no_sync.
+    NoSync no_sync() {
+        check_usable("no_sync");
+        return engine_->no_sync();
+    }
     /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until the last gradient of its bucket is marked,
     /// and that holds anything at first: ask in each backward, in the order in which gradients become ready. See Reducer::gradient_view.
     BufferView gradient_view(std::size_t i) { return engine_->gradient_view(i); }
@@ -121,6 +127,12 @@ public:
     const Statistics& statistics() const noexcept { return statistics_; }
     const BucketPlan& plan() const noexcept { return engine_->plan(); }
     const B& backend() const noexcept { return backend_; }
+    ShardMemory memory() const noexcept {
+        return {.parameters = static_cast<const Derived&>(*this).value_bytes(),
+                .gradients = engine_->bytes(),
+                .master_weights = state_.master_bytes(),
+                .optimizer_state = state_.state_bytes()};
+    }
     std::size_t size() const noexcept { return parameters_.size(); }  ///< parameters, frozen ones too
     /// As registered; in ShardedParameters trainable ones have no values any more after `broadcast_parameters()`.
     const ParameterView& parameter(std::size_t i) const {

@@ -101,12 +101,6 @@ public:
         }
     }
 
-    /// While it lives, marks only add up gradients. Stage 1; see Reducer::no_sync.
-    NoSync no_sync() {
-        this->check_usable("no_sync");
-        return this->engine_->no_sync();
-    }
-
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, and all ranks get the new weights; of a
     /// parameter that no rank used (UnusedParameters::find_unused) nothing changes. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
@@ -173,14 +167,8 @@ public:
         });
     }
 
-    ShardMemory memory() const noexcept {
-        return {.parameters = values_.bytes(),
-                .gradients = this->engine_->bytes(),
-                .master_weights = this->state_.master_bytes(),
-                .optimizer_state = this->state_.state_bytes()};
-    }
-
 private:
+    std::size_t value_bytes() const noexcept { return values_.bytes(); }
     bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
 
     void make_engine() {

@@ -98,12 +98,6 @@ public:
     /// See Reducer::begin_step; but a rank without a batch takes part in the gathers: it acquires and releases what the others do.
     bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
 
-    /// While it lives, marks only add up gradients, without communication: see Reducer::no_sync. Not where gradients are sharded.
-    NoSync no_sync() {
-        this->check_usable("no_sync");
-        return this->engine_->no_sync();
-    }
-
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
     /// construction, and so only once. Collective.
     void broadcast_parameters(int root = 0) {
@@ -211,14 +205,9 @@ public:
         });
     }
 
-    ShardMemory memory() const noexcept {
-        return {.parameters = unit_values_.bytes(),
-                .gradients = this->engine_->bytes(),
-                .master_weights = this->state_.master_bytes(),
-                .optimizer_state = this->state_.state_bytes()};
-    }
-
 private:
+    std::size_t value_bytes() const noexcept { return unit_values_.bytes(); }
+
     using Unit = typename detail::UnitValues<B>::Unit;
 
     /// Where the values of a trainable parameter lie in its unit.

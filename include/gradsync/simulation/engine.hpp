@@ -139,7 +139,7 @@ private:
         if (!scheduler().is_thread_of(own()))
             throw Error(
                 Errc::invalid_argument,
-                "a rank of a simulation has one thread, which run_simulated has started; let that one communicate (OverlapBackward, not OverlapBackwardThread)",
+                "a rank of a simulation has one thread, which run_simulated has started; let that one communicate (Progress::polls, not Progress::thread)",
                 {.operation = "SimulatedBackend", .rank = own()});
         return lock;
     }

@@ -5,11 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+
+#include "../core/math.hpp"
 
 namespace gradsync::inline v0_2::simulation {
 
@@ -17,7 +18,6 @@ namespace gradsync::inline v0_2::simulation {
 /// buckets each.
 class LazyMemory {
 public:
-    LazyMemory() = default;
     /// Throws std::bad_alloc.
     explicit LazyMemory(std::size_t bytes) : bytes_(bytes) {
         if (bytes == 0) return;
@@ -25,17 +25,13 @@ public:
         data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data_ == MAP_FAILED) data_ = nullptr;
 #else
-        data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+        data_ = std::aligned_alloc(64, gradsync::detail::in_lines(bytes));
         if (data_ != nullptr) std::memset(data_, 0, bytes);
 #endif
         if (data_ == nullptr) throw std::bad_alloc();
     }
-    LazyMemory(LazyMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-    LazyMemory& operator=(LazyMemory&& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(bytes_, other.bytes_);
-        return *this;
-    }
+    LazyMemory(const LazyMemory&) = delete;
+    LazyMemory& operator=(const LazyMemory&) = delete;
     ~LazyMemory() {
         if (data_ == nullptr) return;
 #if defined(__linux__)

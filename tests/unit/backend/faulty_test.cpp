@@ -18,7 +18,6 @@
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
@@ -43,11 +42,11 @@ std::chrono::microseconds some_time(const FaultPoint& at, unsigned seed, int mos
 
 /// The gradients after some steps, of rank 0.
 template <class Buckets, class Overlap>
-std::vector<Bytes> results(int ranks, const Fault& fault, Buckets buckets = {}) {
+std::vector<Bytes> results(int ranks, const Fault& fault, Buckets buckets = {}, Overlap overlap = {}) {
     std::vector<Bytes> found;
     CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({300, 5, 1024, 70});
-              Reducer<FaultyThreads, Buckets, Overlap> sync(FaultyThreads(comm, fault), model, {}, buckets);
+              Reducer<FaultyThreads, Buckets, Overlap> sync(FaultyThreads(comm, fault), model, {}, buckets, overlap);
               for (int step = 0; step < 5; ++step) {
                   backward(sync, model, comm.rank(), step);
                   sync.finish();
@@ -86,7 +85,7 @@ TEST_CASE("FaultyBackend: ranks that are late, now and then, change no bit, unde
             const Fault late = [=](const FaultPoint& at) { std::this_thread::sleep_for(some_time(at, seed, 300)); };
             CHECK(results<Flat, NoOverlap>(ranks, late) == expected);
             CHECK(results<PerParameter, OverlapBackward>(ranks, late) == expected);
-            CHECK(results<PerParameter, OverlapBackwardThread>(ranks, late) == expected);
+            CHECK(results(ranks, late, PerParameter(), OverlapBackward(Progress::thread)) == expected);
             CHECK(results<SizeCappedBuckets, OverlapForward>(ranks, late, SizeCappedBuckets(2000)) == expected);
         }
     }
@@ -121,8 +120,8 @@ TEST_CASE("FaultyBackend: what a thread for progress throws is not lost") {
         });
         std::vector<Tensor> model;
         model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-        Reducer<FaultyThreads, PerParameter, OverlapBackwardThread, PowerSgd<FaultyThreads>> sync(
-            faulty, model, {}, {}, {}, PowerSgd<FaultyThreads>({.rank = 1, .start_step = 0}));
+        Reducer<FaultyThreads, PerParameter, OverlapBackward, PowerSgd<FaultyThreads>> sync(
+            faulty, model, {}, {}, OverlapBackward(Progress::thread), PowerSgd<FaultyThreads>({.rank = 1, .start_step = 0}));
         for (int step = 0; step < 5; ++step) {
             backward(sync, model, comm.rank(), step);
             std::this_thread::sleep_for(5ms);  // the thread finds the first one complete

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 
 namespace {
 
@@ -146,7 +145,7 @@ TEST_CASE("MpiBackend: a thread for progress that MPI does not let in leaves it 
     MpiBackend comm(MPI_COMM_WORLD, {.domain = mpi().rank});
     CHECK(!comm.wants_progress_thread());
     std::vector<std::vector<float>> gradients(8, std::vector<float>(50'000, static_cast<float>(mpi().rank)));
-    gradsync::Reducer<MpiBackend, gradsync::PerParameter, gradsync::OverlapBackwardThread> sync(comm, gradients);
+    gradsync::Reducer sync(comm, gradients, {}, gradsync::PerParameter(), gradsync::OverlapBackward(gradsync::Progress::thread));
     for (int step = 0; step < 3; ++step) {
         for (auto& gradient : gradients) gradient.assign(gradient.size(), static_cast<float>(mpi().rank));
         for (std::size_t i = gradients.size(); i-- > 0;) sync.mark_ready(i);

@@ -13,7 +13,6 @@
 #include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 #include <gradsync/plan/calibrate.hpp>
 #include <gradsync/plan/scaling.hpp>
 #include <gradsync/reducer.hpp>
@@ -70,10 +69,11 @@ struct Backward {
     }
     /// The duration of one step of a Reducer with these policies.
     template <class Overlap, class Buckets>
-    double step(const SimulatedCluster& cluster, const Buckets& buckets) const {
+    double step(const SimulatedCluster& cluster, const Buckets& buckets, const Overlap& overlap = {}) const {
         double begin = 0;
         const SimulatedRun run = run_simulated(cluster, [&](SimulatedBackend comm) {
-            Reducer<SimulatedBackend, Buckets, Overlap> sync(comm, parameters, {.gradients = GradientStorage::in_buckets}, buckets);
+            Reducer<SimulatedBackend, Buckets, Overlap> sync(comm, parameters, {.gradients = GradientStorage::in_buckets}, buckets,
+                                                             overlap);
             comm.barrier().wait();
             begin = comm.now();
             this->run(comm, sync);
@@ -283,7 +283,7 @@ TEST_CASE("waits are limited in virtual time") {
 TEST_CASE("a thread of the overlap policy's own finds no ear, and the step is done without it") {
     const Backward backward(11, 20);
     const SimulatedCluster cluster{.cluster = four, .moves_buckets = false};
-    CHECK(backward.step<OverlapBackwardThread>(cluster, SizeCappedBuckets(1 << 18)) ==
+    CHECK(backward.step(cluster, SizeCappedBuckets(1 << 18), OverlapBackward(Progress::thread)) ==
           Approx(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 18))));
 }
 

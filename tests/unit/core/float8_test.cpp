@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/core/float8.hpp>
+#include <gradsync/core/storage_floats.hpp>
 
 #include <doctest/doctest.h>
 

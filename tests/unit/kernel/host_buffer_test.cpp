@@ -71,7 +71,7 @@ TEST_CASE("HostBuffer: moves take the memory along and leave nothing behind") {
 
     HostBuffer other(7);
     void* const other_data = other.data();
-    taken.swap(other);
+    std::swap(taken, other);
     CHECK(taken.data() == other_data);
     CHECK(other.bytes() == 2 * huge_page);
 }

@@ -89,33 +89,36 @@ int allocations_of(int ranks, DType dtype, Make&& make, Step&& step) {
     return counted_here;
 }
 
-template <class Buckets, class Overlap, class Step>
-int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step) {
+template <class Buckets, class Overlap = OverlapBackward, class Step>
+int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step, Overlap overlap = {}) {
     return allocations_of(
         ranks, dtype,
-        [&](ThreadBackend comm, auto& model) { return std::make_unique<Reducer<ThreadBackend, Buckets, Overlap>>(comm, model, options); },
+        [&](ThreadBackend comm, auto& model) {
+            return std::make_unique<Reducer<ThreadBackend, Buckets, Overlap>>(comm, model, options, Buckets(), overlap);
+        },
         step);
 }
 
 template <class Buckets, class Overlap>
-void check_policies(ReducerOptions options, DType dtype = DType::f32) {
+void check_policies(Overlap overlap, ReducerOptions options, DType dtype = DType::f32) {
     for (const int ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
         CAPTURE(describe(options));
-        CHECK(allocations_of<Buckets, Overlap>(ranks, options, dtype, [&](auto& sync, auto& model, int) {
-                  for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
-                  sync.finish();
-              }) == 0);
+        const auto step = [](auto& sync, auto& model, int) {
+            for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+            sync.finish();
+        };
+        CHECK(allocations_of<Buckets>(ranks, options, dtype, step, overlap) == 0);
     }
 }
 
 template <class Buckets, class Overlap>
-void check_options() {
-    check_policies<Buckets, Overlap>({});
-    check_policies<Buckets, Overlap>({.gradients = GradientStorage::in_buckets});
-    check_policies<Buckets, Overlap>({.unused = UnusedParameters::find_unused});
-    check_policies<Buckets, Overlap>({.reduce_dtype = DType::f32}, DType::bf16);
-    check_policies<Buckets, Overlap>({.averaging = Averaging::weighted_mean});
+void check_options(Overlap overlap = {}) {
+    check_policies<Buckets>(overlap, {});
+    check_policies<Buckets>(overlap, {.gradients = GradientStorage::in_buckets});
+    check_policies<Buckets>(overlap, {.unused = UnusedParameters::find_unused});
+    check_policies<Buckets>(overlap, {.reduce_dtype = DType::f32}, DType::bf16);
+    check_policies<Buckets>(overlap, {.averaging = Averaging::weighted_mean});
 }
 
 }  // namespace
@@ -131,12 +134,12 @@ TEST_CASE("the counter counts") {
 TEST_CASE("a steady step allocates nothing: PerParameter") {
     check_options<PerParameter, OverlapBackward>();
     check_options<PerParameter, NoOverlap>();
-    check_options<PerParameter, OverlapBackwardThread>();
+    check_options<PerParameter>(OverlapBackward(Progress::thread));
 }
 TEST_CASE("a steady step allocates nothing: Flat and SizeCappedBuckets") {
     check_options<Flat, OverlapBackward>();
     check_options<SizeCappedBuckets, OverlapBackward>();
-    check_options<SizeCappedBuckets, OverlapBackwardThread>();
+    check_options<SizeCappedBuckets>(OverlapBackward(Progress::thread));
 }
 
 TEST_CASE("a steady step allocates nothing: micro-batches, join, norm and clipping") {

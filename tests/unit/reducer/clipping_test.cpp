@@ -49,11 +49,11 @@ long double norm_of(const std::vector<Tensor>& model) {
 }
 
 template <class Buckets, class Overlap>
-std::set<std::uint64_t> norms(const std::vector<Tensor>& shape, int ranks, GradientStorage storage) {
+std::set<std::uint64_t> norms(const std::vector<Tensor>& shape, int ranks, GradientStorage storage, Overlap overlap = {}) {
     std::set<std::uint64_t> bits;
     for (const double norm : run_threads(ranks, [&](ThreadBackend comm) {
              auto model = shape;
-             Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage});
+             Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage}, {}, overlap);
              same_backward(sync, model);
              return sync.gradient_norm();
          }))
@@ -73,7 +73,7 @@ TEST_CASE("gradient_norm: the same bits for every rank, policy and world size, a
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 bits.merge(norms<PerParameter, NoOverlap>(shape, ranks, storage));
                 bits.merge(norms<Flat, OverlapBackward>(shape, ranks, storage));
-                bits.merge(norms<SizeCappedBuckets, OverlapBackwardThread>(shape, ranks, storage));
+                bits.merge(norms<SizeCappedBuckets>(shape, ranks, storage, OverlapBackward(Progress::thread)));
             }
         REQUIRE(bits.size() == 1);
         const auto norm = static_cast<long double>(std::bit_cast<double>(*bits.begin()));

@@ -27,12 +27,12 @@ const std::vector<std::size_t> model_sizes{1000, 20, 3000, 5};
 
 /// Trains for ever, unless something throws. `at_step(sync, model, rank)` comes before step 2.
 template <class Buckets, class Overlap, class AtStep>
-std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step) {
+std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step, Overlap overlap = {}) {
     return outcomes(ranks, [&](ThreadBackend comm) {
         const int rank = comm.rank();
         // On the heap, gone as soon as the rank unwinds: a late reader is caught by the address sanitizer.
         const auto model = std::make_unique<std::vector<Tensor>>(tensors(model_sizes));
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, *model, {.gradients = storage});
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, *model, {.gradients = storage}, {}, overlap);
         for (int step = 0; step < 50; ++step) {
             if (step == 2) at_step(sync, *model, rank);
             backward(sync, *model, rank, step);
@@ -51,7 +51,7 @@ void check_everywhere(AtStep&& at_step, Check&& check) {
                 };
                 for (const auto& result :
                      {train<PerParameter, OverlapBackward>(ranks, storage, here), train<Flat, NoOverlap>(ranks, storage, here),
-                      train<PerParameter, OverlapBackwardThread>(ranks, storage, here)})
+                      train<PerParameter, OverlapBackward>(ranks, storage, here, OverlapBackward(Progress::thread))})
                     for (int r = 0; r < ranks; ++r) {
                         CAPTURE(ranks);
                         CAPTURE(guilty);

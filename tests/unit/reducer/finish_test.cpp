@@ -21,13 +21,13 @@ using namespace gradsync_test;
 namespace {
 
 template <class Overlap>
-void check_try_finish(UnusedParameters unused) {
+void check_try_finish(UnusedParameters unused, Overlap overlap = {}) {
     for (const int ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({10, 20, 0, 3000});
                   const int rank = comm.rank();
-                  Reducer<ThreadBackend, SizeCappedBuckets, Overlap> sync(comm, model, {.unused = unused}, SizeCappedBuckets(120));
+                  Reducer<ThreadBackend, SizeCappedBuckets, Overlap> sync(comm, model, {.unused = unused}, SizeCappedBuckets(120), overlap);
                   for (int step = 0; step < 6; ++step) {
                       finding.check(unused == UnusedParameters::find_unused || !sync.try_finish(), "finished before the backward");
                       backward(sync, model, rank, step);
@@ -49,7 +49,7 @@ void check_try_finish(UnusedParameters unused) {
 TEST_CASE("a loop of try_finish equals finish") {
     check_try_finish<OverlapBackward>(UnusedParameters::error);
     check_try_finish<NoOverlap>(UnusedParameters::error);
-    check_try_finish<OverlapBackwardThread>(UnusedParameters::error);
+    check_try_finish(UnusedParameters::error, OverlapBackward(Progress::thread));
     check_try_finish<OverlapBackward>(UnusedParameters::find_unused);
 }
 

@@ -42,15 +42,15 @@ std::vector<Case> cases() {
 }
 
 template <class Buckets, class Overlap>
-void check_layout(const Buckets& buckets) {
+void check_layout(const Buckets& buckets, const Overlap& overlap) {
     for (const Case& c : cases()) {
         const bool sums = !is_floating(c.dtype);
-        INFO(buckets.describe(), ", ", Overlap{}.describe(), ", ", name_of_case(c));
+        INFO(buckets.describe(), ", ", overlap.describe(), ", ", name_of_case(c));
         REQUIRE(findings(c.ranks, [&](ThreadBackend comm, Finding& finding) {
                     auto model = tensors(odd_sizes, c.dtype);
                     const int rank = comm.rank();
                     const ReducerOptions options{.gradients = c.storage, .averaging = sums ? Averaging::sum : Averaging::mean};
-                    Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
+                    Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets, overlap);
                     for (int step = 0; step < 3; ++step) {
                         backward(sync, model, rank, step);
                         sync.finish();
@@ -67,9 +67,9 @@ void check_layout(const Buckets& buckets) {
 template <class Buckets>
 void check_layouts(const std::vector<Buckets>& layouts) {
     for (const Buckets& layout : layouts) {
-        check_layout<Buckets, NoOverlap>(layout);
-        check_layout<Buckets, OverlapBackward>(layout);
-        check_layout<Buckets, OverlapBackwardThread>(layout);
+        check_layout(layout, NoOverlap());
+        check_layout(layout, OverlapBackward());
+        check_layout(layout, OverlapBackward(Progress::thread));
     }
 }
 

@@ -25,12 +25,13 @@ namespace {
 
 /// Rank r has `batches[r]` batches. The result of every step is compared with the mean over those that had one.
 template <class Buckets, class Overlap>
-std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, GradientStorage storage, Buckets buckets = {}) {
+std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, GradientStorage storage, Buckets buckets = {},
+                         Overlap overlap = {}) {
     const int ranks = static_cast<int>(batches.size());
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({10, 20, 0, 300});
         const int rank = comm.rank();
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .divisor = divisor}, buckets);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .divisor = divisor}, buckets, overlap);
         int step = 0;
         for (; sync.begin_step(step < batches[static_cast<std::size_t>(rank)]); ++step) {
             if (step < batches[static_cast<std::size_t>(rank)]) {
@@ -58,12 +59,12 @@ std::string check_uneven(const std::vector<int>& batches, JoinDivisor divisor, G
 /// Ranks take turns at having no batch, and mark everything all the same, with whatever they hold. Of those that have one nobody uses
 /// p1, and one of them uses p3.
 template <class Buckets, class Overlap>
-std::string check_marks_without_batch(int ranks, GradientStorage storage, Buckets buckets = {}) {
+std::string check_marks_without_batch(int ranks, GradientStorage storage, Buckets buckets = {}, Overlap overlap = {}) {
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({10, 20, 0, 300, 7});
         const int rank = comm.rank();
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused},
-                                                      buckets);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused}, buckets,
+                                                      overlap);
         for (int step = 0; step < 2 * ranks; ++step) {
             const int idle = step % ranks, eager = (step + 1) % ranks;
             const auto uses = [&](int r, std::size_t i) { return r != idle && i != 1 && (i != 3 || r == eager); };
@@ -104,7 +105,7 @@ TEST_CASE("PyTorch parity: uneven inputs, both divisors") {
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CHECK(check_uneven<Flat, OverlapBackward>(batches, divisor, storage) == "");
                 CHECK(check_uneven<PerParameter, NoOverlap>(batches, divisor, storage) == "");
-                CHECK(check_uneven<SizeCappedBuckets, OverlapBackwardThread>(batches, divisor, storage, SizeCappedBuckets(130)) == "");
+                CHECK(check_uneven(batches, divisor, storage, SizeCappedBuckets(130), OverlapBackward(Progress::thread)) == "");
             }
 }
 
@@ -195,7 +196,7 @@ TEST_CASE("a rank without a batch that marks all the same: agreed use is that of
             CAPTURE(static_cast<int>(storage));
             CHECK(check_marks_without_batch<Flat, NoOverlap>(ranks, storage) == "");
             CHECK(check_marks_without_batch<PerParameter, OverlapBackward>(ranks, storage) == "");
-            CHECK(check_marks_without_batch<SizeCappedBuckets, OverlapBackwardThread>(ranks, storage, SizeCappedBuckets(130)) == "");
+            CHECK(check_marks_without_batch(ranks, storage, SizeCappedBuckets(130), OverlapBackward(Progress::thread)) == "");
             CHECK(check_marks_without_batch<PerParameter, OverlapForward>(ranks, storage) == "");
         }
 }

@@ -46,11 +46,11 @@ void check_communication(const Timeline& timeline, const Statistics& statistics,
 
 /// Five steps, each looked at by itself.
 template <class Buckets, class Overlap>
-std::string what_is_wrong(int ranks, GradientStorage storage) {
+std::string what_is_wrong(int ranks, GradientStorage storage, Overlap overlap = {}) {
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({1000, 20, 30'000, 50});
         Timeline timeline;
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .observer = &timeline}, Buckets());
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .observer = &timeline}, Buckets(), overlap);
         finding.check(timeline.parameter_names().size() == 4 && timeline.bucket_bytes().size() == sync.plan().size(),
                       "the plan was not told");
         for (int step = 0; step < 5; ++step) {
@@ -94,7 +94,7 @@ std::string what_is_wrong(int ranks, GradientStorage storage) {
 
 TEST_CASE("an observer is told of every mark, launch, collective and finish") {
     for (int ranks = 1; ranks <= 3; ++ranks)
-        CHECK(what_is_wrong<PerParameter, OverlapBackwardThread>(ranks, GradientStorage::in_buckets) == "");
+        CHECK(what_is_wrong<PerParameter>(ranks, GradientStorage::in_buckets, OverlapBackward(Progress::thread)) == "");
     for (int ranks = 1; ranks <= 4; ++ranks)
         for (const GradientStorage storage : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             CAPTURE(ranks);

@@ -22,14 +22,14 @@ using namespace gradsync_test;
 namespace {
 
 template <class Overlap>
-void check_statistics(UnusedParameters unused) {
+void check_statistics(UnusedParameters unused, Overlap overlap) {
     for (const int ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({1000, 20, 30'000, 50});
                   const int rank = comm.rank();
-                  Reducer<ThreadBackend, PerParameter, Overlap> sync(comm, model,
-                                                                     {.gradients = GradientStorage::in_buckets, .unused = unused});
+                  Reducer sync(comm, model, ReducerOptions{.gradients = GradientStorage::in_buckets, .unused = unused}, PerParameter(),
+                               overlap);
                   finding.check(sync.statistics().steps == 0 && sync.statistics().mean().bytes == 0, "something before the first step");
                   finding.check(sync.statistics().overlap_ratio() == 0, "overlap before the first step");
                   finding.check(sync.statistics().transport == std::to_string(ranks) + (ranks == 1 ? " thread" : " threads"),
@@ -82,9 +82,9 @@ void check_statistics(UnusedParameters unused) {
 }  // namespace
 
 TEST_CASE("PyTorch parity: logging fields are present and consistent") {
-    check_statistics<OverlapBackward>(UnusedParameters::error);
-    check_statistics<NoOverlap>(UnusedParameters::find_unused);
-    check_statistics<OverlapBackwardThread>(UnusedParameters::error);
+    check_statistics(UnusedParameters::error, OverlapBackward());
+    check_statistics(UnusedParameters::find_unused, NoOverlap());
+    check_statistics(UnusedParameters::error, OverlapBackward(Progress::thread));
 }
 
 TEST_CASE("without overlap all communication is exposed") {

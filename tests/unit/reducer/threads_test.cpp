@@ -39,7 +39,7 @@ void threaded_backward(R& sync, const std::vector<Tensor>& model, int rank, int 
 }
 
 template <class Buckets, class Overlap>
-void check_threads(ReducerOptions options, Buckets buckets) {
+void check_threads(ReducerOptions options, Buckets buckets, Overlap overlap) {
     for (const int ranks : {1, 2, 3}) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -48,7 +48,7 @@ void check_threads(ReducerOptions options, Buckets buckets) {
                   auto model = tensors(sizes);
                   model[5].uses = 3;
                   const int rank = comm.rank();
-                  Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
+                  Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets, overlap);
                   for (int step = 0; step < 5; ++step) {
                       if (step > 2 && options.accumulation == Accumulation::in_gradients) {
                           const auto guard = sync.no_sync();
@@ -65,20 +65,20 @@ void check_threads(ReducerOptions options, Buckets buckets) {
 }
 
 template <class Overlap>
-void check_overlap() {
+void check_overlap(Overlap overlap) {
     for (const ReducerOptions& options :
          {ReducerOptions{}, ReducerOptions{.gradients = GradientStorage::in_buckets},
           ReducerOptions{.accumulation = Accumulation::in_buckets}, ReducerOptions{.unused = UnusedParameters::find_unused}}) {
-        check_threads<PerParameter, Overlap>(options, {});
-        check_threads<SizeCappedBuckets, Overlap>(options, SizeCappedBuckets(700));
+        check_threads(options, PerParameter(), overlap);
+        check_threads(options, SizeCappedBuckets(700), overlap);
     }
 }
 
 }  // namespace
 
-TEST_CASE("marks from several threads, OverlapBackward") { check_overlap<OverlapBackward>(); }
-TEST_CASE("marks from several threads, OverlapBackwardThread") { check_overlap<OverlapBackwardThread>(); }
-TEST_CASE("marks from several threads, NoOverlap") { check_overlap<NoOverlap>(); }
+TEST_CASE("marks from several threads, OverlapBackward") { check_overlap(OverlapBackward()); }
+TEST_CASE("marks from several threads, and a thread for progress") { check_overlap(OverlapBackward(Progress::thread)); }
+TEST_CASE("marks from several threads, NoOverlap") { check_overlap(NoOverlap()); }
 
 TEST_CASE("one gradient with many uses, marked from several threads at once") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
@@ -133,7 +133,7 @@ TEST_CASE("a backward thread of its own that outlives many steps") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({100, 20, 3000});
               const int rank = comm.rank();
-              Reducer<ThreadBackend, PerParameter, OverlapBackwardThread> sync(comm, model);
+              Reducer sync(comm, model, {}, PerParameter(), OverlapBackward(Progress::thread));
               for (int step = 0; step < 200; ++step) {
                   backward(sync, model, rank, step % 7);
                   sync.finish();

@@ -47,12 +47,12 @@ Bytes expected(const Tensor& t, int ranks, int batch, std::size_t i, const Bytes
 
 /// Several steps in which `uses(step)(rank, i)` says who used what.
 template <class Buckets, class Overlap, class Uses>
-std::string check_steps(int ranks, GradientStorage storage, Buckets buckets, Uses&& uses, DType dtype = DType::f32) {
+std::string check_steps(int ranks, GradientStorage storage, Buckets buckets, Uses&& uses, DType dtype = DType::f32, Overlap overlap = {}) {
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({10, 20, 30, 5, 0, 7}, dtype);
         const int rank = comm.rank();
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused},
-                                                      buckets);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused}, buckets,
+                                                      overlap);
         std::vector<Bytes> now;
         for (std::size_t i = 0; i < model.size(); ++i) {
             now.push_back(random_gradient(model[i], 99, 99, i));  // what the trainer left there
@@ -78,7 +78,8 @@ void check_everywhere(Uses&& uses) {
             CAPTURE(static_cast<int>(storage));
             CHECK(check_steps<PerParameter, OverlapBackward>(ranks, storage, {}, uses) == "");
             CHECK(check_steps<Flat, NoOverlap>(ranks, storage, {}, uses, DType::bf16) == "");
-            CHECK(check_steps<SizeCappedBuckets, OverlapBackwardThread>(ranks, storage, SizeCappedBuckets(130), uses) == "");
+            CHECK(check_steps<SizeCappedBuckets, OverlapBackward>(ranks, storage, SizeCappedBuckets(130), uses, DType::f32,
+                                                                  OverlapBackward(Progress::thread)) == "");
         }
 }
 

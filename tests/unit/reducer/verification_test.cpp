@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/ranks.hpp"
@@ -154,6 +155,14 @@ TEST_CASE("differing overlap policies") {
         auto model = tensors({10, 20, 30});
         if (odd) Reducer(comm, model, {}, Flat{}, NoOverlap{});
         else Reducer(comm, model, {}, Flat{}, OverlapBackward{});
+    });
+    check_mismatch({"setting", "OverlapBackward ", "OverlapBackward{thread} "}, "", [](ThreadBackend comm, bool odd) {
+        auto model = tensors({10, 20, 30});
+        Reducer(comm, model, {}, Flat{}, OverlapBackward(odd ? Progress::thread : Progress::automatic));
+    });
+    check_mismatch({"setting", "OverlapForward{polls} ", "OverlapForward{thread} "}, "", [](ThreadBackend comm, bool odd) {
+        auto model = tensors({10, 20, 30});
+        Reducer(comm, model, {}, Flat{}, OverlapForward(odd ? Progress::thread : Progress::polls));
     });
 }
 

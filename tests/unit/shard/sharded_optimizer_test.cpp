@@ -15,7 +15,6 @@
 
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
-#include <gradsync/overlap/overlap_backward_thread.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
@@ -53,13 +52,13 @@ void train(Sharded& sharded, std::vector<Tensor>& model, const Training& t, int 
 }
 
 template <class Stage, class Buckets, class Overlap>
-std::string difference_from_whole(int size, const Training& t, ParameterStorage parameters, Buckets buckets = {}) {
+std::string difference_from_whole(int size, const Training& t, ParameterStorage parameters, Buckets buckets = {}, Overlap overlap = {}) {
     std::vector<double> expected_norms, norms;
     const std::vector<Bytes> expected = weights_of_whole(size, t, AdamW{{0.01, 0.02}}, &expected_norms);
     std::string found = findings(size, [&](ThreadBackend comm, Finding& finding) {
         auto model = initial_tensors(t.counts, t.dtype);
-        ShardedOptimizer<ThreadBackend, AdamW, Stage, Buckets, Overlap> sharded(comm, model, AdamW{{0.01, 0.02}},
-                                                                                {.reducer = t.reducer, .parameters = parameters}, buckets);
+        ShardedOptimizer<ThreadBackend, AdamW, Stage, Buckets, Overlap> sharded(
+            comm, model, AdamW{{0.01, 0.02}}, {.reducer = t.reducer, .parameters = parameters}, buckets, overlap);
         train(sharded, model, t, 0, t.steps, &norms);
         finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
     });
@@ -432,7 +431,7 @@ TEST_CASE("weights, and ranks that have run out of data, in every stage") {
 TEST_CASE("stage 2 with a thread that makes progress, and sums instead of means") {
     using enum ParameterStorage;
     for (int size = 1; size <= 3; ++size) {
-        CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackwardThread>(size, {}, in_buckets, SizeCappedBuckets(3000)) == "");
+        CHECK(difference_from_whole<Zero2>(size, {}, in_buckets, SizeCappedBuckets(3000), OverlapBackward(Progress::thread)) == "");
         CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, {.reducer = {.averaging = Averaging::sum}},
                                                                                borrowed) == "");
     }

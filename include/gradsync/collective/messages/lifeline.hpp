@@ -84,7 +84,7 @@ public:
         for (Line& line : lines_) {
             if (line.rank != rank || !line.socket) continue;
             char word = 0;
-            const ssize_t got = ::recv(line.socket.descriptor(), &word, 1, MSG_DONTWAIT);
+            const ssize_t got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT);
             if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
             if (got != 1) {
                 lost_.push_back(rank);
@@ -107,7 +107,7 @@ private:
 
     static void hang_up(const Line& line) noexcept {
         const char word = 'b';
-        if (line.socket) (void)!::send(line.socket.descriptor(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 
     /// The connections of those who call.

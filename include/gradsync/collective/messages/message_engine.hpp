@@ -18,10 +18,10 @@
 #include "../engine.hpp"
 #include "../failures.hpp"
 #include "../waiting.hpp"
-#include "failure_detector.hpp"
-#include "flight.hpp"
 #include "known_memory.hpp"
+#include "message_failure_detector.hpp"
 #include "message_world.hpp"
+#include "pending_collective.hpp"
 #include "rounds.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -31,7 +31,7 @@ using collective::Failure;
 /// A communicator of ranks that send one another messages, on any memory.
 ///
 /// Every collective begins with a small message from every rank to every other, which says what it has started: so
-/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see Flight). Little
+/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see PendingCollective). Little
 /// data travels in it; more in rounds, some of which are under way at a time, of one collective after another.
 ///
 /// User memory is sent and received through areas of the engine's own, unless it is known to outlive every message: so a
@@ -56,7 +56,7 @@ public:
           communicator_(communicator),
           timeout_(gradsync::detail::clamp_timeout(timeout)),
           shares_cores_(world_->share_cores(world_ranks_)),
-          flights_(slots),
+          pending_(slots),
           combiner_(world_ranks_.size()),
           hello_route_{world_->transport(),
                        world_ranks_,
@@ -74,7 +74,7 @@ public:
         } else {
             try {
                 for (; first_ < next_; ++first_) {
-                    const std::shared_ptr<Flight> last = std::move(flights_[first_ % slots]);
+                    const std::shared_ptr<PendingCollective> last = std::move(pending_[first_ % slots]);
                     for (int r = 0; r < size(); ++r)
                         for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
                 }
@@ -129,7 +129,7 @@ public:
         {
             std::lock_guard lock(world_->mutex());
             if (is_complete(n)) return true;
-            refuse_wrong_thread(operation = flight(n).call().operation);
+            refuse_wrong_thread(operation = pending(n).call().operation);
             const auto begun = Clock::now();
             failed = world_->failed();
             advance();
@@ -164,7 +164,7 @@ private:
             {
                 std::lock_guard lock(world_->mutex());
                 if (over()) return;
-                refuse_wrong_thread(operation = flight(n).call().operation);
+                refuse_wrong_thread(operation = pending(n).call().operation);
                 // A message is often there in less time than it takes to leave the mutex and to come back.
                 do {
                     failed = world_->failed();  // before the look: another engine may take in the news, and what came before
@@ -190,7 +190,7 @@ public:
     /// Who keeps collective n from completing.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : detector_.late(flight(std::min(n, heard_)));  // of those behind it nothing was heard
+        return is_complete(n) ? collective::Late() : detector_.late(pending(std::min(n, heard_)));  // of those behind it nothing was heard
     }
 
     /// Has that rank said that it starts nothing more?
@@ -214,7 +214,7 @@ public:
             if (is_complete(n)) return;
             try_advance_locked();  // it may be over with nothing more to be waited for
             if (is_complete(n)) return;
-            what = collective::name_of(flight(n).call(), n);
+            what = collective::name_of(pending(n).call(), n);
         }
         fail(collective::abandoned(what, world_rank(rank_)));
     }
@@ -286,30 +286,30 @@ private:
 
     // All below: under the world's mutex.
 
-    Flight& flight(std::uint64_t n) noexcept { return *flights_[n % slots]; }
-    /// Numbers below first_ are complete, and their flights used for others.
-    bool is_complete(std::uint64_t n) noexcept { return n < first_ || flight(n).complete(); }
+    PendingCollective& pending(std::uint64_t n) noexcept { return *pending_[n % slots]; }
+    /// Numbers below first_ are complete, and their objects used for others.
+    bool is_complete(std::uint64_t n) noexcept { return n < first_ || pending(n).complete(); }
 
     /// The first that is not complete, or the last one. There is one.
-    Flight& oldest_open() noexcept {
+    PendingCollective& oldest_open() noexcept {
         std::uint64_t n = first_;
-        while (n + 1 < next_ && flight(n).complete()) ++n;
-        return flight(n);
+        while (n + 1 < next_ && pending(n).complete()) ++n;
+        return pending(n);
     }
 
     std::uint64_t begin(const Call& call) {
         const std::uint64_t n = next_;
         if (spare_.empty())
-            spare_.push_back(std::make_unique<Flight>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce),
-                                                      world_->transport().quick_bytes(), shares_cores_));
-        std::unique_ptr<Flight> started = std::move(spare_.back());
+            spare_.push_back(std::make_unique<PendingCollective>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce),
+                                                                 world_->transport().quick_bytes(), shares_cores_));
+        std::unique_ptr<PendingCollective> started = std::move(spare_.back());
         spare_.pop_back();
         try {
             started->start(n, call, hello_room(world_ranks_.size(), call.operation), *known_, hello_route_);
         } catch (const std::exception& error) {
             fail_transport(error);
         }
-        flights_[n % slots] = std::move(started);
+        pending_[n % slots] = std::move(started);
         ++next_;
         if (!world_->failed()) try_move([this] { open_rounds(); });
         return n;
@@ -336,7 +336,7 @@ private:
             hear();
             if (failed) return;
             open_rounds();
-            rounds_.advance([this] { world_->poll(); }, [](Flight& last) { last.set_complete(); });
+            rounds_.advance([this] { world_->poll(); }, [](PendingCollective& last) { last.set_complete(); });
             retire();
         });
     }
@@ -357,7 +357,7 @@ private:
     /// Sees who has started what.
     void hear() {
         for (; heard_ < next_; ++heard_) {
-            Flight& next = flight(heard_);
+            PendingCollective& next = pending(heard_);
             if (!next.accepted()) {
                 if (!next.hear(world_->transport())) return;
                 if (const int r = collective::first_misfit(next.calls()); r >= 0) {
@@ -376,14 +376,14 @@ private:
 
     void open_rounds() {
         for (; opening_ < next_; ++opening_) {
-            Flight& next = flight(opening_);
+            PendingCollective& next = pending(opening_);
             if (!next.small() && (!next.whole_is_known() || !rounds_.open(next))) return;
         }
     }
 
     void retire() {
-        while (first_ < heard_ && first_ < opening_ && flight(first_).is_over(world_->transport())) {
-            spare_.push_back(std::move(flights_[first_ % slots]));
+        while (first_ < heard_ && first_ < opening_ && pending(first_).is_over(world_->transport())) {
+            spare_.push_back(std::move(pending_[first_ % slots]));
             ++first_;
         }
     }
@@ -392,7 +392,7 @@ private:
         deadline.look(
             timeout(),
             [&](std::chrono::nanoseconds by) {
-                detector_.report_timeout(oldest_open(), heard_ < next_ ? &flight(heard_) : nullptr, by, timeout());
+                detector_.report_timeout(oldest_open(), heard_ < next_ ? &pending(heard_) : nullptr, by, timeout());
             },
             [&] { report_missing(); });
     }
@@ -431,11 +431,11 @@ private:
         Transport& transport = world_->transport();
         bool all = transport.refusal() == nullptr;
         if (all) {
-            for (std::uint64_t n = first_; n < next_; ++n) all &= flight(n).give_up(transport);
+            for (std::uint64_t n = first_; n < next_; ++n) all &= pending(n).give_up(transport);
             all &= rounds_.give_up();
         }
         if (all) return;
-        leak_until_exit(std::make_shared<decltype(flights_)>(std::move(flights_)));
+        leak_until_exit(std::make_shared<decltype(pending_)>(std::move(pending_)));
         leak_until_exit(std::make_shared<std::vector<Round>>(rounds_.take()));
     }
 
@@ -449,8 +449,8 @@ private:
     std::size_t numbers_ = 0;
     bool ended_ = false;
 
-    std::vector<std::unique_ptr<Flight>> flights_;  ///< numbers first_ to next_, each at its number modulo slots
-    std::vector<std::unique_ptr<Flight>> spare_;
+    std::vector<std::unique_ptr<PendingCollective>> pending_;  ///< numbers first_ to next_, each at its number modulo slots
+    std::vector<std::unique_ptr<PendingCollective>> spare_;
     std::uint64_t first_ = 0;    ///< all below are complete
     std::uint64_t heard_ = 0;    ///< of all below it is known that all ranks have started them
     std::uint64_t opening_ = 0;  ///< of all below all rounds were opened
@@ -460,7 +460,7 @@ private:
     std::vector<const void*> inputs_;
     HelloRoute hello_route_;
     Rounds rounds_;
-    FailureDetector detector_;
+    MessageFailureDetector detector_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -6,11 +6,12 @@
 #include <cstring>
 #include <vector>
 
+#include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../call.hpp"
 #include "../combine.hpp"
-#include "flight.hpp"
+#include "pending_collective.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -47,33 +48,33 @@ public:
           results_in_(contributions_out_),
           inputs_(contributions_out_.size()) {}
 
-    static std::size_t count(const Flight& flight, std::size_t piece_bytes) noexcept {
-        if (flight.call().operation == Operation::barrier || flight.call().elsewhere) return 0;
-        const std::size_t piece = piece_bytes / size_of(flight.call().dtype);
-        return (flight.shard(0).size() + piece - 1) / piece;  // no share is larger
+    static std::size_t count(const PendingCollective& pending, std::size_t piece_bytes) noexcept {
+        if (pending.call().operation == Operation::barrier || pending.call().elsewhere) return 0;
+        const std::size_t piece = piece_bytes / size_of(pending.call().dtype);
+        return gradsync::detail::divide_up(pending.shard(0).size(), piece);  // no share is larger
     }
 
-    /// Begins with piece `piece` of `flight`: what this rank brings leaves at once.
-    void open(Flight& flight, std::size_t piece, const RoundContext& context) {
-        flight_ = &flight;
+    /// Begins with piece `piece` of `pending`: what this rank brings leaves at once.
+    void open(PendingCollective& pending, std::size_t piece, const RoundContext& context) {
+        pending_ = &pending;
         piece_ = piece;
         hearing_ = combined_ = taking_ = false;
         for (int k = 1; k < context.size(); ++k) {
             const int owner = (context.rank + k) % context.size();
             const ElementRange range = part(owner, context);
-            if (range.size() == 0 || !collective::contributes(flight.call(), context.rank, owner)) continue;
-            const void* from = flight.input(range);
-            if (!flight.in_is_known()) from = std::memcpy(place(sending_, owner, context), from, bytes(range));
+            if (range.size() == 0 || !collective::contributes(pending.call(), context.rank, owner)) continue;
+            const void* from = pending.input(range);
+            if (!pending.in_is_known()) from = std::memcpy(place(sending_, owner, context), from, bytes(range));
             contributions_out_[index(owner)] = send(owner, context.contributions, from, range, context);
         }
     }
 
-    Flight& flight() const noexcept { return *flight_; }
+    PendingCollective& pending() const noexcept { return *pending_; }
 
     /// Begins to receive what others bring, if it is this round's turn. True if it did and could combine it next: some transports copy what
     /// is there already as soon as it is asked for, and a look at them before the next round's takes its place finds it in the cache.
     bool hear(Gates& gates, const RoundContext& context) {
-        const bool begins = !hearing_ && gates.hear && flight_->accepted();
+        const bool begins = !hearing_ && gates.hear && pending_->accepted();
         if (begins) receive_contributions(context);
         gates.hear &= hearing_;
         return begins && gates.combine && !none(contributions_in_);
@@ -86,7 +87,7 @@ public:
 
         // Results are received where contributions were sent from.
         const bool sent = context.transport.finish_all(contributions_out_);
-        if (!taking_ && hearing_ && gates.take && (sent || !flight_->out_is_known())) take(context);
+        if (!taking_ && hearing_ && gates.take && (sent || !pending_->out_is_known())) take(context);
         gates.take &= taking_;
 
         if (taking_) land(context);
@@ -116,12 +117,12 @@ private:
     static bool none(const Tickets& tickets) noexcept {
         return std::all_of(tickets.begin(), tickets.end(), [](Transport::Ticket ticket) { return ticket == Transport::no_ticket; });
     }
-    std::size_t bytes(ElementRange range) const noexcept { return range.size() * size_of(flight_->call().dtype); }
+    std::size_t bytes(ElementRange range) const noexcept { return range.size() * size_of(pending_->call().dtype); }
 
     /// This round's piece of a share.
     ElementRange part(int owner, const RoundContext& context) const noexcept {
-        const ElementRange share = flight_->shard(owner);
-        const std::size_t piece = context.piece_bytes / size_of(flight_->call().dtype);
+        const ElementRange share = pending_->shard(owner);
+        const std::size_t piece = context.piece_bytes / size_of(pending_->call().dtype);
         const std::size_t first = std::min(share.first + piece_ * piece, share.last);
         return {first, std::min(first + piece, share.last)};
     }
@@ -145,9 +146,9 @@ private:
         const ElementRange range = part(context.rank, context);
         if (range.size() == 0) return;
         for (int r = 0; r < context.size(); ++r) {
-            if (!collective::contributes(flight_->calls()[index(r)], r, context.rank)) continue;
+            if (!collective::contributes(pending_->calls()[index(r)], r, context.rank)) continue;
             if (r == context.rank) {
-                inputs_[index(r)] = flight_->input(range);
+                inputs_[index(r)] = pending_->input(range);
             } else {
                 std::byte* const to = place(hearing_area_, r, context);
                 inputs_[index(r)] = to;
@@ -161,7 +162,7 @@ private:
         combined_ = true;
         const ElementRange range = part(context.rank, context);
         if (range.size() == 0) return;
-        const Call& call = flight_->call();
+        const Call& call = pending_->call();
         const bool keeps = collective::receives(call, context.rank, context.rank);
         bool sends = false;
         for (int r = 0; r < context.size(); ++r) sends |= r != context.rank && collective::receives(call, r, context.rank);
@@ -170,16 +171,16 @@ private:
         if (collective::reduces(call.operation)) {
             void* outputs[2];
             std::size_t count = 0;
-            if (keeps) outputs[count++] = flight_->output(range);
-            if (sends && !(keeps && flight_->out_is_known())) outputs[count++] = place(combined_area_, 0, context);
+            if (keeps) outputs[count++] = pending_->output(range);
+            if (sends && !(keeps && pending_->out_is_known())) outputs[count++] = place(combined_area_, 0, context);
             if (count == 0) return;
-            context.combiner.run(flight_->calls(), inputs_, {outputs, count}, range.size());
+            context.combiner.run(pending_->calls(), inputs_, {outputs, count}, range.size());
             result = outputs[count - 1];
         } else {
             const int source = collective::in_is_shard(call.operation) ? context.rank : call.root;
             result = inputs_[index(source)];
-            if (keeps && result != flight_->output(range)) std::memcpy(flight_->output(range), result, bytes(range));
-            if (sends && source == context.rank && !flight_->in_is_known())
+            if (keeps && result != pending_->output(range)) std::memcpy(pending_->output(range), result, bytes(range));
+            if (sends && source == context.rank && !pending_->in_is_known())
                 result = std::memcpy(place(combined_area_, 0, context), result, bytes(range));
         }
         for (int k = 1; k < context.size(); ++k) {
@@ -193,8 +194,8 @@ private:
         taking_ = true;
         for (int owner = 0; owner < context.size(); ++owner) {
             const ElementRange range = part(owner, context);
-            if (owner == context.rank || range.size() == 0 || !collective::receives(flight_->call(), context.rank, owner)) continue;
-            void* const to = flight_->out_is_known() ? flight_->output(range) : place(taking_area_, owner, context);
+            if (owner == context.rank || range.size() == 0 || !collective::receives(pending_->call(), context.rank, owner)) continue;
+            void* const to = pending_->out_is_known() ? pending_->output(range) : place(taking_area_, owner, context);
             results_in_[index(owner)] = receive(owner, context.results, to, range, context);
         }
     }
@@ -202,13 +203,13 @@ private:
     void land(const RoundContext& context) {
         for (int owner = 0; owner < context.size(); ++owner) {
             Transport::Ticket& ticket = results_in_[index(owner)];
-            if (ticket == Transport::no_ticket || !context.transport.finish_one(ticket) || flight_->out_is_known()) continue;
+            if (ticket == Transport::no_ticket || !context.transport.finish_one(ticket) || pending_->out_is_known()) continue;
             const ElementRange range = part(owner, context);
-            std::memcpy(flight_->output(range), place(taking_area_, owner, context), bytes(range));
+            std::memcpy(pending_->output(range), place(taking_area_, owner, context), bytes(range));
         }
     }
 
-    Flight* flight_ = nullptr;
+    PendingCollective* pending_ = nullptr;
     std::size_t piece_ = 0;
     bool hearing_ = false, combined_ = false, taking_ = false;
     Tickets contributions_out_, contributions_in_, results_out_, results_in_;

@@ -21,20 +21,20 @@ public:
     }
 
     /// Does that collective need none?
-    bool none_for(const Flight& flight) const noexcept { return Round::count(flight, context_.piece_bytes) == 0; }
+    bool none_for(const PendingCollective& pending) const noexcept { return Round::count(pending, context_.piece_bytes) == 0; }
 
-    /// Opens those of `flight` that there is room for; true once all are open. Flight after flight, each until it is true.
-    bool open(Flight& flight) {
-        for (const std::size_t count = Round::count(flight, context_.piece_bytes); next_piece_ < count; ++next_piece_) {
+    /// Opens those of `pending` that there is room for; true once all are open. One collective after the other, each until it is true.
+    bool open(PendingCollective& pending) {
+        for (const std::size_t count = Round::count(pending, context_.piece_bytes); next_piece_ < count; ++next_piece_) {
             if (opened_ - closed_ == most) return false;
             if (opened_ == closed_) opened_ = closed_ = 0;  // the first one's memory is still in the cache
-            at(opened_++).open(flight, next_piece_, context_);
+            at(opened_++).open(pending, next_piece_, context_);
         }
         next_piece_ = 0;
         return true;
     }
 
-    /// Moves what can be moved. `poll()` looks for messages; `over(flight)` is told of a collective's last round.
+    /// Moves what can be moved. `poll()` looks for messages; `over(pending)` is told of a collective's last round.
     template <class Poll, class Over>
     void advance(Poll&& poll, Over&& over) {
         Round::Gates gates;
@@ -44,8 +44,8 @@ public:
             if (!round.advance(gates, context_) || i != closed_) continue;
             ++closed_;
             // More of its collective's are open, or still to be opened.
-            const bool more = closed_ == opened_ ? next_piece_ != 0 : &at(closed_).flight() == &round.flight();
-            if (!more) over(round.flight());
+            const bool more = closed_ == opened_ ? next_piece_ != 0 : &at(closed_).pending() == &round.pending();
+            if (!more) over(round.pending());
         }
     }
 
@@ -53,11 +53,11 @@ public:
     struct Debts {
         bool own = false, look = false, result = false;
     };
-    Debts debts(const Flight& flight, int rank) const noexcept {
+    Debts debts(const PendingCollective& pending, int rank) const noexcept {
         Debts debts;
         for (std::uint64_t i = closed_; i < opened_; ++i) {
             const Round& round = rounds_[i % most];
-            if (&round.flight() != &flight) continue;
+            if (&round.pending() != &pending) continue;
             debts.own |= round.owes(rank);
             debts.look |= round.owes_a_look(rank);
             debts.result |= round.owes_result(rank);
@@ -90,7 +90,7 @@ private:
 
     std::vector<Round> rounds_;
     std::uint64_t opened_ = 0, closed_ = 0;
-    std::size_t next_piece_ = 0;  ///< of the flight that is being opened
+    std::size_t next_piece_ = 0;  ///< of the collective that is being opened
     RoundContext context_;
 };
 

@@ -77,7 +77,7 @@ public:
             Peer& peer = peers_[r];
             if (peer.incoming.held_up && choose_place(static_cast<int>(r), peer)) pull(static_cast<int>(r));
             const auto events = static_cast<short>((peer.incoming.held_up ? 0 : POLLIN) | (peer.outgoing.empty() ? 0 : POLLOUT));
-            waiting_.push_back({peer.lost ? -1 : peer.socket.descriptor(), events, 0});
+            waiting_.push_back({peer.lost ? -1 : peer.socket.get(), events, 0});
         }
         if (::poll(waiting_.data(), waiting_.size(), 0) > 0)
             for (std::size_t r = 0; r < peers_.size(); ++r) {
@@ -218,7 +218,7 @@ private:
             msghdr message{};
             message.msg_iov = parts;
             message.msg_iovlen = 2;
-            const ssize_t sent = ::sendmsg(peer.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+            const ssize_t sent = ::sendmsg(peer.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
             if (sent < 0) {
                 if (errno == EINTR) continue;
                 if (errno == EAGAIN || errno == EWOULDBLOCK) return;
@@ -246,7 +246,7 @@ private:
             std::byte* const to =
                 in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got : incoming.data + (incoming.got - header);
             const std::size_t bytes = in_header ? header - incoming.got : header + incoming.header.bytes - incoming.got;
-            const ssize_t got = ::recv(peer.socket.descriptor(), to, bytes, MSG_DONTWAIT);
+            const ssize_t got = ::recv(peer.socket.get(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
             if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
                 if (incoming.got == 0) peer.takes_all = false;

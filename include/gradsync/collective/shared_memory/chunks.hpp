@@ -18,7 +18,9 @@ namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Call;
 using collective::Operation;
+using gradsync::detail::divide_up;
 using gradsync::detail::larger;
+using gradsync::detail::round_up;
 using gradsync::detail::smaller;
 
 /// How the elements of a collective are cut into chunks, each of which one rank works on alone. Chunk c of
@@ -29,15 +31,15 @@ public:
     explicit Chunks(std::span<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
         const Call& call = calls[0];
         count_ = whole_count(calls);
-        share_ = (count_ + calls.size() - 1) / calls.size();
-        const std::size_t line = 64 / size_of(call.dtype);
+        share_ = divide_up(count_, calls.size());
+        const std::size_t line = gradsync::detail::line_bytes / size_of(call.dtype);
         const bool any_cut =
             call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
         // Where the operation leaves it to us, no two ranks write into one cache line.
-        if (any_cut) share_ = (share_ + line - 1) / line * line;
+        if (any_cut) share_ = round_up(share_, line);
         const std::size_t least = min_chunk_bytes / size_of(call.dtype);
         const std::size_t most = max_chunk_bytes / size_of(call.dtype);
-        chunk_ = smaller(larger((share_ / 8 + line - 1) / line * line, least), most);
+        chunk_ = smaller(larger(round_up(share_ / 8, line), least), most);
     }
 
     /// The share of a rank, in elements of the whole buffer.
@@ -45,7 +47,7 @@ public:
         const std::size_t first = smaller(share_ * static_cast<std::size_t>(rank), count_);
         return {first, smaller(first + share_, count_)};
     }
-    std::uint32_t chunks_in(int rank) const noexcept { return static_cast<std::uint32_t>((share(rank).size() + chunk_ - 1) / chunk_); }
+    std::uint32_t chunks_in(int rank) const noexcept { return static_cast<std::uint32_t>(divide_up(share(rank).size(), chunk_)); }
     ElementRange chunk(int rank, std::uint32_t c) const noexcept {
         const ElementRange range = share(rank);
         const std::size_t first = range.first + c * chunk_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
+#include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "process_world.hpp"
@@ -160,7 +161,7 @@ public:
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
         constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
         const std::size_t unit = bytes >= huge_page ? huge_page : page;
-        const std::size_t stride = (bytes + unit - 1) / unit * unit;
+        const std::size_t stride = gradsync::detail::round_up(bytes, unit);
         std::string problem;
         Segment created;
         Offer own;
@@ -208,7 +209,7 @@ public:
 private:
     /// A segment that its creator has for others, and the number that its region has everywhere.
     struct Offer {
-        Segment::Ticket ticket;
+        Segment::IpcHandle handle;
         std::uint64_t region = 0;
     };
     /// While it lives, collectives find their buffers in it.
@@ -225,10 +226,10 @@ private:
 
     Offer offer(Segment& created, std::size_t bytes, std::string& problem) const {
         created = Segment::attempt(problem, [&] { return Segment::create(bytes); });
-        return {created.ticket(), world_->next_region()};
+        return {created.ipc_handle(), world_->next_region()};
     }
     static Segment open(const Offer& offer, std::string& problem) {
-        return offer.ticket.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.ticket); });
+        return offer.handle.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.handle); });
     }
     /// The first rank of this communicator that has its segment not open, or -1. Until it is known those who created them keep theirs.
     /// Collective.

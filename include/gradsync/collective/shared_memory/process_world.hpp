@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "../../core/math.hpp"
 #include "../process.hpp"
 #include "../progress_hooks.hpp"
 #include "../world.hpp"
@@ -55,14 +56,14 @@ private:
         processes()[rank].store(self_.number, std::memory_order_release);
     }
 
-    static constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
     static constexpr std::size_t room_offset(int ranks) noexcept {
-        return round_up(sizeof(Shared)) + round_up(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
+        return gradsync::detail::in_lines(sizeof(Shared)) +
+               gradsync::detail::in_lines(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
     }
 
     Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_->data()); }
     std::atomic<std::int64_t>* processes() const noexcept {
-        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_->data() + round_up(sizeof(Shared)));
+        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_->data() + gradsync::detail::in_lines(sizeof(Shared)));
     }
 
     std::shared_ptr<Segment> segment_;

@@ -18,7 +18,7 @@
 #include "../waiting.hpp"
 #include "address_space.hpp"
 #include "board.hpp"
-#include "failure_detector.hpp"
+#include "board_failure_detector.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
@@ -352,7 +352,7 @@ private:
     std::shared_ptr<Board> board_;
     const int rank_;
     std::atomic<std::chrono::nanoseconds> timeout_;
-    const FailureDetector detector_;
+    const BoardFailureDetector detector_;
 
     // Starting: under the lock.
     std::atomic<bool> locked_{false};

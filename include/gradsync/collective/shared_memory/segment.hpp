@@ -19,17 +19,19 @@
 #include <cerrno>
 #endif
 
+#include "../../core/math.hpp"
+
 namespace gradsync::inline v0_2::shared_memory {
 
 /// Memory that several processes of one machine map, zeroed at first. It has no name in the file system: nothing is left
 /// behind when the processes die, however they do, and the size of /dev/shm does not limit it.
 ///
-/// One process creates it and hands the ticket to the others, who open it while the creator's object lives; after that
+/// One process creates it and hands its `ipc_handle()` to the others, who open it while the creator's object lives; after that
 /// each has a mapping of its own. For one thread at a time.
 class Segment {
 public:
     /// What another process of this machine needs to open the segment. Plain bytes, to be sent.
-    struct Ticket {
+    struct IpcHandle {
         std::uint64_t bytes = 0;
         std::uint64_t token = 0;
         std::int64_t process = 0;
@@ -50,8 +52,8 @@ public:
             refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
         segment.map(descriptor, bytes);
         std::random_device random;
-        segment.ticket_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
-        std::memcpy(segment.mapping_, &segment.ticket_.token, sizeof segment.ticket_.token);
+        segment.ipc_handle_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
+        std::memcpy(segment.mapping_, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
 #else
         refuse_here();
         (void)bytes;
@@ -61,27 +63,27 @@ public:
 
     /// Throws std::system_error where the creator's memory cannot be reached from this process: another machine, another
     /// process namespace, another user.
-    static Segment open(const Ticket& ticket) {
+    static Segment open(const IpcHandle& handle) {
         Segment segment;
 #if defined(__linux__)
-        const std::string path = "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.descriptor);
+        const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
         const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
         if (descriptor < 0) refuse("cannot open the shared memory " + path);
         segment.descriptor_ = descriptor;
         // In another process namespace the same number is another process.
         struct stat status {};
-        if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != ticket.bytes + data_offset(ticket.bytes))
+        if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes))
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
                                     path + " is not the shared memory that was meant");
-        segment.map(descriptor, ticket.bytes);
-        if (std::memcmp(segment.mapping_, &ticket.token, sizeof ticket.token) != 0)
+        segment.map(descriptor, handle.bytes);
+        if (std::memcmp(segment.mapping_, &handle.token, sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
                                     path + " is not the shared memory that was meant");
-        segment.ticket_ = ticket;
+        segment.ipc_handle_ = handle;
         segment.close_descriptor();  // the mapping stays
 #else
         refuse_here();
-        (void)ticket;
+        (void)handle;
 #endif
         return segment;
     }
@@ -109,7 +111,7 @@ public:
         close_descriptor();
     }
 
-    const Ticket& ticket() const noexcept { return ticket_; }
+    const IpcHandle& ipc_handle() const noexcept { return ipc_handle_; }
     /// Aligned to a page. Another address in every process.
     std::byte* data() const noexcept { return mapping_ ? static_cast<std::byte*>(mapping_) + data_offset(bytes_) : nullptr; }
     std::size_t bytes() const noexcept { return bytes_; }
@@ -118,7 +120,7 @@ public:
         std::swap(mapping_, other.mapping_);
         std::swap(bytes_, other.bytes_);
         std::swap(descriptor_, other.descriptor_);
-        std::swap(ticket_, other.ticket_);
+        std::swap(ipc_handle_, other.ipc_handle_);
     }
 
 private:
@@ -138,10 +140,10 @@ private:
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
-            const std::uintptr_t aligned = (begin + huge_page - 1) / huge_page * huge_page,
-                                 page_end = (aligned + whole + page - 1) / page * page;
+            const std::uintptr_t aligned = gradsync::detail::round_up(begin, huge_page),
+                                 page_end = gradsync::detail::round_up(aligned + whole, page);
             if (aligned != begin) ::munmap(reserved, aligned - begin);
-            if (const std::uintptr_t end = begin + (whole + huge_page + page - 1) / page * page; end > page_end)
+            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, page); end > page_end)
                 ::munmap(reinterpret_cast<void*>(page_end), end - page_end);
             address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0);
         } else {
@@ -178,7 +180,7 @@ private:
     void* mapping_ = nullptr;
     std::size_t bytes_ = 0;
     int descriptor_ = -1;
-    Ticket ticket_;
+    IpcHandle ipc_handle_;
 };
 
 }  // namespace gradsync::inline v0_2::shared_memory

@@ -106,8 +106,8 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         // Mapped anew, so at other addresses than the parent's and, after a rank-sized hole, than each other's.
         std::vector<sm::Segment> hole;
         for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
-        const sm::Segment mapped = sm::Segment::open(data.ticket());
-        auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ticket()), r, size, size);
+        const sm::Segment mapped = sm::Segment::open(data.ipc_handle());
+        auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ipc_handle()), r, size, size);
         auto regions = std::make_shared<sm::Regions>();
         regions->add(0, mapped.data(), mapped.bytes());
         auto board = std::make_shared<sm::Board>(process_world, first_ranks(size), process_world->memory());
@@ -125,7 +125,7 @@ std::vector<std::string> run_engines(int size, int repeats, F&& f) {
         worlds.push_back(sm::ProcessWorld::create(size, sm::ProcessEngine::bytes(static_cast<std::size_t>(size))));
     return run_forked(size, [&](int rank) {
         for (int repeat = 0; repeat < repeats; ++repeat) {
-            auto world = sm::ProcessWorld::join(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ticket()), rank, size, size);
+            auto world = sm::ProcessWorld::join(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank, size, size);
             sm::ProcessEngine engine(world, std::make_shared<sm::Regions>(), first_ranks(size), rank, world->memory(), 0, 30s);
             f(engine, repeat);
         }
@@ -406,22 +406,22 @@ TEST_CASE("processes: ranks that start different collectives are told the differ
     CHECK(ends == std::vector<std::string>(2, "ok"));
 }
 
-TEST_CASE("Segment: opened by ticket, refused where it is not the one that was meant") {
+TEST_CASE("Segment: opened by its handle, refused where it is not the one that was meant") {
     sm::Segment own = sm::Segment::create(1000);
     CHECK(own.bytes() == 1000);
     own.data()[999] = std::byte{7};
-    sm::Segment again = sm::Segment::open(own.ticket());
+    sm::Segment again = sm::Segment::open(own.ipc_handle());
     CHECK(again.data() != own.data());
     CHECK(again.data()[999] == std::byte{7});
     CHECK(again.data()[0] == std::byte{0});
 
-    sm::Segment::Ticket wrong = own.ticket();
+    sm::Segment::IpcHandle wrong = own.ipc_handle();
     wrong.token += 1;
     CHECK_THROWS_AS(sm::Segment::open(wrong), std::system_error);
-    wrong = own.ticket();
+    wrong = own.ipc_handle();
     wrong.bytes += 1;
     CHECK_THROWS_AS(sm::Segment::open(wrong), std::system_error);
-    const sm::Segment::Ticket gone = sm::Segment::create(1000).ticket();
+    const sm::Segment::IpcHandle gone = sm::Segment::create(1000).ipc_handle();
     CHECK_THROWS_AS(sm::Segment::open(gone), std::system_error);
 
     own = {};

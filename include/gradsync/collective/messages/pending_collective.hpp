@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../call.hpp"
 #include "../combine.hpp"
@@ -41,16 +42,16 @@ struct HelloRoute {
 /// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own
 /// call and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not
 /// learn who has started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
-class Flight {
+class PendingCollective {
 public:
     /// `room`: the most bytes that any hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
-    Flight(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
+    PendingCollective(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
         : calls_(static_cast<std::size_t>(ranks)),
           ranks_(ranks),
           rank_(rank),
           few_owners_(few_owners),
           first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
-          place_(((sizeof(Call) + room + first_ - 1) / first_ * first_ + 63) / 64 * 64),
+          place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
           hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket),
           hellos_out_(hellos_in_),

@@ -8,20 +8,20 @@
 #include "../../core/clock.hpp"
 #include "../deadline.hpp"
 #include "../failures.hpp"
-#include "flight.hpp"
 #include "message_world.hpp"
+#include "pending_collective.hpp"
 #include "rounds.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
 /// What one rank of a communicator can tell, from its messages, of who keeps a collective from completing; and what ends the world for it.
 /// Under the world's mutex.
-class FailureDetector {
+class MessageFailureDetector {
     using Late = collective::Late;
 
 public:
     /// `world_ranks[r]` is the world rank of rank r; these and all else outlive the object.
-    FailureDetector(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
+    MessageFailureDetector(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
         : world_(world),
           world_ranks_(world_ranks),
           rank_(rank),
@@ -30,16 +30,16 @@ public:
           liveness_check_(world_ranks.size()) {}
 
     /// Who keeps this one from completing.
-    Late late(const Flight& flight) const {
+    Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
-        if (std::vector<int> missing = missing_of(flight); !missing.empty())
+        if (std::vector<int> missing = missing_of(pending); !missing.empty())
             return {.ranks = std::move(missing),
-                    .did = flight.waits_for_hub() ? Did::not_answer : Did::not_start,
-                    .certain = !flight.waits_for_hub()};
+                    .did = pending.waits_for_hub() ? Did::not_answer : Did::not_start,
+                    .certain = !pending.waits_for_hub()};
         std::vector<int> late, to_look, perhaps;
         for (int r = 0; r < size(); ++r) {
-            const Rounds::Debts debts = rounds_.debts(flight, r);
-            if (flight.owes(r) || debts.own) late.push_back(world_rank(r));
+            const Rounds::Debts debts = rounds_.debts(pending, r);
+            if (pending.owes(r) || debts.own) late.push_back(world_rank(r));
             if (debts.look) to_look.push_back(world_rank(r));
             if (debts.result) perhaps.push_back(world_rank(r));
         }
@@ -50,7 +50,7 @@ public:
 
     /// Ends the world if a rank does not start `oldest`, the first that is not complete, because it has left, or is dead. Opens files, and
     /// may send messages.
-    void report_missing(const Flight& oldest) {
+    void report_missing(const PendingCollective& oldest) {
         const std::string what = collective::name_of(oldest.call(), oldest.number());
         for (int r = 0; r < size(); ++r) {
             if (r == rank_) continue;
@@ -62,8 +62,9 @@ public:
 
     /// Called again and again when the time limit has passed, `by` ago: who is not certain leaves those who are some time to say so first.
     /// `unheard`: the first of which it is not known that all ranks have started it; null if there is none.
-    void report_timeout(const Flight& oldest, const Flight* unheard, std::chrono::nanoseconds by, std::chrono::nanoseconds limit) {
-        const Flight* open = &oldest;
+    void report_timeout(const PendingCollective& oldest, const PendingCollective* unheard, std::chrono::nanoseconds by,
+                        std::chrono::nanoseconds limit) {
+        const PendingCollective* open = &oldest;
         Late who = late(*open);
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
         if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // who has stopped did not start this one
@@ -74,10 +75,10 @@ private:
     int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
     int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
 
-    std::vector<int> missing_of(const Flight& flight) const {
+    std::vector<int> missing_of(const PendingCollective& pending) const {
         std::vector<int> missing;
         for (int r = 0; r < size(); ++r)
-            if (!flight.arrived(r)) missing.push_back(world_rank(r));
+            if (!pending.arrived(r)) missing.push_back(world_rank(r));
         return missing;
     }
 

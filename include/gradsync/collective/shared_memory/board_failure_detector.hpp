@@ -20,11 +20,11 @@ struct Whole {
 
 /// What one rank at a board sees of who keeps a collective from completing; and what ends the world for it.
 /// `whole`: what the collective is a piece of, for the messages; null if it is none. Thread-safe.
-class FailureDetector {
+class BoardFailureDetector {
     using Late = collective::Late;
 
 public:
-    FailureDetector(Board& board, int rank) noexcept : board_(board), rank_(rank) {}
+    BoardFailureDetector(Board& board, int rank) noexcept : board_(board), rank_(rank) {}
 
     /// "all_reduce(sum, f32, 8 elements), collective #3"; n was started by this rank.
     std::string name(std::uint64_t n, const Whole* whole = nullptr) const {

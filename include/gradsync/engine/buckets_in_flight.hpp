@@ -16,11 +16,11 @@ namespace gradsync::inline v0_2::detail {
 /// The collectives of one step's buckets: started in order, seen to complete in order, with their times.
 /// `start` is for one thread at a time; so are `poll` and `wait`; the two may be different threads.
 template <Work W>
-class Flight {
+class BucketsInFlight {
 public:
     using Clock = std::chrono::steady_clock;
 
-    explicit Flight(std::size_t buckets) : buckets_(buckets) {}
+    explicit BucketsInFlight(std::size_t buckets) : buckets_(buckets) {}
 
     std::size_t size() const noexcept { return buckets_.size(); }
     std::size_t started() const noexcept { return started_.load(std::memory_order_acquire); }
