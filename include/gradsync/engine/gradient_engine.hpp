@@ -28,36 +28,14 @@ namespace gradsync::inline v0_2::detail {
 template <class B, class Buckets, class Overlap, class Exchange>
 class GradientEngine final : public Marking<B, Buckets, Overlap, Exchange> {
     using Base = Marking<B, Buckets, Overlap, Exchange>;
-    using Base::backend_;
-    using Base::background_;
-    using Base::check_between_steps;
-    using Base::check_index;
-    using Base::check_root;
-    using Base::check_usable;
-    using Base::decoupled;
-    using Base::fail;
-    using Base::gathers_;
-    using Base::gradients_;
-    using Base::guard;
-    using Base::name;
-    using Base::obtain;
-    using Base::options_;
-    using Base::overlap_;
-    using Base::readiness_;
-    using Base::ready_order_;
-    using Base::refuse;
-    using Base::set_has_batch;
-    using Base::step_;
-    using Base::watch_marks;
+    using Base::backend_, Base::background_, Base::check_between_steps, Base::check_index, Base::check_root, Base::check_usable,
+        Base::decoupled, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain, Base::options_,
+        Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::set_has_batch, Base::step_, Base::watch_marks;
 
     static constexpr bool scatters = Exchange::traits.scatters || decoupled;
 
 public:
-    using Base::between_steps;
-    using Base::failed;
-    using Base::gradient_view;
-    using Base::plan;
-    using Base::size;
+    using Base::between_steps, Base::failed, Base::gradient_view, Base::plan, Base::size;
 
     /// Collective. `owner`: the face, as errors name it.
     GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets buckets,

@@ -41,13 +41,8 @@ protected:
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
 
-    using Guard<B>::backend_;
-    using Guard<B>::check_index;
-    using Guard<B>::check_root;
-    using Guard<B>::check_usable;
-    using Guard<B>::fail;
-    using Guard<B>::guard;
-    using Guard<B>::refuse;
+    using Guard<B>::backend_, Guard<B>::check_index, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::fail, Guard<B>::guard,
+        Guard<B>::refuse;
 
 public:
     using Guard<B>::failed;

@@ -45,12 +45,7 @@ class ShardedBase : public Guard<B> {
 
 protected:
     using Engine = GradientEngine<B, Buckets, Overlap, Exchange>;
-    using Guard<B>::backend_;
-    using Guard<B>::check_root;
-    using Guard<B>::check_usable;
-    using Guard<B>::failed;
-    using Guard<B>::guard;
-    using Guard<B>::refuse;
+    using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard, Guard<B>::refuse;
 
 public:
     using Optimizer = O;
