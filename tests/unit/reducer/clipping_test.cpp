@@ -177,7 +177,6 @@ TEST_CASE("norms that are not finite, and integers") {
             finding.check(std::isnan(step(std::numeric_limits<float>::quiet_NaN())), "a NaN got lost");
             finding.check(std::isinf(step(std::numeric_limits<float>::infinity())), "an infinity got lost");
         }) == "");
-    using R = Reducer<ThreadBackend>;
     CHECK(gradsync::clip_factor(2, 1) == 0.5);
     CHECK(gradsync::clip_factor(1, 2) == 1);
     CHECK(gradsync::clip_factor(0, 0) == 1);
