@@ -4,7 +4,7 @@
 // expect 3: gradsync: this backend states the ability progress_thread: give it a member bool wants_progress_thread\(\) const
 // expect 4: gradsync: this backend has wants_progress_thread\(\), but does not state it: add .progress_thread = true to its abilities
 // expect 5: gradsync: this backend has Work::poll\(\), but does not state it: add .poll = true to its abilities
-// expect 6: gradsync: this backend has set_tag\(\), but does not state it: add .tags = true to its abilities
+// expect 6: gradsync: this backend has set_tag\(\) or next_owner\(\), but does not state it: add .tags = true to its abilities
 // expect 7: gradsync: this backend states the ability clock: give it a member double now\(\) const
 // expect 8: gradsync: this backend states the ability groups: give it members group\(\) and std::size_t group_bytes\(\) const
 // expect 9: gradsync: this backend states the ability device_passes: give it members passes\(\), stream\(\) and host\(\)

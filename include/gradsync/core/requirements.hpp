@@ -204,7 +204,7 @@ consteval void check_abilities() {
         .poll = (requires(W& w) { w.poll(); }),
         .wait_on = right.wait_on,
         .failed = (requires(B& b) { b.failed(); }),
-        .tags = (requires(B& b, CollectiveTag tag) { b.set_tag(tag); }),
+        .tags = (requires(B& b, CollectiveTag tag) { b.set_tag(tag); }) || (requires(B& b) { b.next_owner(); }),
         .check_reduces = (requires(B& b, DType dtype) { b.check_reduces(dtype); }),
         .cheaper_alone = (requires(B& b) { b.cheaper_alone_from(); }),
         .clock = (requires(B& b) { double{b.now()}; }),
@@ -215,7 +215,7 @@ consteval void check_abilities() {
     GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", "its WorkType a member bool poll()");
     GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", "its WorkType a member void wait_on(stream), for what stream() returns");
     GRADSYNC_CHECK_ABILITY(failed, "failed()", "it a member bool failed() const");
-    GRADSYNC_CHECK_ABILITY(tags, "set_tag()", "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
+    GRADSYNC_CHECK_ABILITY(tags, "set_tag() or next_owner()", "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
     GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", "it a member void check_reduces(DType) const");
     GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", "it a member std::size_t cheaper_alone_from() const");
     GRADSYNC_CHECK_ABILITY(clock, "now()", "it a member double now() const");
