@@ -214,7 +214,7 @@ private:
     std::vector<std::array<Floats, 2>> means_;  // the optimizer's
     AdamW<Ops> optimizer_;
     std::optional<Reducer> reducer_;
-    std::optional<typename Reducer::NoSync> guard_;
+    std::optional<gradsync::NoSync> guard_;
     bool last_ = false;  // micro-batch of the step
     double scale_ = 1;
     std::vector<bool> due_;  // by parameter: averaged, but not stepped yet

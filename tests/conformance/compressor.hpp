@@ -625,8 +625,12 @@ void check_compressor(const X& compressor, const X& late) {
                 if (k == 0) return;
                 auto& sync = trainee.sync;
                 Traffic promised{0, 0}, whole{0, 0};
+                std::vector<gradsync::ParameterInfo> infos(sync.size());
+                for (std::size_t i = 0; i < infos.size(); ++i)
+                    infos[i] = {.count = sync.parameter(i).gradient.count, .dtype = sync.parameter(i).gradient.dtype};
+                const gradsync::detail::BucketLayout layout(sync.plan(), infos);
                 for (std::size_t b = 0; b < sync.plan().size(); ++b) {
-                    const BufferView bucket{nullptr, sync.layout().counts[b], sync.infos()[sync.plan().bucket(b).front()].dtype};
+                    const BufferView bucket{nullptr, layout.counts[b], infos[sync.plan().bucket(b).front()].dtype};
                     const Traffic traffic = sync.exchange().traffic(sync.backend(), b, bucket);
                     promised.bytes += traffic.bytes;
                     promised.collectives += traffic.collectives;
