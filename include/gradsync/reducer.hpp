@@ -157,6 +157,7 @@ public:
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }
+    std::size_t bytes() const noexcept { return engine_.bytes(); }  ///< of gradient memory that is the Reducer's
     const BucketPlan& plan() const noexcept { return engine_.plan(); }
     const B& backend() const noexcept { return engine_.backend(); }
     /// The exchange, for its state, between steps. (OverlapForward has one of its own.)
