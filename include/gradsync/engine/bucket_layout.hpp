@@ -12,7 +12,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Where each parameter lies in its bucket, counted in elements: at a multiple of 64 bytes of the bucket's dtype. The gaps
+/// The place of each parameter in its bucket, counted in elements: a multiple of 64 bytes of the bucket's dtype. The gaps
 /// between parameters belong to none. A bucket ends with its last parameter.
 struct BucketLayout {
     std::vector<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
@@ -40,7 +40,7 @@ struct ShardSlice {
     std::size_t offset = 0;  ///< where it lies in the shard, in elements
 };
 
-/// What `rank` owns where buckets are split over `size` ranks, in the order in which it lies there.
+/// The slices that `rank` owns of buckets that are split over `size` ranks, in memory order.
 inline std::vector<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                                             int size, int rank) {
     std::vector<ShardSlice> slices;

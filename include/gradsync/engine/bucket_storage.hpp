@@ -63,9 +63,9 @@ public:
         return storage;
     }
 
-    /// What travels.
+    /// The memory that travels.
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
-    /// Where parameter i lies in its bucket.
+    /// Parameter i in its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
     const BucketLayout& layout() const noexcept { return layout_; }
     std::size_t bytes() const noexcept { return bytes_; }  ///< of memory

@@ -42,7 +42,7 @@ public:
             complete(b, land);
     }
 
-    /// Of what is not complete, the first: with the time limit of who tests again and again.
+    /// Tests the first collective that is not complete; repeated tests time out.
     void test_first() {
         if (in_flight()) naming_bucket(completed(), [&] { return buckets_[completed()].work.test(); });
     }

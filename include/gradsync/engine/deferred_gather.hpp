@@ -59,7 +59,7 @@ public:
         progress_.started();
     }
 
-    /// What has started is of no use any more, as a step has failed: the communicator hears of it.
+    /// Drops the gathers that have started, because a step has failed. That fails the communicator, too.
     void drop() noexcept {
         works_.clear();
         pending_ = 0;

@@ -65,10 +65,10 @@ public:
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
     std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that is the Reducer's
 
-    /// What travels as bucket b.
+    /// The memory that travels as bucket b.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
 
-    /// Where the trainer finds gradient i.
+    /// Gradient i as the trainer finds it.
     BufferView gradient(std::size_t i) const noexcept {
         return live_here() && parameters_[i].requires_grad ? storage_.parameter(i) : parameters_[i].gradient;
     }
@@ -133,7 +133,7 @@ public:
         add_up(i);
         deposit_sum(i);
     }
-    /// What micro-batches left of gradient i goes into its bucket.
+    /// Moves the sum of gradient i over its micro-batches into its bucket.
     void deposit_sum(std::size_t i) {
         if (sums_apart()) passes_.copy(sums_[i], storage_.parameter(i));
     }
@@ -175,7 +175,7 @@ public:
     /// The step is over: the next sums begin anew.
     void forget_sums() noexcept { summed_.assign(summed_.size(), 0); }
 
-    /// What the policy of the next `reorder` is to go by, if it can.
+    /// Times for the policy of the next `reorder`, if it plans by times.
     void set_ready_seconds(const std::vector<double>& times) {
         if constexpr (TimedBucketPolicy<Buckets>) policy_.set_ready_seconds(times);
     }

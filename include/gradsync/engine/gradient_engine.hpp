@@ -198,7 +198,7 @@ public:
 
     // ------------------------------------------------------------------------------------------------------ shards
 
-    /// Where the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
+    /// If the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
     /// ones lie in memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept
         requires(Exchange::traits.scatters)
@@ -213,7 +213,7 @@ public:
         check_index(i, size(), "was_used");
         return used_.empty() || used_[i] != 0;
     }
-    /// Where parameter i lies in its bucket, and how long buckets are, in elements.
+    /// The place of each parameter in its bucket, and the length of buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
     std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
     /// The tag of bucket b's collectives.
@@ -226,7 +226,7 @@ public:
     auto& exchange() noexcept { return step_.exchange(); }
 
 private:
-    /// What follows from the plan, when it is made and when it changes.
+    /// Adapts to the plan, when it is made and when it changes.
     void adopt_plan() {
         step_.adopt_plan();
         statistics_.buckets.assign(plan().size(), {});

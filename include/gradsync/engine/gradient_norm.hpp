@@ -18,8 +18,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What to multiply gradients by so that their norm is at most `max_norm`: for optimizers that take a factor and save the pass of
-/// clipping. 1 if nothing is to be done; not finite if the norm is not.
+/// The factor that brings gradients to a norm of at most `max_norm`, for optimizers that take a factor and save the pass of clipping.
+/// 1 if the norm is small enough; not finite if it is not.
 inline double clip_factor(double norm, double max_norm) noexcept {
     if (norm <= max_norm) return 1;
     return detail::is_finite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();

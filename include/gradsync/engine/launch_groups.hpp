@@ -75,7 +75,7 @@ public:
         }
 
     private:
-        /// Of those of its group, which are started one after another.
+        /// For the buckets of one group, which are started one after another.
         bool is_last(std::size_t b) const noexcept {
             return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
         }
@@ -88,7 +88,7 @@ public:
     };
 
 private:
-    /// Of a group: more are no less work, but keep others waiting, and backends have room for so many calls.
+    /// The largest group: a larger one saves nothing, keeps others waiting, and backends have room for only so many calls.
     static constexpr std::size_t max_buckets = 32;
 
     std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it

@@ -69,8 +69,7 @@ public:
 
     NoSync no_sync() {
         check_usable("no_sync");
-        if (gradients_.pooled())
-            refuse("no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish(), and add_to_shards()");
+        if (gradients_.pooled()) refuse("no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish()");
         if (step_.launched() != 0) refuse("no_sync", "buckets of this step are in flight already; call finish() first");
         return NoSync(*this);
     }
@@ -103,7 +102,7 @@ public:
         if (unsynchronised & without_batch) return readiness_.rearm(i);
         const bool synchronises = unsynchronised == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
-        // Before it is copied twice; where that adds it twice, not even by two threads that mark it at the same moment.
+        // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
             readiness_.used()[i] = 1;
@@ -125,7 +124,7 @@ public:
         if (filled == Readiness::Fill::too_often) refuse_mark(i);
         if (step_.is_single_rank()) return;  // nothing travels; what is to be scaled is scaled in finish()
         const bool full = filled == Readiness::Fill::bucket_full;
-        // Marks that come at once may count as one here: a lost update costs nothing but a later poll.
+        // Simultaneous marks may count as one here: a lost update costs only a later poll.
         const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
         const bool poll = full || unpolled >= worth_polling;
         unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
@@ -136,7 +135,7 @@ public:
         });
     }
 
-    /// Where gradient i is to be written. Pooled ones may wait for memory.
+    /// The memory to write gradient i to. Pooled gradients may wait for it.
     BufferView gradient_view(std::size_t i) {
         check_index(i, size(), "gradient_view");
         check_usable("gradient_view");

@@ -13,7 +13,7 @@ namespace gradsync::inline v0_2 {
 
 class Observer;
 
-/// Where the trainer's gradients live.
+/// The memory that the trainer's gradients live in.
 enum class GradientStorage : std::uint8_t {
     borrowed,    ///< in the trainer's own memory: one copy into the bucket, one out (none where one is alone in its bucket)
     in_buckets,  ///< in `gradient_view(i)`: no copy
@@ -21,7 +21,7 @@ enum class GradientStorage : std::uint8_t {
                  ///< where each rank keeps its shard only (ReduceScatter)
 };
 
-/// What `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
+/// The result that `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
 enum class Averaging : std::uint8_t {
     mean,             ///< sum x_r / number of ranks
     sum,              ///< sum x_r
@@ -29,7 +29,7 @@ enum class Averaging : std::uint8_t {
     mean_over_count,  ///< sum x_r / sum w_r: local sums over w_r samples, tokens or micro-batches
 };
 
-/// Who adds up the gradients of micro-batches under `no_sync()`.
+/// The place where gradients of micro-batches add up under `no_sync()`.
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
     in_buckets,  ///< the reducer: each micro-batch overwrites its gradients and marks them. They are added up in the bucket, low precision
@@ -37,14 +37,14 @@ enum class Accumulation : std::uint8_t {
                  ///< borrowed gradients.
 };
 
-/// What `finish()` makes of a parameter that got no gradient.
+/// The way in which `finish()` treats a parameter that got no gradient.
 enum class UnusedParameters : std::uint8_t {
     error,        ///< an error that names it, on every rank
     find_unused,  ///< the ranks agree on who used what: a gradient that nobody used is left untouched, one that some used is
                   ///< averaged with zeros from the others. One small collective more a step.
 };
 
-/// What a mean divides by while some ranks have run out of data (`begin_step(false)`).
+/// The divisor of a mean while some ranks have run out of data (`begin_step(false)`).
 enum class JoinDivisor : std::uint8_t {
     live_ranks,  ///< the ranks that still have data
     all_ranks,   ///< the world size
@@ -82,7 +82,7 @@ inline std::string describe(const ReducerOptions& options) {
 
 namespace detail {
 
-/// What a rank brings to the means of a step: every kind of averaging is a mean with the right scales and weights.
+/// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
 /// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch) noexcept {
     switch (options.averaging) {

@@ -87,7 +87,7 @@ std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
 /// Is there an element at a place where one may be? The elements' sizes are their alignments.
 inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 
-/// What the bucket policy is to know: each parameter with the dtype that its bucket will have, and where gradients are `scattered` to those
+/// The bucket policy's input: each parameter with the dtype that its bucket will have, and where gradients are `scattered` to those
 /// who step their values, which are gathered in buckets, with that of its values. Throws Error, naming the parameter, where a gradient
 /// cannot be synchronised as the options want it.
 template <class = void>

@@ -21,7 +21,7 @@ namespace gradsync::inline v0_2::detail {
 ///
 /// Each gradient has a bit, which is set until it lies in its bucket, so that a gradient of one use costs one atomic
 /// operation: it finds a mark that is too many, and the last gradient of 64. Bits of different buckets share no word.
-/// What a mark calls is inlined always: GCC calls it from some Reducers and not from others, at 2 ns of 10.
+/// Functions of a mark are always inlined: GCC would call them from some Reducers, at 2 ns of 10.
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
@@ -154,7 +154,7 @@ private:
     std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: words that have bits
 };
 
-// What errors say of marks that are too many, or missing.
+// Sentences of errors about extra and missing marks.
 
 inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
     if (!p.requires_grad) return "parameter '" + p.name + "' is frozen (requires_grad = false) and takes no marks";

@@ -87,7 +87,7 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
 template <bool timed>
 class ReadyOrder {
 public:
-    /// Of the next `steps`, the last one's order counts and the mean of the times.
+    /// Records `steps` steps: the order of the last one, and the mean of the times.
     void start(unsigned steps, std::size_t parameters) {
         parameters_ = parameters;
         recorded_.resize(parameters);

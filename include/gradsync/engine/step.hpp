@@ -66,7 +66,7 @@ public:
     void set_weight(double weight) noexcept { weight_ = weight; }
     void set_has_batch(bool has_batch) noexcept { has_batch_ = has_batch; }
     bool has_batch() const noexcept { return has_batch_; }
-    /// What collectives of bucket b are for.
+    /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is there nobody to exchange with?
     bool is_single_rank() const noexcept { return exchange_.is_single_rank(backend_); }
@@ -150,7 +150,7 @@ public:
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
     void advance() { flight_.poll(land_); }
-    /// As the `test()` of a Work: for who does not wait at all.
+    /// Non-blocking variant of a wait, as `Work::test()` is.
     void test() {
         advance();
         flight_.test_first();
@@ -183,7 +183,7 @@ public:
     }
 
 private:
-    /// What is to be done with a bucket whose collective is complete; says when that was.
+    /// Lands a bucket whose collective is complete; returns when that was.
     struct Land {
         Step& step;
         Time operator()(std::size_t b) {
