@@ -6,12 +6,15 @@
 #include <chrono>
 #include <cstddef>
 
+#include <gradsync/core/backend_abilities.hpp>
+
 using namespace gradsync;
 
 namespace {
 
 /// A backend of which only the clock is there. It goes by whole seconds, so that sums in double are exact.
 struct Clock {
+    static constexpr BackendAbilities abilities{.clock = true};
     double seconds = 0;
     double now() const { return seconds; }
 };
