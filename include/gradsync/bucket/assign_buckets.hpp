@@ -10,19 +10,19 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The loop that bucket policies share: takes the parameters in `order` and keeps one open bucket for each kind (dtype,
-/// memory space). A parameter joins it if the total stays within the bucket's cap; else, or where it is the first, it
-/// opens the next one. The k-th bucket of its kind may hold `caps[k]` bytes; the last cap repeats. A parameter that is
-/// `apart(info)` has a bucket of its own, which counts for no cap and closes none.
+/// The loop that bucket policies share. It takes the parameters in `order` and keeps one open bucket for each kind (dtype, memory space). A
+/// parameter joins the open bucket if the total stays within the bucket's cap. Otherwise, or if it is the first of its kind, it opens the
+/// next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the last cap repeats. If `apart(info)` is true, the parameter gets a
+/// bucket of its own, which uses up no cap and closes no bucket.
 ///
-/// Buckets are launched in the order in which they become complete: by the place in `order` of their last
-/// parameter. Linear in the number of parameters.
+/// Buckets are launched in the order in which they become complete, by the place of their last parameter in `order`. Linear in the number
+/// of parameters.
 template <class Apart>
 BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order, std::span<const std::size_t> caps,
                           Apart apart) {
     struct Sequence {  // the buckets of one kind
         std::size_t opened = 0;
-        std::size_t open = 0;  ///< number of the open bucket, where opened > 0
+        std::size_t open = 0;  ///< number of the open bucket, if opened > 0
         std::size_t bytes = 0;
     };
     std::array<Sequence, ParameterInfo::kind_count> sequences{};
@@ -55,7 +55,7 @@ BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<c
         ++count[sequence.open];
     }
 
-    std::vector<std::size_t> next(last.size());  // by bucket: where its next parameter goes in `grouped`
+    std::vector<std::size_t> next(last.size());  // by bucket: the place in `grouped` of its next parameter
     std::size_t placed = 0;
     for (std::size_t at = 0; at < order.size(); ++at) {
         const std::size_t b = bucket_of[at];

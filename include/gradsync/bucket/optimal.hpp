@@ -19,18 +19,18 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The buckets that are all through earliest, for gradients that become ready at known times and collectives of known cost:
-/// not a size that somebody chose, but the optimum, by dynamic programming (see plan/partition.hpp).
+/// The buckets whose communication finishes earliest, for gradients that become ready at known times and collectives of known cost. Dynamic
+/// programming finds the optimum (see plan/partition.hpp); there is no size to choose.
 ///
-/// Times are by parameter, in seconds from any moment at or before the first, the same numbers on all ranks. The cost is what
-/// an all-reduce of n bytes takes; `plan::calibrate` measures it. As long as there are no times it plans as
-/// SizeCappedBuckets does by default; a Reducer measures them and plans anew: see `Reducer::rebuild_buckets`.
+/// Times are by parameter, in seconds from any origin at or before the first, the same numbers on all ranks. The cost is that of an
+/// all-reduce of n bytes; `plan::calibrate` measures it. Without times the policy plans as SizeCappedBuckets does by default. A Reducer
+/// measures times and plans anew: see `Reducer::rebuild_buckets`.
 ///
-/// A bucket holds one kind (dtype, memory space). The optimum is over all ways to cut each of these kinds, and to interleave
-/// their buckets on one link, as long as there are not too many ways (`plan::optimal_buckets`).
+/// A bucket holds one kind (dtype, memory space). The optimum is over all ways to cut each kind and to interleave their buckets on one
+/// link. If there are too many ways, the plan is the best of fewer (see `plan::optimal_buckets`).
 class OptimalBuckets {
 public:
-    /// Throws Error(invalid_argument) where a number is negative or not finite.
+    /// Throws Error(invalid_argument) if a number is negative or not finite.
     explicit OptimalBuckets(plan::CallCost cost, std::vector<double> ready_seconds = {}) : cost_(cost), ready_(std::move(ready_seconds)) {
         check("the cost of a call", cost.fixed);
         check("the cost of a byte", cost.per_byte);
@@ -39,13 +39,13 @@ public:
 
     plan::CallCost cost() const noexcept { return cost_; }
 
-    /// By parameter; empty as long as there are none.
+    /// Times by parameter; empty if there are none.
     std::span<const double> ready_seconds() const noexcept { return {ready_.data(), ready_.size()}; }
 
-    /// The same, for gradients that become ready at these times.
+    /// Sets the times for later plans. Throws as the constructor does.
     void set_ready_seconds(std::vector<double> ready_seconds) { *this = OptimalBuckets(cost_, std::move(ready_seconds)); }
 
-    /// Throws Error(invalid_argument) where there are times, but of another number of parameters.
+    /// Throws Error(invalid_argument) if there are times for another number of parameters.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (ready_.empty()) return SizeCappedBuckets().plan(parameters, order);
         if (ready_.size() != parameters.size())
@@ -56,7 +56,7 @@ public:
         std::array<std::size_t, ParameterInfo::kind_count> kind_of{};  // 1 + the kind's number; 0: not seen yet
         plan::KindedGradients gradients;
         gradients.kind_count = 0;
-        double ready = 0;  // `order` has its say: what stands later is not ready earlier
+        double ready = 0;  // `order` takes precedence: a later gradient in it is not ready earlier
         for (const std::size_t i : order) {
             const ParameterInfo& p = parameters[i];
             std::size_t& kind = kind_of[p.kind()];
@@ -73,7 +73,7 @@ public:
         return result;
     }
 
-    /// "OptimalBuckets{fixed=4e-05, per_byte=1.6e-09}", all digits of it.
+    /// "OptimalBuckets{fixed=4e-05, per_byte=1.6e-09}", with all digits of the numbers.
     std::string describe() const {
         char text[96];
         std::snprintf(text, sizeof text, "OptimalBuckets{fixed=%.17g, per_byte=%.17g}", cost_.fixed, cost_.per_byte);

@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A bucket for each parameter, launched in `order`: most overlap, most launches. Good for few and large
-/// parameters, and as the baseline that other policies are measured against.
+/// One bucket per parameter, launched in `order`: most overlap, most launches. Use it for a few large parameters, or as a baseline for
+/// other policies.
 struct PerParameter {
     BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const {
         BucketPlan result;

@@ -13,20 +13,19 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Buckets of limited size: large enough to use the bandwidth, small enough to leave while the backward pass still
-/// runs. The first one is small, so that communication starts early.
+/// Buckets of limited size: large enough to use the bandwidth, small enough to leave during the backward. The first one is small, so that
+/// communication starts early.
 ///
-/// Parameters are taken in the order in which they become ready, with one open bucket for each (dtype, memory
-/// space). A parameter joins the open bucket if the total stays within that bucket's cap; else the bucket closes,
-/// and the parameter opens the next. So a bucket exceeds its cap only where a single parameter does, which then
-/// travels alone; a parameter is never split. (PyTorch's DDP closes a bucket once it has *reached* its cap, and so
-/// overshoots it by up to one parameter.)
+/// The policy takes parameters in the order in which they become ready, and keeps one open bucket for each (dtype, memory space). A
+/// parameter joins the open bucket if the total stays within that bucket's cap. Otherwise the bucket closes, and the parameter opens the
+/// next one. A parameter is never split. A bucket exceeds its cap only if it holds a single parameter that does. (PyTorch's DDP closes a
+/// bucket once it has *reached* its cap, and so overshoots it by up to one parameter.)
 ///
-/// A parameter that is `cheaper_alone` (between threads a borrowed gradient of 16 KiB and more, where at most 256 are so large; else of a
-/// power of two times that) has a bucket of its own: nothing of it is copied. The open bucket stays open beside it.
+/// A parameter that is `cheaper_alone` gets a bucket of its own and is not copied; the open bucket stays open. Over threads these are
+/// borrowed gradients of 16 KiB and more; if there are more than 256, the threshold doubles until there are not.
 ///
-/// Caps are in bytes. Each (dtype, space) counts its buckets on its own: its k-th, without those that are cheaper alone, is limited
-/// by `caps()[k]`, and the last cap repeats.
+/// Caps are in bytes. Each (dtype, space) counts its buckets separately, without those that are cheaper alone: `caps()[k]` limits the k-th,
+/// and the last cap repeats.
 class SizeCappedBuckets {
 public:
     static constexpr std::size_t default_cap = std::size_t{25} << 20;
@@ -34,25 +33,25 @@ public:
 
     SizeCappedBuckets() : SizeCappedBuckets(default_cap) {}
 
-    /// Every bucket within `cap`, the first within 1 MiB too.
+    /// Every bucket stays within `cap`, and the first within 1 MiB too.
     explicit SizeCappedBuckets(std::size_t cap) : SizeCappedBuckets(cap, cap < default_first_cap ? cap : default_first_cap) {}
 
-    /// The first bucket within `first_cap`, all others within `cap`.
-    /// Throws Error(invalid_argument) where a cap is 0.
+    /// The first bucket stays within `first_cap`, all others within `cap`.
+    /// Throws Error(invalid_argument) if a cap is 0.
     SizeCappedBuckets(std::size_t cap, std::size_t first_cap) : SizeCappedBuckets(std::vector{first_cap, cap}) {}
 
-    /// Bucket k within `caps[k]`; the last cap repeats. `with_caps({40, 80})`.
-    /// Throws Error(invalid_argument) without caps, or where one is 0.
+    /// Bucket k stays within `caps[k]`; the last cap repeats. Example: `with_caps({40, 80})`.
+    /// Throws Error(invalid_argument) if there are no caps, or one is 0.
     static SizeCappedBuckets with_caps(std::vector<std::size_t> caps) { return SizeCappedBuckets(std::move(caps)); }
 
-    /// At least one; without repetitions at the end.
+    /// The caps in bytes: at least one, without repetitions at the end.
     std::span<const std::size_t> caps() const noexcept { return {caps_.data(), caps_.size()}; }
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         return detail::assign_buckets(parameters, order, caps(), [](const ParameterInfo& p) { return p.cheaper_alone; });
     }
 
-    /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; three caps and more: "SizeCappedBuckets{caps=[1, 2, 4]}".
+    /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; from three caps on: "SizeCappedBuckets{caps=[1, 2, 4]}".
     std::string describe() const {
         if (caps_.size() <= 2)
             return "SizeCappedBuckets{cap=" + std::to_string(caps_.back()) + ", first_cap=" + std::to_string(caps_.front()) + "}";

@@ -12,12 +12,12 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Parameters that are used together travel together: one bucket for each unit (a layer, a block), and for each kind (dtype, memory space)
-/// in it. Buckets are launched in the order in which they become complete.
+/// Parameters that are used together travel together: one bucket per unit (a layer, a block) and kind (dtype, memory space). Buckets are
+/// launched in the order in which they become complete.
 class Units {
 public:
-    /// `unit_of[i]`: the unit of parameter i, from 0; some may have no parameter. Throws Error(invalid_argument) for a unit that nobody can
-    /// mean: a negative number that was converted.
+    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a negative unit that was
+    /// converted.
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)

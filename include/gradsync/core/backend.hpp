@@ -13,10 +13,10 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A started collective. `test()` makes progress and says whether it is complete, never blocking; `wait()`
-/// returns when it is complete or throws `Error`, at the latest at the backend's time limit, as `test()` does where it was called for so
-/// long. A default-constructed Work is complete. Dropping an unfinished Work fails the whole communicator (its buffers may be about to go),
-/// so that no other rank waits in vain.
+/// A started collective. `test()` makes progress, returns whether the collective is complete, and never blocks. `wait()` returns when it is
+/// complete. Both throw `Error` if it fails or reaches the backend's time limit; for `test()` the limit counts across its calls. A
+/// default-constructed Work is complete. Dropping an unfinished Work fails the whole communicator, because its buffers may be about to go;
+/// no other rank hangs.
 template <class W>
 concept Work = std::movable<W> && std::default_initializable<W> && requires(W& work) {
     { work.test() } -> std::same_as<bool>;
@@ -25,33 +25,34 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 
 /// A rank's handle to a communicator: a group of ranks that start the same collectives in the same order.
 ///
-/// Copies of a handle are the same rank. All operations return at once with a Work; buffers belong to the
-/// library until that Work is complete. Elements are split over the ranks by `shard_range`. Any count, 0 too.
+/// Copies of a handle are the same rank. Every collective returns a Work at once; its buffers belong to the library until that Work is
+/// complete. `shard_range` splits elements over the ranks. Any count is valid, including 0.
 ///
 /// | call | effect |
 /// |---|---|
-/// | `all_reduce(b, op, c)` | in place: every rank's `b` becomes the reduction of all; `c` for `mean` only |
-/// | `reduce(b, op, root, c)` | in place: the root's `b` becomes it; other ranks' buffers are only read |
-/// | `reduce_scatter(in, out, op, c)` | `in` whole on every rank; `out` receives this rank's shard; may alias its place in `in` |
-/// | `all_gather(in, out)` | `in` is this rank's shard; `out` receives all of them; `in` may be its place in `out` |
+/// | `all_reduce(b, op, c)` | in place: every rank's `b` becomes the reduction of all; `c` is for `mean` only |
+/// | `reduce(b, op, root, c)` | in place: the root's `b` becomes the reduction; other ranks' buffers are only read |
+/// | `reduce_scatter(in, out, op, c)` | `in` is whole on every rank; `out` receives this rank's shard, and may be its place in `in` |
+/// | `all_gather(in, out)` | `in` is this rank's shard; `out` receives all shards; `in` may be its place in `out` |
 /// | `broadcast(b, root)` | every rank's `b` becomes the root's |
 /// | `gather(in, out, root)` | `in` is this rank's shard; the root's `out` receives all of them; others pass `{}` |
 /// | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` |
 /// | `barrier()` | complete when every rank has started it |
 ///
-/// Min and max: a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. A backend
-/// that cannot sum in rank order says so.
+/// In min and max a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. The docs of a backend
+/// that cannot sum in rank order say so.
 ///
-/// `progress()` advances what is under way and never blocks; `progress_time()` is how long this rank has worked in
-/// it and in `Work::test()` so far. `fail(what)` makes every rank's outstanding and
-/// later calls throw an error that names this rank, and returns once no other rank touches this rank's buffers. A failure
-/// ends all communicators of one origin; errors name ranks by their number in the first of them.
-/// `describe()` says in words how the ranks reach one another, and where that is not the fastest way, why.
-/// `split(color, key)` and `duplicate()` are collective and make communicators with an order of their own; a rank makes one at
-/// a time, of all that have one origin.
-/// `allocate(bytes)` gives memory in which collectives are fastest (aligned to 64 bytes at least, zeroed), owned
-/// by the returned object; it is collective too: same order, same sizes on all ranks.
-/// A backend may offer more; see BackendAbilities.
+/// - `progress()` advances collectives and never blocks. `progress_time()` is the time that this rank has worked in it and in
+///   `Work::test()` so far.
+/// - `fail(what)` makes outstanding and later calls throw an error that names this rank, on every rank. It returns once no other rank
+///   touches this rank's buffers. A failure ends all communicators of one origin; errors number ranks as the first of these does.
+/// - `describe()` says how the ranks reach one another; if that is not the fastest way, it also says why.
+/// - `split(color, key)` and `duplicate()` are collective. They make communicators with an order of their own. A rank makes one at a time
+///   among all communicators of one origin.
+/// - `allocate(bytes)` is collective: all ranks call it in the same order with the same sizes. The returned object owns zeroed memory,
+///   aligned to at least 64 bytes, in which collectives are fastest.
+///
+/// A backend may have more abilities; see BackendAbilities.
 template <class B>
 concept Backend =
     std::copy_constructible<B> && requires(B& backend, const B& handle, BufferView b, ConstBufferView in, ReduceOp op, Contribution c,
@@ -84,7 +85,7 @@ concept Backend =
 
 namespace detail {
 
-/// W is a backend's (see BackendAbilities::poll) or an exchange's.
+/// Tests without a time limit if W can (BackendAbilities::poll), else with one. W is the WorkType of a backend or of an exchange.
 template <class W>
 bool poll_work(W& work) {
     if constexpr (requires { work.poll(); }) return work.poll();

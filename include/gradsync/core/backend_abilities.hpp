@@ -20,13 +20,13 @@ struct BackendAbilities {
     bool wait_on = false;
     /// `bool failed() const`: true if the communicator has failed. For loops that wait for something other than a collective.
     bool failed = false;
-    /// `void set_tag(CollectiveTag)` and `std::size_t next_owner()`: the ranks compare what their collectives are for, see CollectiveTag.
+    /// `void set_tag(CollectiveTag)` and `std::size_t next_owner()`: the ranks compare the tags of their collectives, see CollectiveTag.
     bool tags = false;
     /// `void check_reduces(DType) const`: throws the same error on all ranks if they cannot add up elements of that type. A Reducer asks at
     /// construction. Other backends add up every type.
     bool check_reduces = false;
-    /// `std::size_t cheaper_alone_from() const`: a gradient of at least so many bytes travels from ordinary memory, in a collective of its
-    /// own, at less cost than a copy to `allocate`d memory and back. The same on all ranks.
+    /// `std::size_t cheaper_alone_from() const`: the number of bytes from which a gradient should travel from ordinary memory in a
+    /// collective of its own, because copies to `allocate`d memory and back would cost more. The same on all ranks.
     bool cheaper_alone = false;
     /// `double now() const`: this rank's time in seconds, if it is not the steady clock's. A simulation has one.
     bool clock = false;
@@ -37,7 +37,7 @@ struct BackendAbilities {
     /// at most 32, and at most `group_bytes()` bytes together, the same on all ranks.
     bool groups = false;
     /// For a backend whose memory is not the host's: `passes()` returns an object with the functions of HostPasses, which work in order on
-    /// the compute stream `stream()`; `host()` returns the same ranks as a backend of host memory, for what they agree on.
+    /// the compute stream `stream()`; `host()` returns the same ranks as a backend of host memory, for values that they agree on.
     bool device_passes = false;
 };
 

@@ -6,15 +6,14 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Seconds, from any moment on, of the time in which this backend's collectives take place: its own `now()` if it has one, else the
-/// steady clock's.
+/// Seconds on the clock of this backend's collectives, from an unspecified origin: its own `now()` if it has one, else the steady clock.
 template <class B>
 double backend_seconds([[maybe_unused]] const B& backend) {
     if constexpr (abilities_of<B>.clock) return backend.now();
     else return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// The same in whole nanoseconds.
+/// The same as a time point, in whole nanoseconds.
 template <class B>
 std::chrono::steady_clock::time_point backend_now([[maybe_unused]] const B& backend) {
     using Clock = std::chrono::steady_clock;

@@ -12,18 +12,18 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What a bucket policy knows of a parameter: everything but its memory.
+/// A parameter as a bucket policy sees it: everything but its memory.
 struct ParameterInfo {
     std::size_t count = 0;     ///< elements
-    DType dtype = DType::f32;  ///< of the bucket that it will lie in
+    DType dtype = DType::f32;  ///< of its bucket
     MemorySpace space = MemorySpace::host;
-    DType value_dtype = DType::f32;  ///< of its values, where buckets of these travel, too (sharding); else f32, whatever they are
-    /// Alone in a bucket it travels in the trainer's own memory, for less than a copy into a larger bucket and out of it would cost.
+    DType value_dtype = DType::f32;  ///< of its values, if buckets of values travel too (sharding); otherwise always f32
+    /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger bucket and back.
     bool cheaper_alone = false;
 
     constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 
-    /// Parameters of one kind may share a bucket: what differs in neither type nor place. Less than `kind_count`.
+    /// Parameters with the same types and memory space are of one kind, and may share a bucket. Less than `kind_count`.
     constexpr std::size_t kind() const noexcept {
         return (static_cast<std::size_t>(dtype) * dtype_count + static_cast<std::size_t>(value_dtype)) * 2 +
                static_cast<std::size_t>(space);
@@ -31,8 +31,8 @@ struct ParameterInfo {
     static constexpr std::size_t kind_count = dtype_count * dtype_count * 2;
 };
 
-/// Which parameters travel together. Bucket b holds `bucket(b)`, indices of parameters in the order in which
-/// they lie in its buffer; buckets stand in the order in which they are launched, the same on all ranks.
+/// The assignment of parameters to buckets. `bucket(b)` lists the indices of bucket b's parameters in buffer order. Buckets are in launch
+/// order, the same on all ranks.
 class BucketPlan {
 public:
     /// Appends a bucket with these parameters.
@@ -58,10 +58,10 @@ private:
 
 /// Decides which gradients travel together.
 ///
-/// `plan(parameters, order)` is a pure function, no communication: `order` lists the indices of the parameters
-/// that take part, in the order in which their gradients are expected to become ready; each of them stands in
-/// exactly one bucket of the result. A bucket holds parameters of one `ParameterInfo::kind()`. `describe()` names the
-/// policy and its numbers; the ranks compare it at construction.
+/// - `plan(parameters, order)` is a pure function and must not communicate. `order` lists the indices of the parameters that take part, in
+///   the order in which their gradients are expected to become ready. The result has each of them in exactly one bucket. All parameters of
+///   a bucket are of one `ParameterInfo::kind()`.
+/// - `describe()` names the policy and its numbers; the ranks compare it at construction.
 template <class P>
 concept BucketPolicy =
     std::copy_constructible<P> && requires(const P& policy, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
@@ -69,9 +69,8 @@ concept BucketPolicy =
         { policy.describe() } -> std::convertible_to<std::string>;
     };
 
-/// A bucket policy that can plan from when gradients become ready: `set_ready_seconds(times)` takes seconds by parameter, from
-/// any moment on, the same numbers on all ranks; plans that are made later go by them. A Reducer measures them: see
-/// `Reducer::rebuild_buckets`.
+/// A bucket policy that plans by the times at which gradients become ready. `set_ready_seconds(times)` takes seconds by parameter, from an
+/// unspecified origin, the same numbers on all ranks. Later plans use them. `Reducer::rebuild_buckets` measures them.
 template <class P>
 concept TimedBucketPolicy =
     BucketPolicy<P> && requires(P& policy, std::vector<double> times) { policy.set_ready_seconds(std::move(times)); };

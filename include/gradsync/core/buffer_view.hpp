@@ -12,13 +12,12 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Where a buffer lies: in memory that the host's code can read, or in a device's own.
+/// The memory of a buffer: `host` is memory that host code can read, `device` belongs to a device.
 enum class MemorySpace : std::uint8_t { host, device };
 
 constexpr std::string_view name_of(MemorySpace space) noexcept { return space == MemorySpace::host ? "host" : "device"; }
 
-/// `count` contiguous elements of `dtype`, borrowed: whoever made the view keeps the memory alive.
-/// The erased form in which buffers travel inside the library.
+/// A type-erased view of `count` contiguous elements of `dtype`. It does not own them: the maker of the view keeps the memory alive.
 template <class Void>
     requires std::is_void_v<Void>
 struct BasicBufferView {
@@ -35,7 +34,7 @@ struct BasicBufferView {
         return {data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype, space};
     }
 
-    /// A mutable view serves where a constant one is asked for.
+    /// A mutable view converts to a constant one.
     constexpr operator BasicBufferView<const void>() const noexcept
         requires(!std::is_const_v<Void>)
     {
@@ -48,21 +47,21 @@ struct BasicBufferView {
 using BufferView = BasicBufferView<void>;
 using ConstBufferView = BasicBufferView<const void>;
 
-/// How a tensor that is not a contiguous range shows its memory: specialise for the type, which is never const here.
+/// Describes the memory of a tensor that is not a contiguous range. Specialise it for the type without const.
 ///
 /// | static member | meaning | default |
 /// |---|---|---|
-/// | `view(t)` | a `BufferView`; of a constant tensor a `ConstBufferView` | |
+/// | `view(t)` | a `BufferView`, or a `ConstBufferView` if the tensor is constant | |
 /// | `shape(t)` | a range of integers | one dimension |
-/// | `space` | the `MemorySpace`, where it is known at compile time | known at run time |
+/// | `space` | the `MemorySpace`, if it is known at compile time | known at run time |
 /// | `owns` | true if a copy of the object has memory of its own | false |
 template <class T>
 struct buffer_traits {};
 
 namespace detail {
 
-// The concepts of <ranges> without that header, which costs more compile time than all of ours. What std::begin, end,
-// data and size are comes with <span> too.
+// The concepts of <ranges> without that header, which takes longer to compile than this whole library. <span> brings std::begin, end, data
+// and size.
 template <class R>
 concept Range = requires(R& range) {
     std::begin(range);
@@ -84,7 +83,7 @@ concept IsBufferView = std::is_same_v<T, BufferView> || std::is_same_v<T, ConstB
 template <class T>
 concept HasBufferTraits = requires(T& t) { buffer_traits<std::remove_const_t<T>>::view(t); };
 
-/// Does a copy of this object have memory of its own? A range that does is constant where its elements are.
+/// True if a copy of this object has memory of its own. A range owns its memory if a constant range has constant elements.
 template <class T>
 consteval bool owns_memory() {
     if constexpr (HasBufferTraits<T>) {
@@ -120,7 +119,7 @@ consteval void check_buffer_range() {
     }
 }
 
-/// The view of a tensor or range, as constant as that is.
+/// The view of a tensor or range. It is constant if the tensor or range is.
 template <class R>
 auto view_of(R& tensor) {
     if constexpr (IsBufferView<std::remove_const_t<R>>) {
@@ -148,8 +147,8 @@ auto view_of(R& tensor) {
 
 }  // namespace detail
 
-/// A view of a contiguous range (`std::vector`, `std::span`, `std::array`, ...) in host memory, or of anything with
-/// `buffer_traits`.
+/// A view of a contiguous range (`std::vector`, `std::span`, `std::array`, ...) in host memory, or of a type with `buffer_traits`. The
+/// caller keeps the memory alive.
 template <class R>
 BufferView buffer(R&& tensor) {
     using T = std::remove_reference_t<R>;

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-// Durations and clocks. libstdc++'s <chrono> brings calendars and <sstream> along, a third of this library's
-// compile time; its own headers use this part of it alone.
+// Durations and clocks. libstdc++'s <chrono> also brings calendars and <sstream>, a third of this library's compile time. <bits/chrono.h>
+// is the part that libstdc++'s own headers use.
 #if defined(__GLIBCXX__) || __has_include(<bits/chrono.h>)
 #include <bits/chrono.h>
 #else
@@ -14,13 +14,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A time limit that can be added to a time: who wants none may say nanoseconds::max(), and gets a hundred years.
+/// Limits a time-out to a hundred years, so that it can be added to a time. Callers pass nanoseconds::max() for no limit.
 constexpr std::chrono::nanoseconds clamp_timeout(std::chrono::nanoseconds limit) noexcept {
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365 * 100);
     return limit < longest ? limit : longest;
 }
 
-/// "1.5 s", whatever the locale; of a duration that is not negative.
+/// Formats a duration as "1.5 s", in every locale. The duration must not be negative.
 inline std::string format_duration(std::chrono::nanoseconds duration) {
     constexpr std::int64_t second = 1'000'000'000;
     std::string text = std::to_string(duration.count() / second);

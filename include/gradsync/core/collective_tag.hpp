@@ -9,15 +9,16 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What a collective is for, where ranks could start the same ones for different things: two Reducers of equal buckets, units of equal
-/// size. A backend that can compares them, and ranks that mean different things get Errc::collective_mismatch instead of a sum of both.
+/// The purpose of a collective. Tags tell equal collectives apart, such as those of two Reducers with equal buckets, or of units of equal
+/// size. A backend with BackendAbilities::tags compares them. Ranks whose tags differ get Errc::collective_mismatch instead of a sum of
+/// unrelated buffers.
 class CollectiveTag {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit };
 
-    /// Nothing in particular.
+    /// No purpose.
     constexpr CollectiveTag() = default;
-    /// Part `part` of what has the number `owner`, the same on all ranks.
+    /// Part `part` of the object numbered `owner`, the same on all ranks.
     constexpr CollectiveTag(Kind kind, std::size_t owner, std::size_t part) noexcept
         : code_(static_cast<std::uint32_t>(kind) << 29 | (static_cast<std::uint32_t>(owner) & owner_mask) << part_bits |
                 (static_cast<std::uint32_t>(part) & part_mask)) {}
@@ -27,7 +28,7 @@ public:
         tag.code_ = static_cast<std::uint32_t>(code);
         return tag;
     }
-    /// It takes the place of a root, which such collectives do not have.
+    /// The tag as a number. It travels in the field for the root, which tagged collectives do not have.
     constexpr int code() const noexcept { return static_cast<int>(code_); }
 
     /// "bucket 3 of Reducer #1"
@@ -47,15 +48,15 @@ private:
 
 namespace detail {
 
-/// A number for what starts collectives, the same on all ranks that make it at the same place in the program, which no other of that
-/// communicator has. Local.
+/// A number for an object that starts collectives, unique within its communicator. All ranks get the same number if they create their
+/// objects in the same order. Does not communicate.
 template <class B>
 std::size_t next_owner([[maybe_unused]] B& backend) {
     if constexpr (abilities_of<B>.tags) return backend.next_owner();
     else return 0;
 }
 
-/// What this handle's next collectives are for.
+/// Sets the tag of this handle's next collectives.
 template <class B>
 void set_tag([[maybe_unused]] B& backend, [[maybe_unused]] CollectiveTag tag) {
     if constexpr (abilities_of<B>.tags) backend.set_tag(tag);

@@ -17,7 +17,7 @@ inline constexpr std::size_t dtype_count = 12;
 
 namespace detail {
 
-/// Not inside `size_of`: as its own it would be put on the stack by every call.
+/// Not a local of `size_of`: every call would put it on the stack.
 inline constexpr std::uint8_t dtype_sizes[dtype_count] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1};
 
 }  // namespace detail
@@ -43,7 +43,7 @@ constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f
 /// The type in which elements of `dtype` are summed and scaled.
 constexpr DType accumulator_of(DType dtype) noexcept { return is_low_precision(dtype) ? DType::f32 : dtype; }
 
-/// Another library's element type that has the bits of one of ours, such as its half: specialise with
+/// Maps an element type of another library, such as its half, to the DType with the same bits. Specialise it with
 /// `static constexpr DType value`.
 template <class T>
 struct dtype_traits {};

@@ -13,19 +13,19 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What went wrong. Every failure of the library is a `gradsync::Error` that carries one of these.
+/// The kinds of failure. Every failure of the library is a `gradsync::Error` that carries one of these.
 enum class Errc {
-    invalid_argument = 1,   ///< a call that cannot be meant; nothing was communicated
+    invalid_argument = 1,   ///< invalid input; nothing was communicated
     timeout,                ///< a wait reached its time limit; the message names the ranks that did not arrive
     peer_failed,            ///< another rank failed, and this one was released from its wait
     peer_left,              ///< another rank's function returned, or its handle was dropped, with work outstanding
     collective_mismatch,    ///< the ranks started different collectives (operation, count, dtype, root, ...)
     parameter_mismatch,     ///< the ranks' parameters or policies differ
     gradient_not_ready,     ///< `finish()` with parameters that were not marked ready
-    gradient_marked_twice,  ///< `mark_ready` once more than the parameter's number of uses
+    gradient_marked_twice,  ///< `mark_ready` was called more often than the parameter has uses
     abandoned,              ///< a collective was dropped before it was complete
     device_failed,          ///< a device, or the library that drives it, failed on this rank
-    storage,                ///< a file could not be written or read, or is not what it should be
+    storage,                ///< a file could not be written or read, or has the wrong contents
 };
 
 inline const std::error_category& error_category() noexcept {
@@ -54,11 +54,11 @@ inline const std::error_category& error_category() noexcept {
 
 inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), error_category()}; }
 
-/// Where it went wrong. A field that does not apply is empty, or -1.
+/// The place of a failure. A field that does not apply is empty, or -1.
 struct ErrorContext {
     std::string operation = {};  ///< "all_reduce", "finish", ...
     int rank = -1;               ///< the rank that throws
-    int peer = -1;               ///< the rank that is to blame, where another one is
+    int peer = -1;               ///< the rank that is to blame, if it is another one
     std::ptrdiff_t bucket = -1;  ///< index into the plan
     std::string parameter = {};  ///< name of the first parameter concerned
 };
@@ -74,7 +74,7 @@ public:
     Errc errc() const noexcept { return static_cast<Errc>(code().value()); }
     const ErrorContext& context() const noexcept { return context_; }
 
-    /// Says, where nobody has, that it was about this bucket. For who passes it on.
+    /// Adds the bucket that failed, unless the error names one already. For code that rethrows the error.
     void name_bucket(std::size_t bucket) {
         if (context_.bucket >= 0) return;
         message_ += " (it was bucket " + std::to_string(bucket) + ")";
@@ -88,7 +88,7 @@ private:
 
 namespace detail {
 
-/// Runs `f()`, which may find that a collective of bucket b has failed: its Error says then which bucket it was.
+/// Runs `f()` for bucket b; an Error from it names that bucket.
 template <class F>
 decltype(auto) naming_bucket(std::size_t b, F&& f) {
     try {

@@ -33,8 +33,8 @@ struct BucketContents {
     std::vector<Part> parts;
 };
 
-/// The abilities of an exchange and its demands: the type of its member `traits`. An optional member counts only if its trait says so, and a
-/// trait without its member does not compile.
+/// The abilities and demands of an exchange: the type of its member `traits`. An optional member counts only if its trait says so. A trait
+/// without its member does not compile.
 struct ExchangeTraits {
     /// Each rank gets only its own shard (`shard_range`) of the result, in place. Otherwise every rank gets the whole result.
     bool scatters = false;
@@ -54,7 +54,7 @@ struct ExchangeTraits {
 
 namespace detail {
 
-/// The signatures that traits speak of.
+/// The members that the traits stand for.
 template <class X>
 concept HasTraits =
     std::same_as<std::remove_cvref_t<decltype(X::traits)>, ExchangeTraits> && requires { typename std::bool_constant<X::traits.scatters>; };
@@ -79,12 +79,12 @@ concept ReportsProgressTime = requires(const X& exchange) {
 ///   `Work`: if it is dropped unfinished, no rank hangs. `op` is a mean, or a sum of integers. One thread at a time calls `start`; one
 ///   thread at a time, possibly another, advances the started buckets in their order. The tag of `backend` names bucket b, so later stages
 ///   start their collectives on a handle of their own (a copy or a duplicate).
-/// - `is_single_rank(backend)` says that there is nobody to exchange with. Must not throw. A Reducer then calls `start` only to scale a
-///   bucket.
+/// - `is_single_rank(backend)` is true if there is no other rank to exchange with. It must not throw. A Reducer then calls `start` only to
+///   scale a bucket.
 /// - `describe()` names the exchange and its numbers; the ranks compare it.
 ///
-/// Reducers copy an exchange before its first bucket; state that belongs to the buckets starts anew in a copy. OverlapForward takes AllReduce
-/// itself, or an exchange that scatters. `require_exchange` names the first missing member.
+/// Reducers copy an exchange before its first bucket; state that belongs to the buckets starts anew in a copy. OverlapForward takes
+/// AllReduce itself, or an exchange that scatters. `require_exchange` names the first missing member.
 template <class X, class B>
 concept ExchangePolicy = std::copy_constructible<X> && detail::HasTraits<X> && Work<typename X::template WorkType<B>> &&
                          requires(X& exchange, const X& constant, B& backend, const B& handle, std::size_t b, BufferView bucket,
@@ -99,9 +99,9 @@ concept ExchangePolicy = std::copy_constructible<X> && detail::HasTraits<X> && W
 
 /// An exchange for ShardedOptimizer and ShardedParameters.
 ///
-/// - `with_replicas(use)` calls `use(replicas)`, where `B& replicas` is the communicator of the ranks with the same shards as this rank, one
-///   of each group. Sharded training gives them the same weights, and numbers the groups by their rank in it. No call if the shards of one
-///   communicator are all there is.
+/// - `with_replicas(use)` calls `use(replicas)`. `B& replicas` is the communicator of the ranks with the same shards as this rank, one of
+///   each group. Sharded training gives them the same weights, and numbers the groups by rank in it. If every shard exists once, it does
+///   not call `use`.
 template <class X, class B>
 concept ScatteringExchange =
     ExchangePolicy<X, B> && X::traits.scatters && requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };

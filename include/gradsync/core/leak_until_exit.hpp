@@ -8,7 +8,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Keeps something until the process ends: a message may still be written into it.
+/// Keeps memory alive until the process ends, because a message may still be written into it.
 inline void leak_until_exit(std::shared_ptr<void> what) {
     static std::mutex mutex;
     static auto& kept = *new std::vector<std::shared_ptr<void>>;

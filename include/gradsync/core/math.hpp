@@ -9,8 +9,8 @@
 #include <cmath>
 #endif
 
-/// Small arithmetic. It also stands in for <cmath>, which brings the special functions along, and <algorithm>: a tenth of the time
-/// that including this library would take.
+/// Small arithmetic functions. They replace <cmath>, which also brings the special functions, and <algorithm>: these two would take a tenth
+/// of the time to compile this library.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -25,15 +25,15 @@ constexpr T larger(T a, T b) noexcept {
 
 /// `n / unit`, rounded up.
 constexpr std::size_t divide_up(std::size_t n, std::size_t unit) noexcept { return (n + unit - 1) / unit; }
-/// The least multiple of `unit` that is not below `n`.
+/// The smallest multiple of `unit` that is at least `n`.
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) noexcept { return divide_up(n, unit) * unit; }
 
 constexpr std::size_t line_bytes = 64;  ///< of a cache line
 
-/// In whole cache lines, which is how far apart things lie that are allocated together.
+/// `bytes` rounded up to whole cache lines. Objects that are allocated together lie whole lines apart.
 constexpr std::size_t in_lines(std::size_t bytes) noexcept { return round_up(bytes, line_bytes); }
 
-/// FNV-1a, 64 bits, of these bytes; `hash` continues that of the bytes before them.
+/// The 64-bit FNV-1a hash of `bytes` bytes. Pass the hash of the bytes before them as `hash` to continue it.
 inline std::uint64_t fnv1a(const void* data, std::size_t bytes, std::uint64_t hash = 0xcbf29ce484222325u) noexcept {
     for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3u;
     return hash;
@@ -47,7 +47,7 @@ constexpr std::uint64_t split_mix(std::uint64_t& state) noexcept {
     return z ^ (z >> 31);
 }
 
-/// Neither infinite nor NaN; from the bits, so that it is right under `-ffast-math` as well.
+/// True if `x` is neither infinite nor NaN. It tests the bits, so that it is right under `-ffast-math` as well.
 constexpr bool is_finite(double x) noexcept {
     constexpr std::uint64_t exponent = 0x7ff0'0000'0000'0000u;
     return (std::bit_cast<std::uint64_t>(x) & exponent) != exponent;

@@ -7,13 +7,13 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What an overlap policy may ask of the engine that it steers. All are safe to call from several threads.
+/// The functions of an engine that an overlap policy may call. All of them are thread-safe.
 ///
-/// - `launch_full_buckets()` starts the collectives of all full buckets that are next in the plan's order. Buckets
-///   behind one that is not full wait for it: this is what keeps the ranks in one order.
-/// - `in_flight()` says whether a started collective is not known to be complete.
-/// - `poll()` advances started collectives; never blocks.
-/// - `wants_thread()` says whether a thread that polls all the time is what the backend needs, rather than polls now and then.
+/// - `launch_full_buckets()` starts the collectives of the full buckets that are next in the plan's order. Buckets behind one that is not
+///   full wait for it, so that all ranks launch in the same order.
+/// - `in_flight()` returns whether a started collective is not known to be complete.
+/// - `poll()` advances started collectives and never blocks.
+/// - `wants_thread()` returns whether the backend needs a thread that polls all the time; otherwise occasional polls are enough.
 template <class E>
 concept BucketEngine = requires(E& engine) {
     { engine.launch_full_buckets() } -> std::same_as<void>;
@@ -24,7 +24,7 @@ concept BucketEngine = requires(E& engine) {
 
 namespace detail {
 
-/// The least engine, to check policies against.
+/// A minimal engine, for checks of policies.
 struct EngineArchetype {
     void launch_full_buckets() {}
     bool in_flight() { return false; }
@@ -35,17 +35,17 @@ static_assert(BucketEngine<EngineArchetype>);
 
 }  // namespace detail
 
-/// Decides when buckets are launched before `finish()`, which launches what is left, and how they are advanced
-/// while the backward goes on.
+/// Decides when buckets are launched before `finish()`, and how they advance during the backward. `finish()` launches the others. The
+/// engine calls:
 ///
-/// - `attach(engine)` comes once, before anything else; the engine outlives the policy's `detach()`.
-/// - `bucket_full(engine)` comes when the last gradient of a bucket was marked ready, from that thread.
-/// - `gradients_ready(engine)` comes once in a while as gradients are marked ready: after every `bucket_full`, and in
-///   between whenever gradients of some 16 KiB were marked since it came last.
-/// - `detach()` comes before the engine goes; no call to the engine after it returns.
-/// - `describe()` names the policy; the ranks compare it.
+/// - `attach(engine)` once, before anything else. The engine lives until `detach()` has returned.
+/// - `bucket_full(engine)` when the last gradient of a bucket was marked ready, on the thread that marked it.
+/// - `gradients_ready(engine)` now and then as gradients are marked ready: after every `bucket_full`, and whenever about 16 KiB of
+///   gradients were marked since the last call.
+/// - `detach()` before the engine is destroyed. The policy must not call the engine after it returns.
+/// - `describe()` for the name of the policy; the ranks compare it.
 ///
-/// `static constexpr bool gathers_in_forward = true` asks for reduce-scatters in the backward, and all-gathers that go on after
+/// `static constexpr bool gathers_in_forward = true` requests reduce-scatters in the backward, and all-gathers that continue after
 /// `finish()`.
 template <class P>
 concept OverlapPolicy = std::move_constructible<P> && requires(P& policy, const P& constant, detail::EngineArchetype& engine) {

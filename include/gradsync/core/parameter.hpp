@@ -13,32 +13,32 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A parameter as the library sees it: names for messages, views of memory that belongs to the trainer.
+/// A parameter as the library sees it: a name for messages, and views of memory that belongs to the trainer.
 struct ParameterView {
     std::string name = {};
-    BufferView value = {};                ///< the weights; needed by `broadcast_parameters`, and for sharding
-    BufferView gradient = {};             ///< data may be null where gradients live in the buckets
+    BufferView value = {};                ///< the weights; required by `broadcast_parameters` and for sharding
+    BufferView gradient = {};             ///< data may be null if gradients live in the buckets
     std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
     bool requires_grad = true;            ///< false: frozen, takes no part in synchronisation
     std::uint32_t uses = 1;               ///< the gradient is ready at the uses-th mark (tied weights)
 };
 
-/// More than any backward has: beyond it lie negative numbers that were converted, and a Reducer refuses them.
+/// The largest number of uses that a Reducer accepts. No backward has as many; larger values are negative numbers that were converted.
 inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 
-/// What a type of parameter looks like: specialise it for a type that has weights and a gradient. All functions are static
-/// and take a `T&`, or a `const T&` for handles that may be constant; only `gradient` must be there.
+/// Describes a parameter type. Specialise it for a type that has weights and a gradient. All functions are static and take a `T&`, or a
+/// `const T&` for handles that may be constant. Only `gradient` is required.
 ///
 /// | function | returns | default |
 /// |---|---|---|
-/// | `gradient(t)` | what `buffer()` takes: a contiguous range, a `BufferView`, a type with `buffer_traits` | |
-/// | `value(t)` | likewise, the weights | none: `broadcast_parameters` throws |
+/// | `gradient(t)` | an argument for `buffer()`: a contiguous range, a `BufferView`, a type with `buffer_traits` | |
+/// | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws |
 /// | `name(t)` | `std::string` | the index |
 /// | `shape(t)` | a range of integers | one dimension |
 /// | `requires_grad(t)` | `bool` | true |
 /// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
 ///
-/// `static constexpr MemorySpace space` says where the memory lies, checked at compile time against the backend.
+/// `static constexpr MemorySpace space` states the memory space, which is checked against the backend's at compile time.
 template <class T>
 struct parameter_traits {};
 
@@ -50,7 +50,7 @@ struct parameter_traits<T> {
     static T& gradient(T& range) { return range; }
 };
 
-/// So is any tensor that shows its memory.
+/// A tensor with `buffer_traits` is a gradient without a name, too.
 template <class T>
     requires(detail::HasBufferTraits<T> && !std::is_const_v<T>)
 struct parameter_traits<T> : buffer_traits<T> {
@@ -73,7 +73,7 @@ namespace detail {
 template <class T>
 concept HasOwnTraits = requires(T& t) { parameter_traits<T>::gradient(t); };
 
-/// What a constant T is described by: its type's traits, unless it has some of its own, as a constant range has.
+/// The traits of T. A constant T uses those of its type without const, unless it has traits of its own, as a constant range does.
 template <class T>
 using traits_of = parameter_traits<std::conditional_t<HasOwnTraits<T>, T, std::remove_const_t<T>>>;
 
@@ -91,11 +91,11 @@ std::vector<std::size_t> extents(const Extents& shape) {
 
 }  // namespace detail
 
-/// A type with a `parameter_traits` that knows its gradient, or a pointer to one.
+/// A type whose `parameter_traits` have `gradient`, or a pointer to one.
 template <class T>
 concept Parameter = detail::HasGradient<T> || (std::is_pointer_v<T> && detail::HasGradient<std::remove_pointer_t<T>>);
 
-/// Holds where `static_assert(gradsync::Parameter<T>)` does; where that does not, the compiler says what to add or to mend.
+/// Compiles if `static_assert(gradsync::Parameter<T>)` does. Otherwise the compiler says what to add or to mend.
 template <class T>
 consteval bool require_parameter() {
     if constexpr (!Parameter<T>) {

@@ -15,16 +15,17 @@ constexpr std::string_view name_of(ReduceOp op) noexcept {
     return names[static_cast<std::size_t>(op)];
 }
 
-/// What one rank brings to a `ReduceOp::mean`: the result is  sum_r scale_r x_r / sum_r weight_r,  in the
-/// accumulator's precision, rounded once.
+/// One rank's factors in a `ReduceOp::mean`. The result is  sum_r scale_r x_r / sum_r weight_r,  in the accumulator's precision, rounded
+/// once.
 ///
 /// - `{1, 1}` on every rank: the plain mean.
 /// - `{w, w}`: the mean of local means, weighted by each rank's number of samples or tokens.
 /// - `{1, n}`: local *sums* over n samples or micro-batches, divided by their total number.
-/// - `{0, 0}`: this rank has no data, and the mean is over those that have; `{0, 1}`: it counts in the divisor.
+/// - `{0, 0}`: this rank has no data, and the mean is over the ranks that have some.
+/// - `{0, 1}`: this rank has no data, but counts in the divisor.
 ///
-/// A rank whose scale is 0 is not read at all: whatever its buffer holds, NaN too, has no influence.
-/// Where all weights are 0 the result is 0.
+/// If a rank's scale is 0, its buffer is not read: no value in it influences the result, not even a NaN.
+/// If all weights are 0, the result is 0.
 struct Contribution {
     double scale = 1;
     double weight = 1;

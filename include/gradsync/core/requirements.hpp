@@ -14,13 +14,12 @@
 #include "exchange.hpp"
 #include "overlap_policy.hpp"
 
-/// What a type lacks to be a model of a concept, in one sentence: the first error that the compiler prints.
+/// Checks that say in one sentence why a type does not model a concept. That sentence is the first error that the compiler prints.
 ///
 ///     static_assert(gradsync::require_backend<MyBackend>());
 ///
 /// compiles if `static_assert(gradsync::Backend<MyBackend>)` does and the backend's abilities are those of its members. Otherwise it says
-/// which member to add or to mend.
-/// The Reducer asks so for its arguments.
+/// which member to add or to mend. A Reducer checks its arguments in this way.
 
 namespace gradsync::inline v0_2 {
 

@@ -17,9 +17,8 @@ struct ElementRange {
     friend constexpr bool operator==(ElementRange, ElementRange) = default;
 };
 
-/// The part of `count` elements that belongs to `rank`: `ceil(count / size)` elements each, in rank order, so
-/// that only the last shards are shorter, or empty (`torch.chunk`'s rule). Every collective that splits a
-/// buffer over the ranks splits it so.
+/// The part of `count` elements that belongs to `rank`. Each rank gets `ceil(count / size)` elements, in rank order; only the last shards
+/// are shorter or empty (the rule of `torch.chunk`). Every collective that splits a buffer over the ranks uses this rule.
 constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexcept {
     const std::size_t each = detail::divide_up(count, static_cast<std::size_t>(size)), first = each * static_cast<std::size_t>(rank);
     return {detail::smaller(first, count), detail::smaller(first + each, count)};

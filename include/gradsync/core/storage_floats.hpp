@@ -5,11 +5,11 @@
 #include <concepts>
 #include <cstdint>
 
-// The three classes repeat their members: with a common base g++ 12 makes conversions between Float16 and BFloat16 a tenth slower.
+// The three classes repeat their members, because a common base makes conversions between Float16 and BFloat16 a tenth slower (g++ 12).
 
 namespace gradsync::inline v0_2 {
 
-/// Storage type for IEEE 754 binary16. It converts, and does nothing else: arithmetic happens in `float`.
+/// Storage type for IEEE 754 binary16. It only converts: arithmetic happens in `float`.
 ///
 /// From `float` it rounds to nearest, ties to even; overflow gives infinity; NaN stays NaN (quiet, upper
 /// payload bits kept); denormals are kept. The conversions use integer arithmetic alone, so they are right
@@ -17,7 +17,7 @@ namespace gradsync::inline v0_2 {
 class Float16 {
 public:
     Float16() = default;
-    /// Not from double, which would be rounded twice: cast to float where that is meant, or use kernel::convert.
+    /// Not from double, which would be rounded twice: cast to float if you want that, or use kernel::convert.
     template <std::same_as<double> T>
     explicit Float16(T) = delete;
     constexpr explicit Float16(float value) noexcept : bits_(round(std::bit_cast<std::uint32_t>(value))) {}
@@ -192,7 +192,7 @@ private:
     std::uint8_t bits_;
 };
 
-using Float8E4M3 = Float8<4, 3>;  ///< what others call float8_e4m3fn: the usual one for weights and activations
-using Float8E5M2 = Float8<5, 2>;  ///< a binary16's upper half, but for what is rounded: the usual one for gradients
+using Float8E4M3 = Float8<4, 3>;  ///< float8_e4m3fn in PyTorch; the usual type for weights and activations
+using Float8E5M2 = Float8<5, 2>;  ///< the upper half of a binary16, up to rounding; the usual type for gradients
 
 }  // namespace gradsync::inline v0_2

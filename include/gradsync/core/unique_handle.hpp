@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Owns what a C library knows by a handle. Traits: `Handle`, a value that is compared and copied; `none`, the handle of
-/// nothing; `close(handle)`, which does not throw.
+/// Owns an object of a C library by its handle. Traits have `Handle`, a type that can be compared and copied; `none`, the empty handle; and
+/// `close(handle)`, which must not throw.
 template <class Traits>
 class UniqueHandle {
 public:

@@ -13,12 +13,12 @@
 
 /// Bulk conversion between floating types, in host memory.
 ///
-/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, whatever the input:
+/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, for every input:
 /// round to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper
-/// payload bits, denormals kept, also where the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits
+/// payload bits, denormals kept, even if the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits
 /// are rounded once (never to a `float` in between). The 8-bit types go through blocks of f32.
 ///
-/// The loops work on blocks of a constant length, because GCC vectorises nothing else at -O2, and choose by masks
+/// The loops work on blocks of a constant length, because GCC vectorises nothing else at -O2. They choose by masks
 /// instead of branches, because a branch around a floating-point operation keeps GCC from vectorising it.
 
 namespace gradsync::inline v0_2::kernel {
@@ -29,8 +29,8 @@ using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T
 
 namespace detail {
 
-/// `bytes` of numbers in one register, as GCC and Clang know it; one number elsewhere. Passed by reference only: how a
-/// pack is passed by value depends on the instruction set.
+/// A vector type of GCC and Clang with `bytes` bytes of numbers; a single number on other compilers. Pass it by reference only: the
+/// convention for passing it by value depends on the instruction set.
 template <class T, std::size_t bytes>
 struct Pack {
 #if defined(__GNUC__) || defined(__clang__)
@@ -52,8 +52,8 @@ struct Layout<BFloat16> {
     static constexpr int mantissa = 7, bias = 127;
 };
 
-/// For what one computes in, which may be a pack of numbers, also the integers of a number's size, and those that hold
-/// the bits of all of it.
+/// The layout of a type to compute in, a number or a pack of numbers. `Unsigned` and `Signed` are integers of a number's size; `Bits` and
+/// `SignedBits` hold the bits of the whole value.
 template <class N, class U, class S, int mantissa_bits, int exponent_bias>
 struct NumberLayout {
     using Number = N;
@@ -75,15 +75,15 @@ struct Layout<Pack<T, bytes>> : Layout<T> {
     using SignedBits = typename Pack<typename Layout<T>::Signed, bytes>::type;
 };
 
-/// `result = yes` where `condition` holds, without a branch.
+/// Sets `result` to `yes` if `condition` holds, without a branch; in packs, element by element.
 template <class Condition, class Bits>
 GRADSYNC_ALWAYS_INLINE void replace_where(const Condition& condition, const Bits& yes, Bits& result) noexcept {
     if constexpr (std::is_same_v<Condition, bool>) result ^= (yes ^ result) & (Bits{0} - static_cast<Bits>(condition));
     else result = condition ? yes : result;
 }
 
-/// For results that are x where x is a NaN, as comparisons have chosen them: makes them so under `-ffast-math` too, where
-/// compilers take it that there are no NaNs, in comparisons and in choices between numbers.
+/// Sets `result` to x if x is a NaN. Comparisons have done so already, except under `-ffast-math`, which lets compilers assume that there
+/// are no NaNs.
 template <class A>
 GRADSYNC_ALWAYS_INLINE void keep_nan([[maybe_unused]] A x, [[maybe_unused]] A& result) noexcept {
 #if __FINITE_MATH_ONLY__
@@ -99,8 +99,8 @@ GRADSYNC_ALWAYS_INLINE void keep_nan([[maybe_unused]] A x, [[maybe_unused]] A& r
 #endif
 }
 
-/// Rounds `value` once to the 16-bit type To, whose bits become the lower ones of `half`. Like `widen`, for single
-/// numbers and packs, hence the reference parameters, and __builtin_bit_cast for the function std::bit_cast.
+/// Rounds `value` once to the 16-bit type To, whose bits become the lower bits of `half`. Like `widen`, it works on single numbers and on
+/// packs; hence the reference parameters, and __builtin_bit_cast instead of the function std::bit_cast.
 template <class To, class From>
 GRADSYNC_ALWAYS_INLINE void narrow(const typename Layout<From>::Value& value, typename Layout<From>::Bits& half) noexcept {
     using In = Layout<From>;
@@ -120,26 +120,26 @@ GRADSYNC_ALWAYS_INLINE void narrow(const typename Layout<From>::Value& value, ty
 
     const Bits bits = __builtin_bit_cast(Bits, value);
     const Bits magnitude = bits & ~sign_bit;
-    if constexpr (rebias == 0) {  // the same exponents: the sign can stay where it is
+    if constexpr (rebias == 0) {  // the same exponents: the sign can stay in place
         half = (bits + just_below_half + ((bits >> drop) & 1)) >> drop;
         replace_where(SignedBits(magnitude) > infinity, Bits((bits >> drop) | half_quiet), half);
     } else {
         half = (magnitude - rebias + just_below_half + ((magnitude >> drop) & 1)) >> drop;
-        // Below the least normal number of To: adding a power of two whose last place is To's least denormal lets
-        // the adder round. No operand that matters and no result is denormal, so flush-to-zero changes nothing.
+        // Below the least normal number of To, the adder rounds: the power of two that is added has To's least denormal
+        // as its last place. No operand that matters and no result is denormal, so flush-to-zero changes nothing.
         constexpr S min_normal = S(rebias + (U{1} << In::mantissa));
         constexpr U magic = U(In::bias + 1 - Out::bias - Out::mantissa + In::mantissa) << In::mantissa;
         const Value rounded = __builtin_bit_cast(Value, magnitude) + __builtin_bit_cast(typename In::Number, magic);
         replace_where(SignedBits(magnitude) < min_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), half);
         const SignedBits unlimited = SignedBits(half), limit = SignedBits{} + S(half_infinity);
-        half = Bits(unlimited < limit ? unlimited : limit);  // what is too large
+        half = Bits(unlimited < limit ? unlimited : limit);  // too large: infinity
         const Bits payload = (magnitude >> drop) & ((U{1} << Out::mantissa) - 1);
         replace_where(SignedBits(magnitude) > infinity, Bits(payload | half_quiet), half);
         half |= (bits & sign_bit) >> (sizeof(U) * 8 - 16);
     }
 }
 
-/// Widens numbers of the 16-bit type From, in the lower bits of `half`.
+/// Widens numbers of the 16-bit type From, which are in the lower bits of `half`. Exact.
 template <class From, class To>
 GRADSYNC_ALWAYS_INLINE void widen(const typename Layout<To>::Bits& half, typename Layout<To>::Value& value) noexcept {
     using Value = typename Layout<To>::Value;
@@ -152,7 +152,7 @@ GRADSYNC_ALWAYS_INLINE void widen(const typename Layout<To>::Bits& half, typenam
         const Bits magnitude = half & 0x7fffu;
         Bits bits = (magnitude << 13) + rebias;
         replace_where(SignedBits(magnitude) > 0x7bff, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
-        // A denormal becomes the mantissa of 2^-14 (1 + m), a normal number, from which 2^-14 is taken: exact.
+        // A denormal becomes the mantissa of 2^-14 (1 + m), a normal number. Subtracting 2^-14 from it is exact.
         const Value denormal = __builtin_bit_cast(Value, bits + (1u << 23)) - 0x1p-14f;
         replace_where(SignedBits(magnitude) < 0x400, __builtin_bit_cast(Bits, denormal), bits);
         bits |= (half & 0x8000u) << 16;
@@ -200,15 +200,15 @@ struct Convert {
 
 }  // namespace detail
 
-/// Widens `n` elements to their accumulator type; for a kernel to use within its own dispatched loop. Vectorised
-/// where `n` is a constant at the call. The ranges must not overlap. Not for the 8-bit types.
+/// Widens `n` elements to their accumulator type, inside the dispatched loop of a kernel. It is vectorised if `n` is a constant at the
+/// call. The ranges must not overlap. Not for the 8-bit types.
 template <Element T>
     requires(!is_float8(dtype_of<T>))
 GRADSYNC_ALWAYS_INLINE void load_block(const T* from, accumulator_t<T>* to, std::size_t n) noexcept {
     detail::convert_block(from, to, n);
 }
 
-/// Rounds `n` accumulators to their element type; otherwise as `load_block`.
+/// Rounds `n` accumulators to their element type. The rules of `load_block` apply.
 template <Element T>
     requires(!is_float8(dtype_of<T>))
 GRADSYNC_ALWAYS_INLINE void store_block(const accumulator_t<T>* from, T* to, std::size_t n) noexcept {
@@ -218,8 +218,8 @@ GRADSYNC_ALWAYS_INLINE void store_block(const accumulator_t<T>* from, T* to, std
 template <class = void>
 void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept;
 
-/// Converts `n` elements of one floating type to another, with the widest vectors that the processor has.
-/// The ranges must not overlap; they need no alignment beyond their element's.
+/// Converts `n` elements from one floating type to another, with the widest vectors of the processor.
+/// The ranges must not overlap. They need no alignment beyond that of their elements.
 template <Element From, Element To>
     requires(is_floating(dtype_of<From>) && is_floating(dtype_of<To>))
 void convert(const From* from, To* to, std::size_t n) noexcept {
@@ -251,7 +251,7 @@ void convert_float8(const void* from, DType from_type, void* to, DType to_type, 
         const std::size_t size = n - first < float8_block ? n - first : float8_block;
         const auto* const in = static_cast<const std::byte*>(from) + first * size_of(from_type);
         auto* const out = static_cast<std::byte*>(to) + first * size_of(to_type);
-        // What is f32 already, or becomes that, needs no copy.
+        // A source or destination in f32 needs no copy.
         float* const widened = to_type == DType::f32 ? reinterpret_cast<float*>(out) : block;
         const float* values = from_type == DType::f32 ? reinterpret_cast<const float*>(in) : widened;
         if (is_float8(from_type)) widen_float8(in, from_type, widened, size);
@@ -264,7 +264,7 @@ void convert_float8(const void* from, DType from_type, void* to, DType to_type, 
 
 }  // namespace detail
 
-/// The same, types known at run time only. Both must be floating types.
+/// The same for types known at run time. Both must be floating types.
 template <class>
 void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept {
     assert(is_floating(from_type) && is_floating(to_type));

@@ -10,16 +10,16 @@
 #include "convert.hpp"
 #include "isa.hpp"
 
-/// Passes over one rank's own gradients, in host memory: copy, add, scale, clamp, sum of squares. Floating types;
-/// everything is computed in the accumulator's type and rounded once.
+/// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating types, compute in the
+/// accumulator's type, and round once.
 ///
-/// The loops exist for float and double only: blocks of other types are converted, and stay in the cache meanwhile.
+/// The loops exist for float and double only. Other types are converted block by block; a block stays in the cache.
 
 namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
-/// Elements that are converted at a time; a multiple of all constant loop lengths below.
+/// The number of elements that are converted at a time; a multiple of all constant loop lengths below.
 inline constexpr std::size_t elementwise_block = 1024;
 
 /// Calls `pass(first, n)` for one block after another.
@@ -29,7 +29,7 @@ void for_blocks(std::size_t count, Pass pass) {
         pass(first, count - first < elementwise_block ? count - first : elementwise_block);
 }
 
-/// Applies Op to all elements. The inner loop's length is a constant so that it vectorises at -O2 already.
+/// Applies Op to all elements. The inner loop has a constant length, so that it is vectorised at -O2.
 template <class Op>
 struct InPlace {
     template <class A>
@@ -103,11 +103,11 @@ void add(BufferView to, ConstBufferView from) {
     });
 }
 
-/// Sixteen partial sums, whatever the vector width: the bits do not depend on the processor.
+/// The number of partial sums. It is the same for every vector width, so that the bits do not depend on the processor.
 inline constexpr std::size_t square_sums = 16;
 
-/// Keeps the compiler from fusing the product in `value` with a sum that follows, see isa.hpp; and from adding up in
-/// another order, as it may under `-ffast-math`.
+/// Keeps the compiler from fusing the product in `value` with a sum that follows (see isa.hpp), and from reordering a sum, as it may under
+/// `-ffast-math`.
 template <class T>
 GRADSYNC_ALWAYS_INLINE void round_now([[maybe_unused]] T& value) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -124,7 +124,7 @@ inline double sum_in_order(std::span<const double> numbers) noexcept {
     return sum;
 }
 
-/// Adds the squares of the elements to the partial sums, in turns.
+/// Adds the squares of the elements to the partial sums: element i to sum i % square_sums.
 struct SumOfSquares {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static void run(const A* data, std::size_t count, double* result) {
@@ -149,7 +149,7 @@ struct SumOfSquares {
 
 }  // namespace detail
 
-/// to[i] = from[i], converted where the types differ. Same count; the two are the same memory, or do not overlap.
+/// to[i] = from[i], converted if the types differ. Both have the same count. They are the same memory, or do not overlap.
 template <class = void>
 void copy(ConstBufferView from, BufferView to) {
     if (from.data == to.data || to.count == 0) return;
@@ -157,7 +157,7 @@ void copy(ConstBufferView from, BufferView to) {
     else std::memcpy(to.data, from.data, to.bytes());
 }
 
-/// to[i] += from[i], in the accumulator's type of `to`; the two are of the same count and do not overlap.
+/// to[i] += from[i], in the accumulator's type of `to`. Both have the same count, and do not overlap.
 template <class = void>
 void add(BufferView to, ConstBufferView from) {
     if (to.dtype == DType::f64) detail::add<double>(to, from);
@@ -170,13 +170,13 @@ void scale(BufferView buffer, double factor) {
     detail::in_place<detail::Scale>(buffer, factor);
 }
 
-/// data[i] = min(max(data[i], -limit), limit).
+/// data[i] = min(max(data[i], -limit), limit); a NaN stays.
 template <class = void>
 void clamp(BufferView buffer, double limit) {
     detail::in_place<detail::Clamp>(buffer, limit);
 }
 
-/// The sum of the squares, in double.
+/// The sum of the squares, in double. The result does not depend on the processor.
 template <class = void>
 double sum_of_squares(ConstBufferView buffer) {
     using detail::SumOfSquares;

@@ -7,23 +7,22 @@
 
 #include "../core/dtype.hpp"
 
-/// What the 8-bit floating types need to travel through the kernels of f32: blocks of them are widened by a table, and
-/// rounded by one loop for both types. They have no loops of their own for anything else, and these are not compiled
-/// for every instruction set: what a kernel takes to compile is paid by every program, also by one that never meets
-/// such a type.
+/// The 8-bit floating types go through the kernels of f32: a table widens blocks of them, and one loop rounds for both types. They have no
+/// other loops, and these are not compiled for every instruction set: every program pays for compiling a kernel, even if it never uses such
+/// a type.
 
 namespace gradsync::inline v0_2::kernel::detail {
 
-/// Elements that are taken at a time.
+/// The number of elements that are processed at a time.
 inline constexpr std::size_t float8_block = 1024;
 
-/// The constants of one type's conversions, so that they need not be compiled for two.
+/// The constants of one type's conversions. They are data, so that the conversions are compiled once for both types.
 struct Float8Format {
     float values[256];                ///< by code
-    std::int32_t drop;                ///< bits of an f32's mantissa that it has not
-    std::int32_t rebias, min_normal;  ///< of an f32's bits
-    std::int32_t magic;               ///< the bits of an f32 whose last place is its least denormal
-    std::int32_t payload;             ///< bits of its mantissa
+    std::int32_t drop;                ///< the number of mantissa bits that f32 has in addition
+    std::int32_t rebias, min_normal;  ///< in bits of an f32
+    std::int32_t magic;               ///< the bits of an f32 whose last place is the type's least denormal
+    std::int32_t payload;             ///< the mask of the mantissa bits
     std::int32_t largest, quiet_nan;  ///< codes
 
     template <class F>
@@ -55,8 +54,8 @@ void widen_float8(const void* from, DType type, float* to, std::size_t n) noexce
     for (std::size_t i = 0; i < n; ++i) to[i] = values[codes[i]];
 }
 
-/// Rounds `n` elements, `float8_block` at most, to `type`. The same bits as `Float8` gives, without branches, and in
-/// loops of a constant length, as in convert.hpp; the last one is padded.
+/// Rounds `n` elements, at most `float8_block`, to `type`, with the same bits as `Float8`. As in convert.hpp, loops have no branches and a
+/// constant length; the last one is padded.
 template <class = void>
 void round_float8(const float* from, std::size_t n, void* to, DType type) noexcept {
     constexpr std::size_t length = 64;

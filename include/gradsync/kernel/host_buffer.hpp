@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// Owned host memory: zeroed, aligned to 64 bytes, or to 2 MiB and backed by huge pages where it is large
-/// (a pass over many ranks' buffers misses the TLB otherwise).
+/// Owned host memory: zeroed, and aligned to 64 bytes. Buffers of 4 MiB and more are aligned to 2 MiB and backed by huge pages on Linux,
+/// because a pass over many ranks' buffers would miss the TLB otherwise.
 class HostBuffer {
 public:
     HostBuffer() = default;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// The kernels, compiled here. Every file that makes a backend or a Reducer compiles them anew, for ten element types
-/// in three instruction sets (two more share those of f32). A program of several such files defines
-/// GRADSYNC_EXTERN_KERNELS for all of them and includes this header in one, or in a file of its own.
+/// Explicit instantiations of the kernels. By default every file that makes a backend or a Reducer compiles them: for four floating types
+/// in three instruction sets, and for six integer types in the baseline one (the 8-bit types use the kernels of f32). If a program has
+/// several such files, define GRADSYNC_EXTERN_KERNELS for all of them, and include this header in one file.
 
 #include "../core/version.hpp"
 #include "convert.hpp"

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// Run-time choice of the vector instruction set, without a compiler flag on the user's side.
+/// Run-time choice of the vector instruction set. Users need no compiler flag.
 ///
-/// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written over
-/// plain loops or the compiler's vector types. `dispatch<Kernel>(args...)` runs the copy compiled for the widest
-/// instruction set of this processor. Everything that `run` calls on elements must be always-inline too: a
-/// function that is not inlined keeps the baseline's instructions. AVX-512 brings fused multiply-add, which compilers use
-/// for `a + b * c` in one expression: keep products and sums of floats in separate loops, or the bits differ by processor.
+/// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written with plain loops or the
+/// compiler's vector types. `dispatch<Kernel>(args...)` runs the copy compiled for the widest instruction set of this processor. Functions
+/// that `run` calls on elements must be always-inline too: a function that is not inlined keeps the baseline's instructions. AVX-512 brings
+/// fused multiply-add, which compilers use for `a + b * c` in one expression. Keep products and sums of floats in separate loops, or the
+/// bits differ by processor.
 ///
-/// The functions that dispatch by dtype are templates of no argument, `template <class = void>`: so their many copies of a
-/// kernel are made where one is called, not wherever the header is included. So are, elsewhere, some functions whose containers
-/// would cost every file that includes them.
+/// The functions that dispatch by dtype are `template <class = void>`, so that a file compiles their many copies of a kernel only if it
+/// calls one. Some functions in other headers are templates for the same reason: their containers take long to compile.
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define GRADSYNC_X86_DISPATCH 1
@@ -24,7 +23,7 @@
 #endif
 
 #if defined(__clang__)
-// Clang's check of indirect calls would keep a copy that stands alone, for processors without the instructions in it.
+// Clang's check of indirect calls would keep an out-of-line copy, with instructions that not every processor has.
 #define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline, clang::no_sanitize("function")]] inline
 #elif defined(__GNUC__)
 #define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline]] inline
@@ -44,7 +43,7 @@ inline Isa isa() noexcept {
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
             __builtin_cpu_supports("avx512dq"))
             return Isa::avx512;
-        unsigned eax, ebx, ecx, edx;  // F16C came before AVX2, but not all compilers know it by name
+        unsigned eax, ebx, ecx, edx;  // not all compilers know F16C by name
         const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
         return f16c && __builtin_cpu_supports("avx2") ? Isa::avx2 : Isa::baseline;
     }();
@@ -83,7 +82,7 @@ void dispatch(Args... args) {
     run_baseline<Kernel>(args...);
 }
 
-/// The same for kernels written over vector types, which are to be as large as a register: runs `Kernel::With<bytes>`.
+/// The same for kernels written with vector types: runs `Kernel::With<bytes>`, where `bytes` is the size of a register.
 template <class Kernel, class... Args>
 void dispatch_vectors(Args... args) {
 #if GRADSYNC_X86_DISPATCH

@@ -11,10 +11,11 @@ namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
-/// Without its sign: these integers are in the order of the magnitudes, NaN last.
+/// The bits of x without its sign. As integers they order numbers by magnitude, NaN last.
 GRADSYNC_ALWAYS_INLINE std::uint32_t magnitude_bits(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu; }
 
-/// Calls visit(i, bits) for the elements whose magnitude is `floor` at least, in order. Most blocks have none, which whole registers see.
+/// Calls visit(i, bits) in order for the elements whose magnitude is at least `floor`. Most blocks have none, and are skipped after one
+/// vectorised test.
 template <class Visit>
 GRADSYNC_ALWAYS_INLINE void for_large(const float* data, std::size_t count, std::uint32_t floor, Visit visit) {
     constexpr std::size_t block = 32;
@@ -32,9 +33,9 @@ GRADSYNC_ALWAYS_INLINE void for_large(const float* data, std::size_t count, std:
 
 struct TakeLargest {
     GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
-        // Digit by digit from the top, 11, 10 and 10 bits: which magnitude is the k-th largest, and how many that have it are to be taken?
+        // Finds the k-th largest magnitude digit by digit from the top (11, 10 and 10 bits), and how many elements with it to take.
         std::size_t wanted = k;
-        std::uint32_t counts[4][2048] = {};  // four, as one would wait for its own last addition
+        std::uint32_t counts[4][2048] = {};  // four tables, because in one an addition would wait for the one before
         std::size_t i = 0;
         for (; i + 4 <= count; i += 4)
             for (std::size_t t = 0; t < 4; ++t) ++counts[t][magnitude_bits(data[i + t]) >> 20];
@@ -63,7 +64,7 @@ struct TakeLargest {
     }
 
 private:
-    /// The digit of the `wanted`-th largest; `wanted` becomes its number among those that have this digit.
+    /// The digit of the `wanted`-th largest element; `wanted` becomes its rank among the elements with this digit.
     GRADSYNC_ALWAYS_INLINE static std::uint32_t digit_of(const std::uint32_t* counts, std::uint32_t digit, std::size_t& wanted) {
         for (; counts[digit] < wanted; --digit) wanted -= counts[digit];
         return digit;
@@ -85,15 +86,15 @@ struct LargestMagnitude {
 
 }  // namespace detail
 
-/// Of no elements 0; not finite if one of them is not.
+/// The largest magnitude of the elements; 0 if there are none, not finite if an element is not finite.
 inline float largest_magnitude(const float* x, std::size_t count) {
     std::uint32_t bits = 0;
     dispatch<detail::LargestMagnitude>(x, count, &bits);
     return std::bit_cast<float>(bits);
 }
 
-/// Takes the k elements of largest magnitude out of `data`: their places, ascending, and their values; they become 0 there. A NaN counts as
-/// larger than all else; of equal magnitudes the first are taken. k <= count < 2^32. Exact.
+/// Takes the k elements of largest magnitude out of `data`. Writes their k indices, ascending, and their k values, and sets them to 0 in
+/// `data`. A NaN is larger than every number; of equal magnitudes the first are taken. k <= count < 2^32. Exact.
 inline void take_largest(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
     if (k != 0) dispatch<detail::TakeLargest>(data, count, k, places, values);
 }

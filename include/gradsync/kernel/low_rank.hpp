@@ -8,10 +8,10 @@
 #include "isa.hpp"
 #include "largest.hpp"
 
-/// Products of a matrix and a few vectors. Matrices are of m rows and n columns, one row after the other; the r vectors of each side lie
-/// one after the other: `left` are r of m elements, `right` r of n. In f32. Products are rounded before they are added, and added in an
-/// order that does not depend on the vector width: the bits are the same on every processor, as ranks that compute the same for themselves
-/// need it.
+/// Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The r vectors of a side are
+/// consecutive in memory: `left` has r of m elements, `right` has r of n. Products are rounded before they are added, and added in an
+/// order that does not depend on the vector width. The bits are therefore the same on every processor: ranks that repeat a computation
+/// need the same result.
 
 namespace gradsync::inline v0_2::kernel {
 
@@ -42,7 +42,7 @@ GRADSYNC_ALWAYS_INLINE float dot(const float* a, const float* b, std::size_t cou
     return sums[0];
 }
 
-/// to += factor x
+/// to += factor * x
 GRADSYNC_ALWAYS_INLINE void add_multiple(float* __restrict to, float factor, const float* __restrict x, std::size_t count) {
     std::size_t first = 0;
     for (; first + dot_block <= count; first += dot_block) {
@@ -91,15 +91,15 @@ struct AddMultiple {
 
 }  // namespace detail
 
-/// left[c] = matrix right[c]
+/// left[c] = matrix * right[c]
 inline void times_right(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r, float* left) {
     dispatch<detail::TimesRight>(matrix, m, n, right, r, left);
 }
-/// right[c] = matrix^T left[c]
+/// right[c] = matrix^T * left[c]
 inline void left_times(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r, float* right) {
     dispatch<detail::LeftTimes>(matrix, m, n, left, r, right);
 }
-/// matrix += sign sum over c of left[c] right[c]^T
+/// matrix += sign * (sum over c of left[c] * right[c]^T)
 inline void add_product(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right, std::size_t r, float sign = 1) {
     dispatch<detail::AddProduct>(matrix, m, n, left, right, r, sign);
 }
@@ -109,14 +109,14 @@ inline float dot(const float* a, const float* b, std::size_t count) {
     return result;
 }
 
-/// Makes the r vectors of `count` elements orthonormal, one after the other; one that lies within the span of those before it, but for
-/// rounding, becomes zero. False if there is a number among them that is not finite; then they are worth nothing.
+/// Makes the r vectors of `count` elements orthonormal in place, one after the other (Gram-Schmidt). A vector within the span of the
+/// earlier ones, up to rounding, becomes zero. Returns false if an element is not finite; the vectors are then unspecified.
 inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
     constexpr float rounding = 1e-10f;  // of squares
-    constexpr float smallest = 1e-37f;  // of which the inverse is a number
+    constexpr float smallest = 1e-37f;  // its inverse is finite
     for (std::size_t c = 0; c < r; ++c) {
         float* const own = vectors + c * count;
-        // Its largest element becomes 1 first, so that squares neither vanish nor overflow.
+        // The largest element becomes 1 first, so that squares neither vanish nor overflow.
         const float largest = largest_magnitude(own, count);
         if (!gradsync::detail::is_finite(largest)) return false;
         if (largest < smallest) {
@@ -125,7 +125,7 @@ inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
         }
         scale({own, count}, 1 / static_cast<double>(largest));
         const float before = dot(own, own, count);
-        for (int turn = 0; turn < 2; ++turn)  // the second time what rounding has left
+        for (int turn = 0; turn < 2; ++turn)  // the second turn removes the rounding errors of the first
             for (std::size_t d = 0; d < c; ++d) {
                 const float* const other = vectors + d * count;
                 dispatch<detail::AddMultiple>(own, -dot(own, other, count), other, count);

@@ -12,21 +12,20 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. Same bits as
-/// `load_block` and `store_block`.
+/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `load_block`
+/// and `store_block`.
 ///
-/// The order of elements within the packs is free, as long as all loads and stores agree. So the 16-bit types lie in
-/// 32-bit words, two in each, of which the lower ones widen to the first pack and the upper ones to the second, without
-/// a shuffle.
+/// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds two elements of a
+/// 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without a shuffle.
 template <Element T, std::size_t register_bytes>
 struct Packs {
 private:
-    /// F16C, a part of `Isa::avx2` and wider. It gives the same bits, also where the thread flushes to zero.
+    /// True if F16C converts, which is part of `Isa::avx2` and wider. It gives the same bits, even if the thread flushes to zero.
     static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
 
     using Numbers = detail::Pack<float, register_bytes>;
     using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
-    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< a register's elements in 16 bits each
+    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
 
 public:
     using A = accumulator_t<T>;
@@ -35,7 +34,7 @@ public:
     static constexpr std::size_t elements = 2 * sizeof(Pack) / sizeof(A);
     static constexpr std::size_t bytes = elements * sizeof(T);
 
-    /// A step's elements as they lie in memory.
+    /// Elements of a step, as in memory.
     using Stored = std::conditional_t<processor_converts, HalfWords, std::conditional_t<is_low_precision(dtype_of<T>), Words, Pack>>;
     static constexpr std::size_t stores = bytes / sizeof(Stored);
 
@@ -54,7 +53,7 @@ public:
         }
     }
 
-    /// Once for all places that they are written to.
+    /// Rounds a step's elements; call it once, then `store` for each output.
     GRADSYNC_ALWAYS_INLINE static void round(const Pack (&from)[2], Stored (&to)[stores]) {
         if constexpr (processor_converts) {
             narrow_half(from[0], to[0]);
@@ -83,7 +82,7 @@ private:
     }
     GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
         to = __builtin_bit_cast(HalfWords, __builtin_convertvector(from, Halves));
-        // Else Clang 14 keeps them as halves, and takes the vector apart, element by element, where it is stored in a loop.
+        // Otherwise Clang 14 keeps the elements as halves, and stores them one by one in loops.
         asm("" : "+m"(to));
     }
 #elif defined(__GNUC__)
@@ -96,7 +95,7 @@ private:
     }
 #endif
 
-    // Unaligned types of a whole register, because GCC makes no register load of a memcpy.
+    // Unaligned types of a whole register, because GCC does not turn a memcpy into one register load.
     template <class P>
     GRADSYNC_ALWAYS_INLINE static void read(const void* from, P& to) {
 #if defined(__GNUC__) || defined(__clang__)

@@ -11,13 +11,13 @@
 #include "convert.hpp"
 #include "elementwise.hpp"
 
-/// How a Reducer works on a backend's memory: by the host's kernels, at once, or by what the backend offers for memory of its
-/// own (BackendAbilities::device_passes and ::wait_on).
+/// A Reducer's passes over a backend's memory. Host memory uses the host's kernels, which are synchronous. Other memory uses the backend's
+/// own passes (BackendAbilities::device_passes and ::wait_on).
 
 namespace gradsync::inline v0_2::detail {
 
 struct HostPasses {
-    template <class = void>  // what they need is made where they are called, see isa.hpp
+    template <class = void>  // templates, so that only files that call them compile the kernels: see isa.hpp
     static void copy(ConstBufferView from, BufferView to) {
         kernel::copy(from, to);
     }
@@ -37,7 +37,7 @@ struct HostPasses {
     static void clear(BufferView buffer) noexcept {
         if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
     }
-    /// Between the backend's memory and the host's: the bytes are there when it returns.
+    /// Copies from the backend's memory to the host's, and `write` the other way. The copy is complete when they return.
     static void read(ConstBufferView from, void* to) noexcept {
         if (from.bytes() != 0) std::memcpy(to, from.data, from.bytes());
     }
@@ -45,7 +45,7 @@ struct HostPasses {
         if (to.bytes() != 0) std::memcpy(to.data, from, to.bytes());
     }
 
-    /// Sums of squares of several buffers. `sum` is there after `finish()`.
+    /// Sums of squares of several buffers. A `sum` is valid after `finish()`.
     struct SquareSums {
         template <class = void>
         static void add(ConstBufferView elements, double& sum) {
@@ -71,7 +71,7 @@ auto passes_of(B& backend) {
 template <Backend B>
 using PassesOf = decltype(passes_of(std::declval<B&>()));
 
-/// Whose collectives are of host memory.
+/// The same ranks as a backend of host memory.
 template <Backend B>
 auto& host_of(B& backend) noexcept {
     if constexpr (B::memory_space == MemorySpace::host) return backend;
@@ -81,7 +81,7 @@ auto& host_of(B& backend) noexcept {
 template <Backend B>
 using HostOf = std::remove_reference_t<decltype(host_of(std::declval<B&>()))>;
 
-/// Returns when passes over what `work` brings may be called, and throws as its `wait()` does.
+/// Returns when passes over the result of `work` may be called. Throws as its `wait()` does.
 template <Backend B, Work W>
 void await(B& backend, W& work) {
     if constexpr (requires { work.wait_on(backend.stream()); }) work.wait_on(backend.stream());

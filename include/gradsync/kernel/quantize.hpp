@@ -11,8 +11,9 @@
 #include "isa.hpp"
 #include "largest.hpp"
 
-/// Numbers of few bits. Elements come in blocks of `quantized_block`, the last one shorter; a block is written as its step, an f32, and one
-/// level for each element, in whole words. Products are rounded before they are added: what is read has the same bits on every processor.
+/// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A block is written as
+/// its step, an f32, and one level per element, in whole 32-bit words; an element is about level * step. Products are rounded before they
+/// are added, so that the results have the same bits on every processor.
 ///
 /// | bits | a level is | the step |
 /// |---|---|---|
@@ -20,13 +21,13 @@
 /// | 4 | -7 to 7 | a 7th of it |
 /// | 1 | -1 or 1, the sign | the mean magnitude |
 ///
-/// The step of a block with an infinity or a NaN is NaN, and so is all that is read of it.
+/// The step of a block with an infinity or a NaN is NaN, and so is every element that is read from it.
 
 namespace gradsync::inline v0_2::kernel {
 
 inline constexpr std::size_t quantized_block = 256;
 
-/// 32-bit words that `count` elements take.
+/// The number of 32-bit words that `count` elements take.
 constexpr std::size_t quantized_words(std::size_t count, unsigned bits) noexcept {
     const std::size_t rest = count % quantized_block;
     return count / quantized_block * (1 + quantized_block * bits / 32) + (rest == 0 ? 0 : 1 + (rest * bits + 31) / 32);
@@ -34,7 +35,7 @@ constexpr std::size_t quantized_words(std::size_t count, unsigned bits) noexcept
 
 namespace detail {
 
-/// How the levels of a block of n lie in its words.
+/// Writes and reads the levels of a block of n elements.
 template <unsigned bits>
 struct Levels;
 
@@ -50,7 +51,7 @@ struct Levels<8> {
     }
 };
 
-/// A byte has one of the first half and one of the second.
+/// A byte holds one level of the block's first half and one of its second half.
 template <>
 struct Levels<4> {
     static constexpr int most = 7;
@@ -67,7 +68,7 @@ struct Levels<4> {
     }
 };
 
-/// A byte has one of each eighth. A set bit says that the level is -1.
+/// A byte holds one level of each eighth of the block. A set bit means that the level is -1.
 template <>
 struct Levels<1> {
     static constexpr int most = 1;
@@ -93,7 +94,7 @@ struct Levels<1> {
     }
 };
 
-/// Of each block; a whole one has a size that the compiler knows.
+/// Quantizes block by block; whole blocks have a size that the compiler knows.
 template <unsigned bits>
 struct Quantize {
     GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::uint32_t* words) {
@@ -125,14 +126,14 @@ private:
         for (std::size_t i = of_levels; i < size; ++i) bytes[i] = 0;
         std::memcpy(words + 1, bytes, size);
         if (lost) return;
-        // What is left is what was not said.
+        // The remainder stays in x.
         alignas(64) float read[quantized_block];
         Levels<bits>::read(bytes, n, step, read);
         round_now(read);
         for (std::size_t i = 0; i < n; ++i) x[i] -= read[i];
     }
 
-    /// 0 where it would be a denormal number.
+    /// The step of a block; 0 if it would be denormal.
     GRADSYNC_ALWAYS_INLINE static float step_of(const float* x, std::size_t n) {
         std::uint32_t largest = 0;
         for (std::size_t i = 0; i < n; ++i) largest = largest < magnitude_bits(x[i]) ? magnitude_bits(x[i]) : largest;
@@ -140,13 +141,13 @@ private:
         float step = std::bit_cast<float>(largest) / Levels<bits>::most;
         if constexpr (bits == 1) step = mean_magnitude(x, n);
         constexpr float limit = std::numeric_limits<float>::max() / Levels<bits>::most *
-                                (1 - std::numeric_limits<float>::epsilon());  // rounding may not make it infinite
+                                (1 - std::numeric_limits<float>::epsilon());  // so that rounding does not make it infinite
         return step < std::numeric_limits<float>::min() ? 0 : step < limit ? step : limit;
     }
     GRADSYNC_ALWAYS_INLINE static float mean_magnitude(const float* x, std::size_t n) {
         constexpr std::size_t lanes = 16;
         const float part = 1 / static_cast<float>(n);
-        alignas(64) float parts[quantized_block] = {};  // of the mean, divided first: their sum does not overflow
+        alignas(64) float parts[quantized_block] = {};  // divided before they are added, so that the sum does not overflow
         for (std::size_t i = 0; i < n; ++i) parts[i] = std::bit_cast<float>(magnitude_bits(x[i])) * part;
         round_now(parts);
         float sums[lanes] = {};
@@ -204,13 +205,14 @@ void dispatch_bits(unsigned bits, Args... args) {
 
 }  // namespace detail
 
-/// Writes `data` as `quantized_words(count, bits)` words, and leaves in it what these do not say: nothing of a block that is not finite,
-/// all of one whose step would be denormal. `bits`: 1, 4 or 8.
+/// Writes `data` as `quantized_words(count, bits)` words, and leaves the remainder, data - levels * step, in `data`. A block with an
+/// element that is not finite leaves zeros. A block whose step would be denormal leaves all its elements. `bits` is 1, 4 or 8.
 inline void quantize(float* data, std::size_t count, unsigned bits, std::uint32_t* words) {
     detail::dispatch_bits<detail::Quantize>(bits, data, count, words);
 }
 
-/// sums[i] = factor times the sum of what `messages` of them say of element i, in their order: message r begins at word r * stride.
+/// sums[i] = factor * the sum of element i over `messages` quantized messages of `count` elements, in order. Message r begins at word
+/// r * stride. `bits` is 1, 4 or 8.
 inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, unsigned bits,
                           float factor, float* sums) {
     detail::dispatch_bits<detail::SumQuantized>(bits, words, stride, messages, count, factor, sums);

@@ -15,13 +15,13 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One fused pass: combines the inputs, in the order in which they stand, and writes the result to every output.
-/// For all kernels that reduce: ranks that share an address space, or a window of it.
+/// One fused pass: combines the inputs in order, and writes the result to every output. Ranks that share an address space, or a window of
+/// it, reduce with it.
 ///
-/// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each; an output may be one of the inputs,
-/// or lie apart from all of them. Input i is multiplied by `scales[i]` first (empty: by 1), and the result by
-/// `factor` last; both are for floating types. Everything happens in the accumulator's type (`accumulator_of`),
-/// rounded once. An element's bits depend on nothing but the inputs and their order.
+/// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps none of them. Input
+/// i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are for floating types. The reduction computes
+/// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and their
+/// order.
 struct Reduction {
     std::span<const void* const> inputs;
     std::span<const double> scales;
@@ -69,8 +69,8 @@ struct Max {
     }
 };
 
-/// Any operation, any number of inputs: block by block through accumulators, which stay in the first-level cache. All
-/// loops have the length of a whole block, a constant, so that they vectorise at -O2 already; the last block is padded.
+/// Any operation on any number of inputs, block by block through accumulators that stay in the first-level cache. All loops have the length
+/// of a whole block, a constant, so that they are vectorised at -O2; the last block is padded.
 template <class T>
 struct BlockedReduce {
     using A = accumulator_t<T>;
@@ -91,7 +91,7 @@ struct BlockedReduce {
                 if (i != 0) combine(r->op, result, next);
             }
             multiply(result, r->factor);
-            store_block(result, elements, block);  // rounded once, copied from the cache
+            store_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
             for (void* output : r->outputs) std::memcpy(static_cast<T*>(output) + first, elements, n * sizeof(T));
         }
     }
@@ -117,8 +117,8 @@ private:
     }
 };
 
-/// The hot path: a sum or mean of inputs that are not scaled, in registers, one load an element and input, one store an
-/// element and output. Same bits as BlockedReduce.
+/// The hot path: a sum or mean of unscaled inputs, in registers. Each element is loaded once per input and stored once per output. Same
+/// bits as BlockedReduce.
 template <class T>
 struct RegisterSum {
     template <std::size_t register_bytes>
@@ -126,8 +126,9 @@ struct RegisterSum {
         using Step = Packs<T, register_bytes>;
 
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-            // Loops over few inputs and outputs cost as much as what is done in them. So there are none (of other types than float only for
-            // two: each takes the compiler a while); else two steps share them, but where more is done in one (measured, docs/performance.md).
+            // Loops over a few inputs and outputs cost as much as their bodies, so they are unrolled for up to four ranks (types other than
+            // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
+            // more (measured: docs/performance.md).
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
             if (ranks == 2) return sum_each<2>(r);
             if constexpr (std::is_same_v<T, float>) {
@@ -140,7 +141,7 @@ struct RegisterSum {
     private:
         using Pack = typename Step::Pack;
 
-        /// `ranks` inputs and as many outputs, a number that the compiler knows.
+        /// For `ranks` inputs and as many outputs, a number that the compiler knows.
         template <std::size_t ranks>
         GRADSYNC_ALWAYS_INLINE static void sum_each(const Reduction* r) {
             const void* inputs[ranks];
@@ -152,7 +153,7 @@ struct RegisterSum {
             sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// So many steps at a time.
+        /// Processes `steps` steps per iteration.
         template <std::size_t steps, class Inputs, class Outputs>
         GRADSYNC_ALWAYS_INLINE static void sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
             constexpr std::size_t all = steps * Step::bytes;
@@ -161,7 +162,7 @@ struct RegisterSum {
             if (first < bytes) sum_some<steps, false>(inputs, outputs, first, bytes - first, factor);
         }
 
-        /// Where there are not as many left, `rest` bytes, they are done on padded copies.
+        /// One iteration. If fewer bytes are left (`rest`; `whole` is false), it works on padded copies.
         template <std::size_t steps, bool whole, class Inputs, class Outputs>
         GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
                                                     double factor) {
@@ -216,7 +217,7 @@ void reduce(const Reduction& r) {
     else dispatch<BlockedReduce<T>>(&r);
 }
 
-/// The 8-bit types: block by block in f32, one input after another, by the kernels of that type.
+/// The 8-bit types: block by block, one input after another, with the kernels of f32.
 template <class = void>
 void reduce_float8(const Reduction& r) {
     alignas(64) float result[float8_block];
@@ -247,12 +248,12 @@ void reduce_float8(const Reduction& r) {
 
 }  // namespace detail
 
-/// Runs a reduction on the calling thread. Without inputs the outputs become zero.
+/// Runs a reduction on the calling thread. Outputs become zero if there are no inputs.
 template <class = void>
 void reduce(const Reduction& r) {
     if (r.count == 0) return;
     const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
-    // An infinity of an 8-bit type becomes the largest number, in its place as elsewhere.
+    // In 8-bit types an infinity becomes the largest number, in place as elsewhere.
     if (one_to_itself && r.scales.empty() && r.factor == 1 && !is_float8(r.dtype)) return;
     if (r.inputs.empty()) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));

@@ -11,17 +11,17 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What a Reducer, or a sharded training, is busy with. All but the last three hold the step up while they last, unless a thread of the
-/// overlap policy's does them.
+/// The activities of a Reducer or of a sharded training. All but the last three hold the step up, unless a thread of the overlap policy
+/// does them.
 enum class Activity : std::uint8_t {
-    copy,        ///< a gradient is copied into its bucket (only larger ones are told of)
+    copy,        ///< a gradient is copied into its bucket (reported from 16 KiB on)
     launch,      ///< a bucket's collective is started
     progress,    ///< collectives are advanced in a hook
-    finish,      ///< `finish()`: what is left is launched, waited for and handed out
-    wait,        ///< for what a gather brings; without an index: for memory of gradients that are pooled
+    finish,      ///< `finish()` launches the remaining buckets, waits for all, and hands out the results
+    wait,        ///< for the result of a gather; without an index: for memory of pooled gradients
     optimizer,   ///< a sharded training steps its shard of a bucket
-    collective,  ///< a bucket is on its way, until this rank sees that it has arrived
-    gather,      ///< likewise, the all-gather of a bucket
+    collective,  ///< a bucket is in flight, until this rank sees that it is complete
+    gather,      ///< the all-gather of a bucket is in flight, until this rank sees that it is complete
 };
 inline constexpr std::size_t activity_count = 8;
 
@@ -32,14 +32,14 @@ constexpr std::string_view name_of(Activity activity) noexcept {
     return names[static_cast<std::size_t>(activity)];
 }
 
-/// Does it hold the step up? (`optimizer` is work that any training has.)
+/// True if the activity holds the step up. The optimizer does not count: every training has one.
 constexpr bool is_exposed(Activity activity) noexcept {
     return activity != Activity::optimizer && activity != Activity::collective && activity != Activity::gather;
 }
 
-/// Is told what a Reducer does, as it does it: ReducerOptions::observer. `Timeline` keeps it for a trace; one of your own may feed a
-/// profiler or a monitor. Functions are called from whatever thread does the thing, several at once perhaps, in the middle of the
-/// step: they return at once and do not throw. Times are those of the backend's clock (`backend_now`).
+/// Receives the events of a Reducer as they happen; set it in ReducerOptions::observer. `Timeline` keeps the events for a trace. An
+/// observer of your own may feed a profiler or a monitor. The thread that acts calls the functions during the step, possibly several
+/// threads at once. They must be thread-safe, return at once, and must not throw. Times are of the backend's clock (`backend_now`).
 class Observer {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -47,12 +47,12 @@ public:
 
     virtual ~Observer() = default;
 
-    /// Before the first step, and when the plan changes: `bytes` and `names` are by bucket and by parameter, and valid during the call.
+    /// Called before the first step, and when the plan changes. `bytes` (by bucket) and `names` (by parameter) are valid during the call.
     virtual void plan([[maybe_unused]] const BucketPlan& plan, [[maybe_unused]] std::span<const std::size_t> bytes,
                       [[maybe_unused]] std::span<const std::string_view> names) {}
     virtual void ready(std::size_t parameter, Time at) noexcept = 0;
-    /// `index`: the bucket; for `copy` the parameter; `no_index` where it is no bucket's. An activity of one index ends before it begins
-    /// again. `at` may be a little earlier than the call.
+    /// `index` is the bucket, the parameter for `copy`, or `no_index` if the activity belongs to no bucket. An activity of one index ends
+    /// before it begins again. `at` may be a little earlier than the call.
     virtual void begin(Activity activity, std::size_t index, Time at) noexcept = 0;
     virtual void end(Activity activity, std::size_t index, Time at) noexcept = 0;
 

@@ -8,14 +8,14 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What the synchronisation of one step was, or of several steps together. Times are seconds of one rank. A Reducer's step is from one
-/// `finish()` to the next: with OverlapForward the times of a step's gathers, under the next forward, are in the next one's.
+/// The synchronisation of one step, or of several steps together. Times are seconds on this rank. A Reducer's step goes from one `finish()`
+/// to the next. With OverlapForward a step's gathers run during the next forward, so that their times count for the next step.
 struct StepStatistics {
     std::size_t bytes = 0;  ///< handed to collectives by this rank, gathers included
     std::size_t collectives = 0;
-    double communication_seconds = 0;  ///< while at least one bucket was in flight, or gathered, seen from this rank
-    double exposed_seconds = 0;        ///< what `finish()` and the hooks added to the step; what threads did at once counts once. Copies of
-                                       ///< borrowed gradients of less than 16 KiB do not: to read the clock would take as long
+    double communication_seconds = 0;  ///< at least one bucket was in flight or gathered, as seen by this rank
+    double exposed_seconds = 0;        ///< the time that `finish()` and the hooks added to the step; concurrent threads count once.
+                                       ///< Copies of borrowed gradients below 16 KiB do not count: reading the clock would take as long
 
     /// The share of the communication that hid behind the trainer's work: 1 - exposed / communication, within [0, 1].
     double overlap_ratio() const noexcept {
@@ -31,14 +31,14 @@ struct StepStatistics {
     }
 };
 
-/// One bucket of the last step. Times are seconds since the step's first launch; the end is when this rank saw it.
+/// One bucket of the last step. Times are seconds since the step's first launch. A bucket ends when this rank sees that it is complete.
 struct BucketStatistics {
     std::size_t bytes = 0;
     double launch_seconds = 0;
     double end_seconds = 0;
 };
 
-/// What a Reducer has observed; always on.
+/// The statistics of a Reducer, which are always on.
 struct Statistics {
     std::string transport;  ///< how the ranks reach one another, in the backend's words
     std::uint64_t steps = 0;

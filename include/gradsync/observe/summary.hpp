@@ -14,7 +14,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What the spans of one kind come to. Seconds.
+/// The spans of one kind, in seconds.
 struct SpanSummary {
     std::string name;
     std::size_t count = 0;
@@ -25,33 +25,33 @@ struct SpanSummary {
     double mean() const noexcept { return count == 0 ? 0 : total / static_cast<double>(count); }
 };
 
-/// The collectives of one bucket. Seconds, means over the steps.
+/// The collectives of one bucket. Times are means over these collectives, in seconds.
 struct BucketSummary {
     std::size_t bytes = 0;
     std::size_t parameters = 0;
     std::size_t count = 0;
-    double launch = 0;  ///< after the step's first gradient was ready
+    double launch = 0;  ///< from the step's first ready gradient; the mean is over the collectives for which it is kept
     double duration = 0;
-    double exposed = 0;  ///< so much of it held the step up
+    double exposed = 0;  ///< the part of `duration` that held the step up
 };
 
 struct TimelineSummary {
     std::size_t steps = 0;
-    std::vector<SpanSummary> spans;  ///< the trainer's scopes, then activities; those that came at all
+    std::vector<SpanSummary> spans;  ///< the trainer's scopes, then activities; only those that occurred
     std::vector<BucketSummary> buckets;
-    double communication_seconds = 0;  ///< a step: at least one collective or gather was under way
-    double exposed_seconds = 0;        ///< a step: it was held up, whatever by
-    std::size_t dropped = 0;           ///< events that are not in it
+    double communication_seconds = 0;  ///< per step: at least one collective or gather was in flight
+    double exposed_seconds = 0;        ///< per step: how long it was held up, for any reason
+    std::size_t dropped = 0;           ///< events that were not kept
 };
 
 namespace detail {
 
-/// Times, as a union of intervals that do not touch.
+/// A union of disjoint time intervals.
 class Intervals {
 public:
     using Time = Observer::Time;
 
-    /// In order of beginnings.
+    /// Adds an interval. Calls must be in the order of `begin`.
     void add(Time begin, Time end) {
         if (!intervals_.empty() && begin <= intervals_.back().end) intervals_.back().end = std::max(intervals_.back().end, end);
         else intervals_.push_back({begin, end});
@@ -61,7 +61,7 @@ public:
         for (const Interval& i : intervals_) sum += std::chrono::duration<double>(i.end - i.begin).count();
         return sum;
     }
-    /// Of what lies within [begin, end].
+    /// The seconds within [begin, end].
     double seconds_within(Time begin, Time end) const {
         double sum = 0;
         auto i = std::lower_bound(intervals_.begin(), intervals_.end(), begin, [](const Interval& x, Time t) { return x.end < t; });
@@ -79,9 +79,9 @@ private:
 
 }  // namespace detail
 
-/// What a timeline says in numbers: how many collectives there were, how long each took, how much of it held the step up. A step ends with
-/// `finish()`: micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the present
-/// plan. Gathers count whatever they are for, a validation too.
+/// A timeline in numbers: how many collectives there were, how long each took, how much of it held the step up. A step ends with
+/// `finish()`, so that micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the
+/// current plan. All gathers count, including those for a validation.
 inline TimelineSummary summarise(const Timeline& timeline) {
     const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
     const std::vector<Timeline::Span> spans = timeline.spans();
@@ -108,7 +108,7 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     summary.exposed_seconds = exposed.seconds() / steps;
     summary.communication_seconds = communication.seconds() / steps;
 
-    // By step, when its first gradient was ready.
+    // By step: the time at which its first gradient was ready.
     std::vector<Observer::Time> first_ready(finishes.size());
     for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
         first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // none is kept
@@ -156,7 +156,7 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     return summary;
 }
 
-/// A table for people.
+/// A table for human readers.
 inline std::string describe(const TimelineSummary& summary) {
     const auto line = [](const char* format, auto... values) {
         char text[256];

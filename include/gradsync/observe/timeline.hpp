@@ -17,9 +17,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Keeps what happened on one rank, and when: the last events of them, so many as it has room for. What it costs is a clock's reading and a
-/// write of 32 bytes an event; it allocates nothing once the training runs. `write_trace` makes a file of it for people to look at,
-/// `summarise` a table.
+/// Keeps the last events of one rank and their times. An event costs one reading of the clock and a write of 32 bytes. A timeline allocates
+/// nothing during training. `write_trace` writes it to a file for a trace viewer; `summarise` makes a table.
 ///
 ///     gs::Timeline timeline;
 ///     gs::Reducer<...> sync(comm, parameters, {.observer = &timeline});
@@ -29,15 +28,19 @@ namespace gradsync::inline v0_2 {
 ///     }
 ///     gs::write_trace(comm, timeline, "trace.json");
 ///
-/// One rank's. Events and scopes come from any thread; the rest is for one thread while none come.
+/// A timeline belongs to one rank. Any thread may add events and scopes. Only one thread calls the other functions, while no events come.
 class Timeline final : public Observer {
 public:
-    /// A step has one event a parameter (three where a larger gradient is copied into its bucket), four a bucket, as many again where it is
-    /// gathered, two for each time that a hook moves collectives on, and one a scope. As many threads as there are events must not tell
-    /// of something at once.
+    /// Keeps the last `events` events, rounded up to a power of two. Fewer threads than that may report at the same time. A step has
+    ///
+    /// - one event per parameter, and two more if a gradient of 16 KiB or more is copied into its bucket;
+    /// - four per bucket, and four more if it is gathered;
+    /// - two each time a hook advances collectives;
+    /// - one per scope.
     explicit Timeline(std::size_t events = std::size_t{1} << 16) : records_(std::bit_ceil(events < 2 ? std::size_t{2} : events)) {}
 
-    /// Something of the trainer's own, on the steady clock. `name` is a literal, or lives as long as the timeline. Is told when it ends.
+    /// An activity of the trainer, from construction to destruction, on the steady clock. It is recorded when it ends. `name` must live as
+    /// long as the timeline, as a literal does.
     class [[nodiscard]] Scope {
     public:
         /// `timeline` may be null.
@@ -56,7 +59,7 @@ public:
         Time begin_{};
     };
     Scope scope(const char* name) { return Scope(this, name); }
-    /// Likewise, for clocks that are not the steady one: a simulated cluster's (`backend_now`).
+    /// Adds a scope with times of another clock, such as that of a simulated cluster (`backend_now`).
     void add_scope(const char* name, Time begin, Time end) noexcept { add({end, begin, name, 0, Kind::scope}); }
 
     void plan(const BucketPlan& plan, std::span<const std::size_t> bytes, std::span<const std::string_view> names) override {
@@ -75,27 +78,27 @@ public:
         add({at, {}, nullptr, static_cast<std::uint32_t>(index), Kind::end, activity});
     }
 
-    /// Something that lasted.
+    /// An activity or a scope, with its beginning and end.
     struct Span {
-        static constexpr std::uint32_t no_index = 0xffffffff;  ///< Observer::no_index, cut to 32 bits like all
+        static constexpr std::uint32_t no_index = 0xffffffff;  ///< Observer::no_index, cut to 32 bits as every index
 
         const char* name;  ///< of a scope; null for an activity
         Activity activity;
         std::uint32_t index;
         Time begin, end;
-        bool finished = true;      ///< false: it was under way when the last event came, which is taken for its end
-        bool of_this_plan = true;  ///< it began since the plan is what it is
+        bool finished = true;      ///< false: it was under way at the last event, whose time is `end`
+        bool of_this_plan = true;  ///< it began under the current plan
     };
     struct Mark {
         std::uint32_t parameter;
         Time at;
     };
 
-    /// All that is kept of what has ended, by beginnings; longer ones first.
+    /// All spans that have ended and are kept, in the order of their beginnings; of equal beginnings longer ones first.
     std::vector<Span> spans() const { return spans(false); }
-    /// The same, and what has not ended: after a failure, what the rank was at.
+    /// The same, with spans that have not ended. After a failure they show what the rank was doing.
     std::vector<Span> spans_and_unfinished() const { return spans(true); }
-    /// When gradients became ready.
+    /// The times at which gradients became ready, in order.
     std::vector<Mark> marks() const {
         std::vector<Mark> marks;
         for_each_record([&](const Record& r, std::size_t) {
@@ -105,12 +108,12 @@ public:
         return marks;
     }
 
-    /// As of the present plan.
+    /// The current plan, with its bytes by bucket and names by parameter.
     const BucketPlan& plan() const noexcept { return plan_; }
     std::span<const std::size_t> bucket_bytes() const noexcept { return bucket_bytes_; }
     std::span<const std::string> parameter_names() const noexcept { return parameter_names_; }
 
-    /// Events that had to give way to later ones.
+    /// The number of events that later ones have overwritten.
     std::size_t dropped() const noexcept {
         const std::size_t n = count_.load(std::memory_order_relaxed);
         return n > records_.size() ? n - records_.size() : 0;
@@ -150,7 +153,7 @@ private:
                     spans.push_back({nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
                     open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
                     break;
-                }  // its beginning is not kept any more
+                }  // otherwise its beginning is no longer kept
         });
         if (unfinished)
             for (const Open& o : open)
@@ -171,7 +174,7 @@ private:
     std::vector<Record> records_;  ///< a ring
     std::atomic<std::size_t> count_{0};
     BucketPlan plan_;
-    std::size_t planned_ = 0;  ///< the first event since it is that
+    std::size_t planned_ = 0;  ///< the number of the first event under this plan
     std::vector<std::size_t> bucket_bytes_;
     std::vector<std::string> parameter_names_;
 };

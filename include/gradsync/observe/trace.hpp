@@ -28,11 +28,11 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Writes events of the Trace Event Format (Google, "Trace Event Format", 2016), which Perfetto and chrome://tracing read. One rank is a
-/// process there; times are microseconds.
+/// Writes events of the Trace Event Format (Google, "Trace Event Format", 2016), which Perfetto and chrome://tracing read. A rank becomes a
+/// process of the trace; times are microseconds.
 class TraceWriter {
 public:
-    /// Times are counted from `zero`.
+    /// Times count from `zero`.
     TraceWriter(int rank, Observer::Time zero) : rank_(rank), zero_(zero) {}
 
     enum Lane : std::size_t { trainer, ready, launch, progress };
@@ -50,8 +50,8 @@ public:
         lane_names_[lane] = name;
         name_thread(lane, name);
     }
-    /// Spans that lie one within the other, or apart, share a lane. Others, of several threads, get lanes below. By beginnings, longer ones
-    /// first.
+    /// Adds a span to a lane. Spans that are nested or disjoint share a lane; others, which come from several threads, get more lanes
+    /// below. Calls must be in the order of beginnings, longer spans first.
     void span(std::string_view name, Lane lane, const Timeline::Span& s) {
         std::vector<std::vector<Observer::Time>>& below_lane = open_[lane];
         std::size_t below = 0;
@@ -70,8 +70,7 @@ public:
         time("dur", s.end - s.begin);
         arguments_of(s);
     }
-    /// Spans that overlap as they like have a track each, by name and number.
-    /// `bytes`: 0 where they are not known.
+    /// Adds a span that may overlap others in any way. Each has a track of its own, by name and number. `bytes` is 0 if unknown.
     void overlapping_span(std::string_view name, std::string_view category, std::size_t number, const Timeline::Span& s,
                           std::size_t bytes) {
         for (const bool first : {true, false}) {
@@ -121,7 +120,7 @@ private:
         text_ += "\":";
         text_.append(digits.data(), end);
     }
-    /// Bytes of a name that are not UTF-8 become question marks.
+    /// Appends a quoted name. Bytes that are not UTF-8 become question marks.
     void quote(std::string_view s) {
         text_ += '"';
         for (std::size_t k = 0; k < s.size(); ++k) {
@@ -147,7 +146,7 @@ private:
         text_ += '"';
     }
 
-    /// Of the character that `s` begins with; 0 if it does not begin with one.
+    /// The length of the character at the beginning of `s`; 0 if there is none.
     static std::size_t utf8_length(std::string_view s) noexcept {
         const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(s[k]); };
         const std::size_t n = byte(0) < 0x80 ? 1 : byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : byte(0) < 0xf5 ? 4 : 0;
@@ -159,12 +158,12 @@ private:
 
     int rank_;
     Observer::Time zero_;
-    std::array<std::vector<std::vector<Observer::Time>>, lanes> open_;  ///< by lane and lane below, the ends of spans that last one was in
+    std::array<std::vector<std::vector<Observer::Time>>, lanes> open_;  ///< by lane and lane below: the ends of the open spans
     std::array<std::string, lanes> lane_names_;
     std::string text_;
 };
 
-/// The events of one rank, each with a comma and a line of its own.
+/// The events of one rank, one per line, each with a comma at its end.
 inline std::string trace_events(const Timeline& timeline, int rank, Observer::Time zero) {
     TraceWriter writer(rank, zero);
     writer.name_process("rank " + std::to_string(rank));
@@ -207,7 +206,7 @@ inline std::string trace_text(std::string events) {
     return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" + events + "\n]}\n";
 }
 
-/// Of what is kept; the greatest there is if that is nothing.
+/// The time of the first event that is kept; Time::max() if there is none.
 inline Observer::Time first_moment(const Timeline& timeline) {
     Observer::Time first = Observer::Time::max();
     for (const Timeline::Span& s : timeline.spans_and_unfinished()) first = std::min(first, s.begin);
@@ -229,8 +228,8 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
                     {.operation = "write_trace", .rank = rank});
 }
 
-/// By how much this rank's clock is ahead of rank 0's: 0 where it is the same one, as on one machine and in a simulation. To within what a
-/// barrier's end differs among the ranks. Collective.
+/// How far this rank's clock is ahead of rank 0's. It is 0 if both share a clock, as on one machine and in a simulation. The error is at
+/// most the difference between the ranks' ends of a barrier. Collective.
 template <Backend B>
 Observer::Time::duration clock_lead(B& comm) {
     if constexpr (abilities_of<B>.clock) return {};
@@ -254,14 +253,14 @@ Observer::Time::duration clock_lead(B& comm) {
 
 }  // namespace detail
 
-/// All ranks' timelines as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing: a process a rank; lanes for the step, marks,
-/// launches and progress, and a track for each collective. The root gets it, others nothing. Clocks of several machines are brought
-/// together to within the time of a barrier. Collective.
+/// The timelines of all ranks as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing. Each rank is a process, with lanes for
+/// the step, marks, launches and progress, and a track for each collective. The root gets the text, the other ranks an empty one. Clocks of
+/// several machines are aligned to within the time of a barrier. Collective.
 template <Backend B>
 std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     static_assert(B::memory_space == MemorySpace::host, "gradsync: a trace is collected by a backend of host memory: pass comm.host()");
     const auto lead = detail::clock_lead(comm);
-    // Counted from the earliest moment of all ranks, as rank 0's clock has it.
+    // Times count from the earliest event of all ranks, on rank 0's clock.
     Observer::Time first = detail::first_moment(timeline);
     if (first != Observer::Time::max()) first -= lead;
     std::int64_t ticks = first.time_since_epoch().count();
@@ -284,14 +283,14 @@ std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     return detail::trace_text(std::move(events));
 }
 
-/// The same into a file, which the root writes. Throws Error(storage) on the root where that is not possible. Collective.
+/// Writes the text of `collect_trace` to a file on the root. Throws Error(storage) there if that fails. Collective.
 template <Backend B>
 void write_trace(B& comm, const Timeline& timeline, const std::string& path, int root = 0) {
     const std::string text = collect_trace(comm, timeline, root);
     if (comm.rank() == root) detail::write_trace_file(text, root, path);
 }
 
-/// One rank's timeline alone, where the others cannot be asked: after a failure. Throws Error(storage).
+/// Writes the timeline of one rank alone, for use after a failure. Does not communicate. Throws Error(storage) if that fails.
 inline void write_trace(const Timeline& timeline, int rank, const std::string& path) {
     detail::write_trace_file(detail::trace_text(detail::trace_events(timeline, rank, detail::first_moment(timeline))), rank, path);
 }

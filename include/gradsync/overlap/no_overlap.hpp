@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Everything happens at `finish()`: the baseline to compare with, and the choice where nothing can overlap.
+/// Everything happens in `finish()`. Use it as a baseline, or if nothing can overlap.
 struct NoOverlap {
     void attach(BucketEngine auto&) {}
     void bucket_full(BucketEngine auto&) {}

@@ -9,15 +9,15 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Selects what advances started collectives during the backward.
+/// Selects how started collectives advance during the backward.
 enum class Progress : std::uint8_t {
     automatic,  ///< `thread` if the backend wants one, else `polls`
-    polls,  ///< `mark_ready` polls now and then. No thread: among ranks that share memory it would only take turns with them on their cores
-    thread,  ///< the policy's own thread: for messages between machines, which MPI moves only inside calls, and for compute off the CPU.
-             ///< The backend must be callable from any thread (MPI_THREAD_MULTIPLE if it calls MPI)
+    polls,      ///< `mark_ready` polls now and then. For ranks that share memory: a thread would only compete for their cores
+    thread,     ///< a thread of the policy polls. For messages between machines, which MPI moves only inside calls, and for compute
+                ///< off the CPU. The backend must be callable from any thread (MPI_THREAD_MULTIPLE if it calls MPI)
 };
 
-/// A bucket leaves as soon as it is full and its turn has come.
+/// Launches a bucket as soon as it is full and its turn has come in the plan's order.
 class OverlapBackward {
 public:
     OverlapBackward() = default;
@@ -38,7 +38,7 @@ public:
     std::string describe() const { return describe_as("OverlapBackward"); }
 
 protected:
-    /// `name`, and who makes progress if the user has said so.
+    /// `name`, followed by the progress mode unless it is automatic.
     std::string describe_as(std::string name) const {
         constexpr const char* progress[] = {"", "{polls}", "{thread}"};  // by Progress
         return name + progress[static_cast<int>(progress_)];

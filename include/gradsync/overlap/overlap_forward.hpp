@@ -8,10 +8,11 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Buckets leave in the backward as with `OverlapBackward`, but as reduce-scatters only: `finish()` starts the other half of
-/// the all-reduce, the all-gathers, and they travel under the next forward. Before a parameter is used there,
-/// `wait_gradient(i)` (Reducer, and then this parameter's step) or `wait_parameter(i)` (ShardedOptimizer); `flush()` waits for all.
-/// The choice where the network is slow and the backward alone does not hide it (DeAR, arXiv 2302.12445).
+/// Buckets leave in the backward as with `OverlapBackward`, but as reduce-scatters. `finish()` starts the other half of the all-reduce, the
+/// all-gathers, which overlap with the next forward. Before you use parameter i there, call `wait_gradient(i)` (Reducer; then step this
+/// parameter) or `wait_parameter(i)` (ShardedOptimizer). `flush()` waits for all of them.
+///
+/// Use it if the network is slow and the backward alone does not hide the communication (DeAR, arXiv 2302.12445).
 struct OverlapForward : OverlapBackward {
     using OverlapBackward::OverlapBackward;
     static constexpr bool gathers_in_forward = true;

@@ -15,16 +15,16 @@ namespace gradsync::inline v0_2::detail {
 class ProgressThread {
 public:
     ProgressThread() = default;
-    /// Only before `start`, and so there is nothing to copy.
+    /// Copies are made only before `start`, when there is nothing to copy.
     ProgressThread(const ProgressThread&) noexcept {}
     ~ProgressThread() { stop(); }
 
     bool running() const noexcept { return thread_.joinable(); }
-    /// Does it advance anything? Not where it may not communicate (MPI_THREAD_FUNNELED, say), or the engine has failed: then whoever
-    /// else polls does, or hears of it.
+    /// True if the thread advances collectives. False if it may not communicate (MPI_THREAD_FUNNELED, say), or if the engine has failed.
+    /// Other callers must then poll, and get the error if there is one.
     bool working() const noexcept { return running() && !gave_up_.load(std::memory_order_relaxed); }
 
-    /// `engine` outlives `stop()`.
+    /// `engine` must live until `stop()` has returned.
     template <BucketEngine Engine>
     void start(Engine& engine) {
         thread_ = std::thread([this, &engine] {
@@ -35,8 +35,8 @@ public:
                 work_ = false;
                 lock.unlock();
                 try {
-                    // Among ranks that share memory collectives are over in microseconds. One that takes longer crosses a
-                    // network, which does not mind a pause; the compute, on the same core perhaps, does mind polls.
+                    // Collectives between ranks that share memory take microseconds. A longer one crosses a network, which tolerates
+                    // pauses; constant polls would slow down compute on the same core.
                     for (int polls = 0; engine.in_flight() && !stopping(); ++polls) {
                         engine.poll();
                         if (polls < 100) std::this_thread::yield();
@@ -50,7 +50,7 @@ public:
         });
     }
 
-    /// Collectives were started.
+    /// Wakes the thread after collectives were started. Thread-safe.
     void wake() { set(work_); }
 
     void stop() noexcept {
