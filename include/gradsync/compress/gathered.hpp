@@ -38,7 +38,7 @@ struct Messages {
 ///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
 /// - `put_back(b, words, held)`: adds the finite elements that `write` took back to `held`;
 /// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages. Elements that no message mentions become 0; gaps
-///   between parameters may stay as they are. A message of zero words mentions nothing.
+///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
 template <Backend B, class Codec>
 class GatheredExchange {
     static_assert(compresses_on<B>());

@@ -98,8 +98,8 @@ private:
     const char* owner_;
     std::mutex mutex_;
     std::atomic<bool> failed_{false};
-    std::string what_;               ///< of the first failure; only after `failed()`
-    Errc code_ = Errc::peer_failed;  ///< that of an Error; of any other exception, the code that the communicator has for all
+    std::string what_;               ///< message of the first failure; valid after `failed()`
+    Errc code_ = Errc::peer_failed;  ///< code of an Error; for any other exception, the code that the communicator has for all
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -40,8 +40,8 @@ enum class Accumulation : std::uint8_t {
 /// The way in which `finish()` treats a parameter that got no gradient.
 enum class UnusedParameters : std::uint8_t {
     error,        ///< an error that names it, on every rank
-    find_unused,  ///< the ranks agree on who used what: a gradient that nobody used is left untouched, one that some used is
-                  ///< averaged with zeros from the others. One small collective more a step.
+    find_unused,  ///< the ranks agree on which of them used each gradient. A gradient that no rank used is left untouched;
+                  ///< otherwise the others contribute zeros. Costs one small collective per step.
 };
 
 /// The divisor of a mean while some ranks have run out of data (`begin_step(false)`).

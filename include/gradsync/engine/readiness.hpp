@@ -16,8 +16,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Counts marks, and tells which gradients are ready and which buckets are full. `mark`, `claim` and `fill` are for any thread; the rest is
-/// for one thread while nobody marks.
+/// Counts marks, and tells which gradients are ready and which buckets are full. The functions that marks call (`mark`, `claim`, `fill`,
+/// `rearm`, `full`) are for any thread; the rest is for one thread while no marks are under way.
 ///
 /// Each gradient has a bit, which is set until the gradient is in its bucket. So a gradient of one use costs one atomic operation, which
 /// detects both an extra mark and the last of 64 gradients. Bits of different buckets share no word. The functions that a mark calls are

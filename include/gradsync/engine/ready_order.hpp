@@ -16,7 +16,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// The times at which gradients became ready in the recorded steps: means over the steps, counted from the first gradient of each step, in
-/// seconds. `record` is for any thread; the rest is for one thread while nobody marks.
+/// seconds. `record` is for any thread; the rest is for one thread while no marks are under way.
 class ReadyTimes {
 public:
     /// Starts anew. Nothing is allocated before, as most policies need no times.
@@ -83,7 +83,7 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
 }
 
 /// Records the order in which gradients become ready, and if the plan needs them (`timed`) the times; then the ranks agree on one order.
-/// `record` is for any thread; the rest is for one thread while nobody marks.
+/// `record` is for any thread; the rest is for one thread while no marks are under way.
 template <bool timed>
 class ReadyOrder {
 public:

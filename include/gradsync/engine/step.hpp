@@ -68,7 +68,7 @@ public:
     bool has_batch() const noexcept { return has_batch_; }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
-    /// Is there nobody to exchange with?
+    /// Is this rank the only one?
     bool is_single_rank() const noexcept { return exchange_.is_single_rank(backend_); }
     Exchange& exchange() noexcept { return exchange_; }
 
@@ -232,7 +232,7 @@ private:
     }
 
     B backend_;                 ///< its tag names the bucket that is started
-    const std::size_t number_;  ///< of the Reducer, among those of its communicator
+    const std::size_t number_;  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
     GradientBuckets<B, Buckets>& gradients_;
     const Readiness& readiness_;

@@ -75,7 +75,7 @@ public:
 
 private:
     B replicas_;
-    std::size_t number_;  ///< of this object among those that start the replicas' collectives
+    std::size_t number_;  ///< this object's number among those that start the replicas' collectives
 };
 
 template <Backend B>

@@ -295,7 +295,7 @@ protected:
     O optimizer_;
     std::unique_ptr<Engine> engine_;
     ShardState<B> state_;
-    std::optional<double> weight_;   ///< as the user set it
+    std::optional<double> weight_;   ///< as last set
     std::size_t micro_batches_ = 0;  ///< number reduced since the last step
     StepStatistics step_;
     Statistics statistics_;

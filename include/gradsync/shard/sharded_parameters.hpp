@@ -350,7 +350,7 @@ private:
     void after_state_moves() { renew(); }
 
     ShardedParametersOptions options_;
-    std::size_t unit_count_;  ///< as the user gave them, without the replicated one
+    std::size_t unit_count_;  ///< number of the user's units, without the replicated one
     Units given_units_;
     B gathering_;  ///< a communicator of its own: marks from other threads start collectives too
     std::size_t number_ = detail::next_owner(this->backend_);

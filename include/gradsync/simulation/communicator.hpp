@@ -21,9 +21,9 @@ namespace gradsync::inline v0_2::simulation {
 
 using collective::Call;
 
-/// The collectives of a group of ranks: who has started which, and when they end. A collective begins when the last rank has started it and
-/// its links are free. Its results are computed at that last start already, because no rank may read them before it is complete. All calls
-/// need the scheduler's lock.
+/// The collectives of a group of ranks: which rank has started which, and when they end. A collective begins when the last rank has started
+/// it and its links are free. Its results are computed at that last start already, because no rank may read them before it is complete. All
+/// calls need the scheduler's lock.
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, std::vector<int> world_ranks)
