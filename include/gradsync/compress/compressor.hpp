@@ -14,23 +14,25 @@
 
 namespace gradsync::inline v0_2 {
 
-/// An exchange that sends less than the gradients have, and keeps what it did not send for the next step. It is the fourth argument of a
+/// An exchange that sends less data than the gradients hold, and keeps the rest for the next step. Pass it as the fourth argument of a
 /// Reducer:
 ///
 ///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {},
 ///                                                                                      gs::PowerSgd<B>({.rank = 2}));
 ///
-/// All averages, weights, uneven inputs and accumulation are as with AllReduce; all ranks get the same bits. In each step what travels,
-/// plus what the ranks keep, is the sum of all their gradients and of what they had kept (but for rounding, and for what came of a
-/// parameter in a step in which nobody used it, see UnusedParameters::find_unused). What a rank keeps counts in a later mean as much as its
-/// gradient of that step does, whatever the weights were when it was kept; where the rank has no weight, and in a sum no batch, it stays
-/// where it is. (But rank 0 is the divisor of a sum, always.) Buckets of f64 or integers, and a world of one rank, are not compressed.
+/// All averages, weights, uneven inputs and accumulation work as with AllReduce, and all ranks get the same bits. Buckets of f64 or
+/// integers, and a world of one rank, are not compressed.
 ///
-/// State, for checkpoints (see docs/compression.md), between steps:
-/// - `residual(i)`: what this rank keeps of parameter i, f32, as many as its elements (empty if nothing is ever kept). Every rank's own.
-/// - `shared(i)`: what else there is of it, the same on all ranks, f32; may be empty. Both are memory of the compressor's, valid until
-///   `rebuild_buckets` returns true.
-/// - `steps()`, `set_steps(n)`: how many it has seen; 0, and of no effect, in a world of one rank.
+/// Nothing is lost: in each step, the sum that travels plus the residuals that stay equals the sum of all gradients and all earlier
+/// residuals, up to rounding. The exception is a parameter that no rank used in a step (UnusedParameters::find_unused): what travelled for
+/// it is dropped. A residual counts in a later mean as much as a gradient of that step, regardless of the weights when it was kept. A rank
+/// without weight, or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum.
+///
+/// State for checkpoints (see docs/compression.md), to be read and written between steps:
+/// - `residual(i)`: the residual of parameter i on this rank, one f32 per element; empty if nothing is ever kept.
+/// - `shared(i)`: further state of parameter i, the same on all ranks, f32; may be empty. The compressor owns the memory of both; it is
+///   valid until `rebuild_buckets` returns true.
+/// - `steps()`, `set_steps(n)`: the number of steps so far; 0, and without effect, in a world of one rank.
 template <class X, class B>
 concept Compressor =
     ExchangePolicy<X, B> && !X::traits.scatters && requires(X& compressor, const X& constant, std::size_t i, std::uint64_t n) {
@@ -42,7 +44,7 @@ concept Compressor =
 
 namespace detail {
 
-/// What compressors have in common: they work in host memory.
+/// Compressors work in host memory only.
 template <Backend B>
 consteval bool compresses_on() {
     static_assert(
@@ -51,7 +53,7 @@ consteval bool compresses_on() {
     return true;
 }
 
-/// So that no two numbers have one text.
+/// 17 digits: different numbers get different texts.
 inline std::string text_of(double x) {
     char text[32];
     std::snprintf(text, sizeof text, "%.17g", x);

@@ -16,10 +16,10 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Whole cache lines of f32.
+/// `count` f32, rounded up to whole cache lines.
 constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept { return round_up(count, line_bytes / sizeof(float)); }
 
-/// One more than the highest parameter of a plan.
+/// One more than the highest parameter index of a plan.
 inline std::size_t parameters_of(std::span<const BucketContents> contents) noexcept {
     std::size_t count = 0;
     for (const BucketContents& bucket : contents)
@@ -27,20 +27,20 @@ inline std::size_t parameters_of(std::span<const BucketContents> contents) noexc
     return count;
 }
 
-/// Other floating types and integers travel whole, and nothing of them is kept.
+/// f64 and integers travel whole, and have no residual.
 constexpr bool is_compressible(DType dtype) noexcept { return is_floating(dtype) && dtype != DType::f64; }
 
-/// Where numbers of parameters lie in a memory of f32.
+/// The range of a parameter's numbers in a memory of f32.
 struct NumbersOf {
     std::size_t first = 0;
     std::size_t count = 0;
 };
 
-/// Numbers in f32 that a compressor remembers of parameters, in host memory. They move along when the plan changes.
+/// The f32 numbers that a compressor keeps per parameter, in host memory. They follow the parameters when the plan changes.
 template <class Memory>
 class Remembered {
 public:
-    /// In `memory`, which is zeroed, at places[i] for parameter i; what there was of it before is kept.
+    /// Moves to `memory`, which is zeroed, with parameter i at places[i]. Numbers of parameters with an unchanged count are kept.
     void adopt(std::vector<NumbersOf> places, Memory memory) {
         Remembered next;
         next.memory_ = std::move(memory);
@@ -62,9 +62,9 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
-/// What a rank's gradients had that did not travel: it is added to those of the next step, so that nothing is lost, only late ("error
-/// feedback": Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). In f32, with the layout of the buckets; between steps
-/// as a part of the mean, for a weight of 1.
+/// Error feedback: a rank adds the part of its gradients that did not travel (the residual) to those of the next step, so that it is late,
+/// not lost (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). Residuals are f32, in the layout of the buckets. Between
+/// steps they are in units of the mean for a weight of 1.
 class ErrorFeedback {
 public:
     void adopt_plan(std::span<const BucketContents> contents) {
@@ -83,42 +83,42 @@ public:
         residuals_.adopt(std::move(places), kernel::HostBuffer(numbers * sizeof(float)));
     }
 
-    /// Bucket b's residual.
+    /// The residual of bucket b.
     float* bucket(std::size_t b) const noexcept { return residuals_.at(first_[b]); }
     BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
 
-    /// What this rank's residual is worth in a step's sum: its weight, so that what one step holds back has the same part in a later one's
-    /// mean, whatever the weights are then; its scale if only others ever have weights, as in a sum. 0: the rank brings nothing, and holds
-    /// all back.
+    /// The factor of this rank's residual in a step's sum. It is the rank's weight, so that a residual has the same share in a later mean,
+    /// regardless of the weights then. If only other ranks ever have weights, as in a sum, it is the rank's scale. 0: the rank sends
+    /// nothing and keeps its residual.
     double unit_of(Contribution own) noexcept {
         if (own.weight != 0) return last_weight_ = own.weight;
         return last_weight_ != 0 ? 0 : own.scale;
     }
 
-    /// All of bucket b becomes what this rank has for the step's sum: residual = unit residual + scale gradient. A scale of 0 says that the
-    /// gradients are not to be used; the unit is not 0. `settle` ends it.
+    /// Starts a step: residual = unit residual + scale gradient, for all of bucket b. The gradients are not read if `scale` is 0. `unit`
+    /// must not be 0. `settle` ends the step.
     void begin(std::size_t b, ConstBufferView gradients, double scale, double unit) const {
         const BufferView residual = {bucket(b), gradients.count};
         if (unit != 1) kernel::scale(residual, unit);
         add(residual, gradients, scale);
     }
-    /// The rank brings nothing of bucket b: a gradient, if it has one of no weight, counts as in the last step that had one, later.
+    /// The rank sends nothing of bucket b. A gradient of no weight is added to the residual, with the last weight that was not 0.
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }
-    /// What is left of it is for the next step.
+    /// Ends the step: turns what is left back into a residual.
     void settle(std::size_t b, std::size_t count, double unit) const {
         if (unit != 1) kernel::scale(BufferView{bucket(b), count}, 1 / unit);
     }
 
-    /// What is not finite in bucket b becomes 0.
+    /// Sets the elements of bucket b that are not finite to 0.
     void forget_infinite(std::size_t b, std::size_t count) const noexcept {
         for (float& x : std::span(bucket(b), count))
             if (!is_finite(x)) x = 0;
     }
 
-    /// Bucket b, which is compressible, travels whole: what there is of it, from another plan or a checkpoint, goes into it. Returns what
-    /// this rank brings then.
+    /// For a compressible bucket b that travels whole: adds its residual, which came from another plan or a checkpoint, to the gradients.
+    /// Returns the contribution to send.
     Contribution release(std::size_t b, BufferView gradients, Contribution own) {
         const BufferView residual = {bucket(b), gradients.count};
         const double unit = unit_of(own);
@@ -148,8 +148,8 @@ private:
     }
 
     Remembered<kernel::HostBuffer> residuals_;
-    std::vector<std::size_t> first_;  ///< by bucket: its first number
-    double last_weight_ = 0;          ///< that was not 0
+    std::vector<std::size_t> first_;  ///< by bucket: index of its first number
+    double last_weight_ = 0;          ///< the last weight that was not 0
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -19,26 +19,26 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What the ranks have written of one bucket.
+/// The messages of all ranks for one bucket.
 struct Messages {
-    const std::uint32_t* first = nullptr;  ///< rank 0's
-    std::size_t stride = 0;                ///< words from one to the next
+    const std::uint32_t* first = nullptr;  ///< rank 0's message
+    std::size_t stride = 0;                ///< words from one message to the next
     std::size_t count = 0;
 
     const std::uint32_t* of(std::size_t rank) const noexcept { return first + rank * stride; }
 };
 
-/// A compressor of which each rank writes what travels of a bucket in as many words as every other, all gather these, and each adds them
-/// up, in the order of the ranks. A bucket of which that would be more than an all-reduce moves is not compressed.
+/// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each adds them up in rank
+/// order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
-/// Codec says what the words are; copyable:
-/// - `adopt_plan(contents, rank)`: what lies in which bucket from now on;
-/// - `words(b)`: of what a rank writes of bucket b;
-/// - `write(b, held, count, words)`: takes what travels out of `held`, all `count` elements of the bucket in f32. False where it cannot say
-///   which elements are not finite: then all of the bucket is NaN on every rank;
-/// - `put_back(b, words, held)`: the finite ones of what was taken;
-/// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages; what none of them says anything of is 0, gaps
-///   between parameters may stay as they are. Words of zeros say nothing.
+/// Codec defines the words. It is copyable and has:
+/// - `adopt_plan(contents, rank)`: takes the contents of the buckets from now on;
+/// - `words(b)`: the number of words of a message of bucket b;
+/// - `write(b, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
+///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
+/// - `put_back(b, words, held)`: adds the finite elements that `write` took back to `held`;
+/// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages. Elements that no message mentions become 0; gaps
+///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
 template <Backend B, class Codec>
 class GatheredExchange {
     static_assert(compresses_on<B>());
@@ -47,23 +47,23 @@ public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
     GatheredExchange(Codec codec, std::uint64_t start_step) : codec_(std::move(codec)), start_step_(start_step) {}
-    // Its state is the Reducer's that it is given to: a copy begins anew.
+    // A copy starts without state, because state belongs to one Reducer.
     GatheredExchange(const GatheredExchange& other) : codec_(other.codec_), start_step_(other.start_step_) {}
     GatheredExchange& operator=(const GatheredExchange&) = delete;
 
-    /// What follows when the ranks' words are gathered.
+    /// The second stage: adds up the gathered words.
     struct Sum {
         GatheredExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double unit = 1;  ///< of the residual, see ErrorFeedback
+        double unit = 1;  ///< of the residual; see ErrorFeedback
 
         bool next(typename B::WorkType& work) {
             work = {};
             owner->sum(b, bucket, unit);
             return false;
         }
-        void drop() noexcept {}  // there is nothing that others could wait for
+        void drop() noexcept {}  // no other rank waits for this stage
     };
 
     template <class>
@@ -141,10 +141,10 @@ private:
     static constexpr std::size_t weight_words = sizeof(double) / sizeof(std::uint32_t);
 
     struct Bucket {
-        std::size_t words = 0;  ///< of a rank's message, its weight among them; 0: the bucket travels whole
-        std::size_t first = 0;  ///< of them in `gathered_`
+        std::size_t words = 0;  ///< words of a rank's message, its weight included; 0: the bucket travels whole
+        std::size_t first = 0;  ///< index of its messages in `gathered_`
         std::uint64_t steps = 0;
-        std::vector<NumbersOf> parts = {};  ///< where its parameters lie; between them it stays zero
+        std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
     };
 
     std::uint32_t* message_of(const Bucket& bucket, std::size_t rank) const noexcept {
@@ -160,9 +160,9 @@ private:
             std::memcpy(&weight, message_of(own, r), sizeof weight);
             weights += weight;
         }
-        const bool lost = !is_finite(weights);  // asked first: under -ffast-math a NaN may be equal to 0
+        const bool lost = !is_finite(weights);  // checked first: under -ffast-math a NaN may be equal to 0
         if (lost || weights == 0) {
-            // As in AllReduce, a mean of no weight is 0. What was to travel stays.
+            // As in AllReduce, a mean of no weight is 0. Elements that were to travel go back to the residual.
             if (unit != 0) codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
             for (const NumbersOf& part : own.parts)
                 fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
@@ -184,7 +184,7 @@ private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
     Codec codec_;
-    const std::uint64_t start_step_;  ///< steps before it are not compressed
+    const std::uint64_t start_step_;  ///< steps before this one are not compressed
     std::size_t size_ = 1, rank_ = 0;
     ErrorFeedback residuals_;
     std::vector<Bucket> buckets_;

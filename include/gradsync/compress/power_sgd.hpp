@@ -25,22 +25,21 @@
 namespace gradsync::inline v0_2 {
 
 struct PowerSgdOptions {
-    std::size_t rank = 1;             ///< of the matrices that travel instead; 1 at least
+    std::size_t rank = 1;             ///< rank of the matrices that travel instead; at least 1
     std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most in the beginning
-    double min_compression_rate = 2;  ///< a matrix travels whole unless it shrinks by this
-    std::uint64_t seed = 0;           ///< of the first guess; the same on all ranks
+    double min_compression_rate = 2;  ///< a matrix travels whole unless it shrinks by this factor
+    std::uint64_t seed = 0;           ///< seed of the first guess; must be the same on all ranks
 };
 
-/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... is taken for a matrix M of m
-/// rows and n columns, with what is left of earlier steps; with Q from the step before, the ranks average P = M Q, make it orthonormal,
-/// average Q = M^T P, and all get P Q^T: `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and
-/// parameters without a `shape` travel whole, together with the P of their bucket, in f32. A bucket that would not become smaller is not
-/// compressed.
+/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... plus its residual counts as a
+/// matrix M of m rows and n columns. With Q from the previous step, the ranks average P = M Q, orthonormalise it, average Q = M^T P, and
+/// all get P Q^T. That is `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and parameters without a
+/// `shape` travel whole, in f32, together with the P of their bucket. A bucket that would not shrink is not compressed.
 ///
-/// What a rank keeps is M - P (M^T P)^T, of its own M: its sum over the ranks is that of M minus what all have got, as in the paper, which
-/// has each rank subtract the average. All in f32; the bits depend on neither buckets nor overlap, where the backend's do not and all
-/// buckets become smaller. Where a gradient has an infinity or a NaN, all of that parameter is NaN on every rank in this step, if it is
-/// taken for a matrix, and what was kept of it is forgotten. See the concept `Compressor`.
+/// The residual of a rank is M - P (M^T P)^T, of its own M. Summed over the ranks, it is the sum of M minus what all ranks got, as in the
+/// paper, where each rank subtracts the average. All computation is in f32. The bits depend on neither buckets nor overlap, if the same
+/// holds for the backend and all buckets shrink. If a gradient that counts as a matrix has an infinity or a NaN, all of that parameter is
+/// NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
 template <Backend B>
 class PowerSgd {
     static_assert(detail::compresses_on<B>());
@@ -52,19 +51,19 @@ public:
         if (options.rank == 0) refuse("the rank must be 1 at least");
         if (!(options.min_compression_rate > 0)) refuse("min_compression_rate must be more than 0");
     }
-    // Its state is the Reducer's that it is given to: a copy begins anew.
+    // A copy starts without state, because state belongs to one Reducer.
     PowerSgd(const PowerSgd& other) : options_(other.options_) {}
     PowerSgd& operator=(const PowerSgd&) = delete;
 
-    /// What follows when the ranks' P are averaged, and when their Q are.
+    /// The stages after the average of P, and after that of Q.
     struct Rest {
         PowerSgd* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double weight = 1, unit = 1;  ///< of this rank, and of its residual, see ErrorFeedback
+        double weight = 1, unit = 1;  ///< of this rank, and of its residual; see ErrorFeedback
         enum class Has { nothing, left, right } has = Has::nothing;
 
-        /// May be called again where it has thrown, by a thread that may communicate.
+        /// If it throws, a thread that may communicate can call it again.
         bool next(typename B::WorkType& work) {
             if (has == Has::nothing) {
                 owner->make_right(b, unit);
@@ -127,7 +126,7 @@ public:
             residuals_.begin(b, bucket, contribution.scale, unit);
             make_left(b, step);
         }
-        // The ranks' own gradients are in these numbers with their scale already.
+        // The scale of 1 is right: these numbers contain the gradients with their scale already.
         return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
                            Rest{this, b, bucket, contribution.weight, unit});
     }
@@ -150,7 +149,7 @@ public:
     }
 
     BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
-    /// Q, from which the next step starts: up to `rank` vectors of n elements.
+    /// Q, with which the next step starts: up to `rank` vectors of n elements.
     BufferView shared(std::size_t i) const noexcept { return right_.of(i); }
     std::uint64_t steps() const noexcept { return buckets_.empty() ? 0 : buckets_.front().steps; }
     void set_steps(std::uint64_t n) noexcept {
@@ -162,7 +161,7 @@ private:
         std::size_t parameter = 0;
         std::size_t offset = 0;  ///< in its bucket
         std::size_t rows = 0, columns = 0;
-        std::size_t rank = 0;  ///< 0: it travels whole
+        std::size_t rank = 0;  ///< 0: the parameter travels whole
     };
     struct Whole {
         std::size_t offset = 0, count = 0;
@@ -170,7 +169,7 @@ private:
     struct Bucket {
         std::vector<Matrix> matrices;
         std::vector<Whole> whole;
-        std::size_t left = 0, left_count = 0;    ///< P of all matrices, and what travels whole
+        std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
         std::uint64_t steps = 0;
     };
@@ -184,7 +183,8 @@ private:
         return {part.parameter, part.offset, rows, columns, rank};
     }
 
-    /// What of a bucket travels how; all of it whole, in its own type, if that is no more.
+    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, all of it travels whole, in its own type; so it
+    /// does if compression would not shrink it.
     Bucket split(const BucketContents& contents) const {
         Bucket bucket;
         if (!detail::is_compressible(contents.dtype)) return bucket;
@@ -205,7 +205,7 @@ private:
 
     float* left_of(const Bucket& bucket) const noexcept { return static_cast<float*>(left_.data()) + bucket.left; }
 
-    /// Calls `f(matrix, its P, its Q)` for each, and returns where the P end.
+    /// Calls `f(matrix, its P, its Q)` for each matrix, and returns the end of the last P.
     template <class F>
     float* for_matrices(const Bucket& bucket, F&& f) {
         float* left = left_of(bucket);
@@ -218,8 +218,8 @@ private:
         return left;
     }
 
-    /// Makes the vectors that a step starts from orthonormal, so that P has the size of the gradient, and guesses those that there are none
-    /// of yet, or that are lost.
+    /// Orthonormalises the vectors that a step starts with, so that P has the magnitude of the gradient. Guesses vectors that are missing
+    /// or lost.
     void prepare(const Matrix& m, float* right, std::uint64_t step) const {
         const std::size_t n = m.columns;
         if (!kernel::orthonormalise(right, n, m.rank)) std::memset(right, 0, m.rank * n * sizeof(float));
@@ -235,7 +235,7 @@ private:
         if (guessed) kernel::orthonormalise(right, n, m.rank);
     }
 
-    /// P of what this rank has, and what travels beside it.
+    /// Computes P of this rank's matrices, and copies the parameters that travel whole behind it.
     void make_left(std::size_t b, std::uint64_t step) {
         const Bucket& own = buckets_[b];
         float* to = for_matrices(own, [&](const Matrix& m, float* left, float* right) {
@@ -250,7 +250,7 @@ private:
         }
     }
 
-    /// All ranks have P: each computes its Q, and keeps what the two do not say.
+    /// P is averaged: computes this rank's Q, and keeps the difference as residual.
     void make_right(std::size_t b, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
@@ -262,7 +262,7 @@ private:
             } else if (finite) {
                 kernel::left_times(sum, m.rows, m.columns, left, m.rank, right);
                 kernel::add_product(sum, m.rows, m.columns, left, right, m.rank, -1);
-            } else {  // so on every rank: their product becomes NaN
+            } else {  // the same on every rank: the product becomes NaN
                 for (std::size_t i = 0; i < m.rank * m.rows; ++i) left[i] = std::numeric_limits<float>::quiet_NaN();
                 forget(m, sum, right);
             }
@@ -274,7 +274,7 @@ private:
         return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
     }
 
-    /// All ranks have P and Q.
+    /// P and Q are averaged: writes their product to the gradients.
     void expand(std::size_t b, BufferView bucket, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
@@ -306,12 +306,12 @@ private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
     PowerSgdOptions options_;
-    std::optional<B> second_;  ///< the averages of Q have an order of their own
+    std::optional<B> second_;  ///< a communicator of its own for the averages of Q, whose order differs from that of P
     detail::ErrorFeedback residuals_;
     std::vector<Bucket> buckets_;
     Memory left_{};
     detail::Remembered<Memory> right_;
-    kernel::HostBuffer product_;  ///< of a matrix of low precision
+    kernel::HostBuffer product_;  ///< product of a matrix of low precision, in f32
     std::chrono::nanoseconds computed_{};
 };
 

@@ -15,13 +15,13 @@
 namespace gradsync::inline v0_2 {
 
 struct QuantizerOptions {
-    unsigned bits = 8;             ///< of an element: 8, 4 or 1
+    unsigned bits = 8;             ///< bits per element: 8, 4 or 1
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed
 };
 
 namespace detail {
 
-/// The words of a bucket are those of its parameters, one after the other, see kernel/quantize.hpp.
+/// The words of a bucket are those of its parameters, one after the other; see kernel/quantize.hpp.
 class QuantizerCodec {
 public:
     explicit QuantizerCodec(unsigned bits) : bits_(bits) {
@@ -43,7 +43,7 @@ public:
 
     bool write(std::size_t b, float* held, std::size_t, std::uint32_t* words) const {
         for (const Part& part : buckets_[b].parts) kernel::quantize(held + part.offset, part.count, bits_, words + part.word);
-        return true;  // a block says itself that it is lost
+        return true;  // a block that is not finite is marked in its own words
     }
 
     void put_back(std::size_t b, const std::uint32_t* words, float* held) const {
@@ -60,14 +60,14 @@ public:
 private:
     struct Part {
         std::size_t offset = 0, count = 0;  ///< in the bucket
-        std::size_t word = 0;               ///< the first of its words
+        std::size_t word = 0;               ///< index of its first word
     };
     struct Bucket {
         std::vector<Part> parts;
         std::size_t words = 0;
     };
 
-    /// Calls `visit(offset, sums)` for each block of the bucket, where it begins and the sums of what the messages say of it.
+    /// Calls `visit(offset, sums)` for each block of the bucket, with its offset and its sums over the messages.
     template <class Visit>
     void for_blocks(std::size_t b, const Messages& messages, float factor, Visit&& visit) const {
         constexpr std::size_t most = kernel::quantized_block;
@@ -89,16 +89,17 @@ private:
 
 }  // namespace detail
 
-/// Every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share, and what that does not say is
-/// kept for later: with 1 bit signs and mean magnitudes (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847), else as many
-/// evenly spaced levels between the largest magnitude and its negative (as Alistarh et al., arXiv 1610.02132, but rounded to the nearest:
-/// error feedback does what their dice do). Gathered by all: about `N bits / 8` bytes a rank, where an all-reduce takes about `2 s N` for
-/// elements of s bytes. So it is for few ranks: 8 bits of f32 halve what travels among 4 ranks, 1 bit makes a sixteenth of it. A bucket of
-/// which that would be more than an all-reduce is not compressed.
+/// Quantization: every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share. The rounding
+/// error stays as residual. With 1 bit, signs and mean magnitudes travel (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv
+/// 1901.09847). With more bits, levels are evenly spaced between the largest magnitude and its negative, as in Alistarh et al., arXiv
+/// 1610.02132, but rounded to the nearest: error feedback replaces their random rounding.
 ///
-/// Sums are in the order of the ranks, in f32; the bits depend on neither buckets nor overlap, where all buckets are compressed. Where a
-/// block has an infinity or a NaN, all of it is NaN on every rank in this step, and what was kept of it is forgotten. See the concept
-/// `Compressor`.
+/// All ranks gather all messages: about `N bits / 8` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So
+/// it suits few ranks: among 4 ranks with f32, 8 bits halve the traffic, and 1 bit reduces it to a sixteenth. A bucket that would take more
+/// than an all-reduce is not compressed.
+///
+/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap. A block with an infinity
+/// or a NaN is all NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
 template <Backend B>
 class Quantizer : public detail::GatheredExchange<B, detail::QuantizerCodec> {
 public:

@@ -7,21 +7,22 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A collective, and what is to follow when it is complete: a `Work` of several stages, which whoever tests it or waits for it carries out.
+/// A `Work` of several stages: a collective, and what follows when it is complete. The thread that tests it or waits for it runs the next
+/// stage.
 ///
-/// Stage, default-constructible and movable:
-/// - `next(work)` is called when `work` is complete: it does what is to be done then, and starts the next collective in `work`, or leaves
-///   it complete. True while there is more to follow. Where it throws, because the thread may not communicate, say, whoever tests or waits
-///   next calls it again: what it has done by then it has to know.
-/// - `drop()`: the rest will not happen; the other ranks are not to wait for it. Never throws.
+/// Stage is default-constructible and movable, and has:
+/// - `next(work)`: called when `work` is complete. It starts the next collective in `work`, or leaves `work` complete. Returns true while
+///   more stages follow. If it throws, for example because the thread may not communicate, the next test or wait calls it again; it must
+///   remember what it has done.
+/// - `drop()`: the remaining stages will not run; releases the other ranks from waiting. Must not throw.
 ///
-/// Buckets are tested and waited for in their order, one after the other: so all ranks start the collectives of one stage in one order.
-/// Those of different stages do not come in one order, and need a communicator each.
+/// Buckets are tested and waited for in order, one after the other, so all ranks start the collectives of one stage in the same order.
+/// Different stages have no common order, so each needs a communicator of its own.
 template <Work W, class Stage>
 class StagedWork {
 public:
     StagedWork() = default;
-    /// One that has nothing to follow.
+    /// Without further stages.
     explicit StagedWork(W work) : work_(std::move(work)) {}
     StagedWork(W work, Stage stage) : work_(std::move(work)), stage_(std::move(stage)), more_(true) {}
     StagedWork(StagedWork&& other) noexcept

@@ -18,13 +18,13 @@
 namespace gradsync::inline v0_2 {
 
 struct TopKOptions {
-    double density = 0.01;         ///< the part of a bucket's elements that travel; within (0, 1]
+    double density = 0.01;         ///< the fraction of a bucket's elements that travel, in (0, 1]
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed
 };
 
 namespace detail {
 
-/// The words of a bucket are the places of its largest elements, and then their values.
+/// The words of a bucket are the indices of its largest elements, then their values.
 class TopKCodec {
 public:
     explicit TopKCodec(double density) : density_(density) {
@@ -59,7 +59,7 @@ public:
         kernel::take_largest(held, count, k_[b], words, values);
         for (const float x : std::span(values, k_[b]))
             if (is_finite(x)) return true;
-        return false;  // there may be more such than travel
+        return false;  // more elements may be infinite or NaN than travel
     }
 
     void put_back(std::size_t b, const std::uint32_t* words, float* held) const noexcept {
@@ -90,20 +90,20 @@ private:
     }
 
     double density_;
-    std::vector<std::size_t> k_;  ///< by bucket: elements that travel
-    std::vector<float> sums_;     ///< of a bucket of low precision
+    std::vector<std::size_t> k_;  ///< by bucket: number of elements that travel
+    std::vector<float> sums_;     ///< sums of a bucket of low precision, in f32
 };
 
 }  // namespace detail
 
-/// Of each bucket every rank sends the elements of largest magnitude, with their places, and keeps the rest for later (Aji and Heafield,
-/// arXiv 1704.05021; Stich et al., arXiv 1809.07599). Eight bytes an element sent, gathered by all: `8 density N` bytes a rank, where an
-/// all-reduce takes about `2 s` for each element of s bytes. So it is for few ranks and little density; a bucket of which that would be
-/// more than an all-reduce is not compressed.
+/// Top-k sparsification: every rank sends the elements of largest magnitude of each bucket, with their indices, and keeps the rest as
+/// residual (Aji and Heafield, arXiv 1704.05021; Stich et al., arXiv 1809.07599). An element sent takes eight bytes, and all ranks gather
+/// all messages: `8 density N` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So it suits few ranks and
+/// low densities. A bucket that would take more than an all-reduce is not compressed.
 ///
-/// Sums are in the order of the ranks, in f32. Which elements travel depends on what they share a bucket with: not the bits of other
-/// buckets. An infinity or a NaN travels at once; where there are as many such as elements travel, or more, all of the bucket is NaN in
-/// this step. See the concept `Compressor`.
+/// Sums are in rank order, in f32. The selection depends on the other elements of the bucket, so other buckets give other bits. An infinity
+/// or a NaN travels at once. If at least as many elements are infinite or NaN as travel, all of the bucket is NaN in this step. See the
+/// concept `Compressor`.
 template <Backend B>
 class TopK : public detail::GatheredExchange<B, detail::TopKCodec> {
 public:

@@ -15,8 +15,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What a Reducer does to device memory (see reducer/passes.hpp), on the compute stream of an engine. Throws
-/// Error(invalid_argument) where the program has no kernels.
+/// The passes of a Reducer over device memory (see kernel/passes.hpp), on the compute stream of an engine. The constructor throws
+/// Error(invalid_argument) if the program has no kernels.
 template <class Engine>
 class DevicePasses {
 public:
@@ -48,7 +48,7 @@ public:
         cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
     }
 
-    /// One kernel for all; the host waits for it.
+    /// Sums all blocks in one kernel; `finish()` waits for it on the host.
     class SquareSums {
     public:
         explicit SquareSums(cudaStream_t stream) noexcept : stream_(stream) {}

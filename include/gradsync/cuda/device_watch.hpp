@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What all communicators of one rank and origin share that has a device: the thread that looks after them, so that things move,
-/// and failures are noticed, also while this rank computes.
+/// A thread that all device communicators of one rank and origin share. It advances their operations and detects failures while the rank
+/// computes.
 class DeviceWatch {
 public:
     DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), thread_([this, &hooks] { watch(hooks); }) {}
@@ -30,7 +30,7 @@ public:
 
     int device() const noexcept { return device_; }
 
-    /// Something is under way from now on: look often, until nothing was for a while.
+    /// Something is in flight: polls often, until nothing has been started for a while.
     void wake() noexcept {
         const std::lock_guard lock(mutex_);
         if (ticks_left_ == 0) changed_.notify_one();

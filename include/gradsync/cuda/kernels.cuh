@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// For nvcc only. See passes.hpp for what the passes promise.
+// For nvcc only. passes.hpp documents the passes.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -15,7 +15,7 @@ namespace gradsync::inline v0_2::cuda::kernels {
 
 // -------------------------------------------------------------------------------------------------------------- elements
 
-/// What elements of type T are computed in.
+/// The type in which elements of type T are computed.
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -30,7 +30,7 @@ __device__ A widen(T x) {
     else return static_cast<A>(x);
 }
 
-/// Rounded once, to nearest, also from double to 16 and 8 bits. (8 bits: what is too large becomes the largest number.)
+/// Rounds once, to nearest, even from double to 16 and 8 bits. In 8 bits a value out of range becomes the largest number.
 template <class T, class A>
 __device__ T narrow(A x) {
     if constexpr (is_fp8<T>) {
@@ -52,7 +52,7 @@ struct alignas(n * sizeof(T)) Pack {
     T elements[n];
 };
 
-/// Elements that a thread takes at a time: 16 bytes of the wider type.
+/// Elements per load of a thread: 16 bytes of the wider type.
 template <class A, class B>
 inline constexpr int pack_size = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
 
@@ -60,7 +60,7 @@ inline constexpr int threads = 256;
 
 // --------------------------------------------------------------------------------------------------------- element by element
 
-/// to[i] = f(from[i], to[i]) for packs, then for single elements.
+/// to[i] = f(from[i], to[i]), for packs and for single elements.
 template <class To, class From, class F>
 __global__ void __launch_bounds__(threads) transform_packs(To* to, const From* from, std::size_t packs, F f) {
     constexpr int n = pack_size<To, From>;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads) transform_elements(To* to, const From
         to[i] = ready.reads_from() ? ready(from[i], to[i]) : To();
 }
 
-/// What a transformation is, if it says nothing else.
+/// Defaults of a transformation.
 struct Plain {
     static constexpr bool reads_to = false;
     __device__ bool reads_from() const { return true; }
@@ -121,7 +121,7 @@ struct Scale : Plain {
     __device__ T operator()(T x, T) const { return narrow<T>(widen<Accumulator<T>>(x) * factor); }
 };
 
-/// The factor lies on the device: it is read once a thread.
+/// The factor is in device memory. Each thread reads it once.
 template <class T>
 struct ScaleBy : Plain {
     const double* source;
@@ -137,7 +137,7 @@ struct Clamp : Plain {
     __device__ Clamp prepared() const { return *this; }
     __device__ T operator()(T x, T) const {
         const auto value = widen<Accumulator<T>>(x);
-        return value > limit ? narrow<T>(limit) : value < -limit ? narrow<T>(-limit) : x;  // a NaN is neither
+        return value > limit ? narrow<T>(limit) : value < -limit ? narrow<T>(-limit) : x;  // a NaN fails both tests
     }
 };
 
@@ -157,7 +157,7 @@ __device__ void store_as(void* data, std::size_t place, const A* values) {
     static_cast<Pack<T, n>*>(data)[place] = pack;
 }
 
-/// `n` elements of a floating type, aligned as a whole. f64 is for an A of double only.
+/// Loads `n` elements of a floating type; they must be aligned as a whole. f64 needs an A of double.
 template <int n, class A>
 __device__ void load(const void* data, DType type, std::size_t place, A* values) {
     switch (type) {
@@ -181,12 +181,12 @@ __device__ void store(void* data, DType type, std::size_t place, const A* values
     }
 }
 
-/// Elements that a thread of `transform_any` takes at a time.
+/// Elements per load of a thread of `transform_any`.
 inline constexpr int any_pack = 4;
 
-/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. For the pairs of types that have no kernels of
-/// their own: those with one of 8 bits, which would be as many again. A: double where one side is f64; else float,
-/// which holds all of them, and from which devices have an instruction to 8 bits.
+/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. It serves the pairs of types with an 8-bit type, for which separate
+/// kernels would double their number. A is double if one side is f64; otherwise float, which holds all other types and which devices
+/// convert to 8 bits in one instruction.
 template <class A, int n>
 __global__ void __launch_bounds__(threads)
     transform_any(void* to, DType to_type, const void* from, DType from_type, std::size_t packs, bool adds) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(threads)
 
 // ---------------------------------------------------------------------------------------------------------------- norms
 
-/// The sum over all threads of a block, in one order; valid on thread 0.
+/// The sum over all threads of a block, in a fixed order; valid on thread 0.
 __device__ inline double block_sum(double value) {
     __shared__ double of_warps[threads / 32];
     for (int distance = 16; distance > 0; distance /= 2) value += __shfl_down_sync(0xffffffffu, value, distance);
@@ -225,7 +225,7 @@ template <class T>
 __device__ double thread_sum(const void* data, std::size_t count) {
     const T* const elements = static_cast<const T*>(data);
     constexpr int n = pack_size<T, T>;
-    // Single elements up to the first pack, packs, single elements.
+    // Single elements up to the first aligned pack, then packs, then single elements.
     const std::size_t ragged = (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 / sizeof(T),
                       before = ragged < count ? ragged : count;
     const std::size_t packs = (count - before) / n, after = before + packs * n;
@@ -245,8 +245,8 @@ __device__ double thread_sum(const void* data, std::size_t count) {
     return sum;
 }
 
-/// One block of threads for one block of elements.
-template <class = void>  // so that several files may include it
+/// One thread block per block of elements.
+template <class = void>  // a template, so that several files may include it
 __global__ void __launch_bounds__(threads) sums_of_squares(const NormBlock* blocks, double* sums) {
     const NormBlock block = blocks[blockIdx.x];
     double sum = 0;

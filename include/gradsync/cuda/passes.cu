@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// The passes of passes.hpp: the one file of the library that nvcc compiles. Link the target gradsync::cuda, or compile it into a
-// program:
+// The passes of passes.hpp. nvcc compiles only this file of the library. Link the target gradsync::cuda, or compile it into a program:
 //     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
 
 #ifdef __CUDACC__
@@ -21,7 +20,7 @@ namespace {
                 {.operation = pass});
 }
 
-/// Calls `use` with a null pointer to the element type of a floating dtype; without `float8`: not of 8 bits.
+/// Calls `use` with a null pointer to the element type of a floating dtype. Without `float8` it refuses 8-bit types.
 template <bool float8 = true, class Use>
 void with_type(DType dtype, const char* pass, Use&& use) {
     switch (dtype) {
@@ -39,7 +38,7 @@ void with_type(DType dtype, const char* pass, Use&& use) {
     }
 }
 
-/// Enough blocks to fill every device; threads take more than one piece where there is more.
+/// The number of thread blocks: enough to fill any device. Threads process several pieces if there are more.
 unsigned blocks_for(std::size_t pieces) {
     constexpr std::size_t most = 132 * 16;
     const std::size_t blocks = (pieces + kernels::threads - 1) / kernels::threads;
@@ -76,7 +75,7 @@ void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, cons
     check(cudaGetLastError(), pass);
 }
 
-/// Is there an 8-bit type in it? Then it is done here.
+/// Runs the transformation if one type has 8 bits; otherwise returns false.
 bool transform_float8(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
     if (!is_float8(to.dtype) && !is_float8(from.dtype)) return false;
     for (const DType dtype : {from.dtype, to.dtype})

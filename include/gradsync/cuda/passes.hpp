@@ -8,15 +8,16 @@
 #include "../core/buffer_view.hpp"
 #include "../core/reduce_op.hpp"
 
-/// Passes over device memory, on a stream: what kernel/ is for the host's. All return at once and throw Error(device_failed)
-/// where they cannot be started; everything is computed in the accumulator's type and rounded once.
+/// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw Error(device_failed) if they
+/// cannot be started, and Error(invalid_argument) for a dtype that they do not support. Everything is computed in the accumulator's type
+/// and rounded once.
 ///
-/// They are defined in cuda/passes.cu, which nvcc compiles: link the target gradsync::cuda, or add that file to your program.
-/// Where neither was done their address is null, and `linked()` says no: sums over NCCL need none of them.
+/// They are defined in cuda/passes.cu, which nvcc compiles: link the target gradsync::cuda, or add that file to your program. Otherwise
+/// their addresses are null, and `linked()` returns false. Sums over NCCL do not need them.
 
 namespace gradsync::inline v0_2::cuda {
 
-/// to[i] = from[i], rounded to the type of `to`. Floating types, or equal ones; may be in place.
+/// to[i] = from[i], rounded to the type of `to`. Both types must be floating, or equal. May be in place.
 [[gnu::weak]] void convert(ConstBufferView from, BufferView to, cudaStream_t stream);
 
 /// to[i] += from[i].
@@ -25,32 +26,32 @@ namespace gradsync::inline v0_2::cuda {
 /// buffer[i] *= factor.
 [[gnu::weak]] void scale(BufferView buffer, double factor, cudaStream_t stream);
 
-/// to[i] = from[i] * factor, and 0 where the factor is 0, whatever from[i] is. The factor lies in device memory. One dtype; may
+/// to[i] = from[i] * factor. If the factor is 0, to[i] = 0 even for a NaN. `factor` is in device memory. Both buffers have one dtype. May
 /// be in place.
 [[gnu::weak]] void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream);
 
-/// buffer[i] limited to [-limit, limit]; a NaN stays.
+/// Clamps buffer[i] to [-limit, limit]. A NaN stays.
 [[gnu::weak]] void clamp(BufferView buffer, double limit, cudaStream_t stream);
 
-/// One block of a norm: `count` elements at `data`, whose squares add up to sums[place].
+/// One block of a norm: `count` elements at `data`, in device memory.
 struct NormBlock {
     const void* data;
     std::size_t count;
     DType dtype;
 };
-/// sums[k] = the sum of the squares of blocks[k], in double, in one order; all in device memory.
+/// sums[k] = the sum of the squares of blocks[k], in double, in a fixed order. All memory is device memory.
 [[gnu::weak]] void sums_of_squares(const NormBlock* blocks, std::size_t count, double* sums, cudaStream_t stream);
 
-/// What one rank multiplies its elements by in a mean, from what it brings and the sum of all ranks' weights.
+/// The factor of one rank's elements in a mean, from its scale and the sum of all weights.
 struct MeanFactor {
-    double weight = 0;   ///< in: the sum of the weights
-    double factor = 0;   ///< out: scale / weight, 0 where no rank has any weight
-    float factor32 = 0;  ///< out: the same
+    double weight = 0;   ///< in: sum of the weights of all ranks
+    double factor = 0;   ///< out: scale / weight; 0 if the weight is 0
+    float factor32 = 0;  ///< out: the same in f32
 };
-/// Fills `cell`, in device memory.
+/// Computes the factors of `cell`, which is in device memory.
 [[gnu::weak]] void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream);
 
-/// Can they be called?
+/// Are the passes linked into this program?
 inline bool linked() noexcept { return &mean_factor != nullptr; }
 
 }  // namespace gradsync::inline v0_2::cuda

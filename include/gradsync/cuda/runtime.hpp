@@ -11,11 +11,11 @@
 #include "../core/error.hpp"
 #include "../core/unique_handle.hpp"
 
-/// What the library needs of the CUDA runtime: owners of its handles, and its errors as ours. Host code: no nvcc is needed.
+/// Wrappers of the CUDA runtime: owners of its handles, and its errors as Error. Host code: nvcc is not needed.
 
 namespace gradsync::inline v0_2::cuda {
 
-/// Throws Error(device_failed) where a call of the runtime has failed.
+/// Throws Error(device_failed) if a runtime call has failed.
 inline void check(cudaError_t code, const char* call) {
     if (code == cudaSuccess) return;
     throw Error(Errc::device_failed, std::string(call) + ": " + cudaGetErrorString(code), {.operation = call});
@@ -28,7 +28,7 @@ struct StreamTraits {
 };
 using Stream = UniqueHandle<StreamTraits>;
 
-/// A stream that waits for no other but where it is told to; `urgent`: its kernels go before those of other streams.
+/// A stream that waits for other streams only where told to. If `urgent`, its kernels run before those of other streams.
 inline Stream make_stream(bool urgent = false) {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -44,27 +44,27 @@ struct EventTraits {
 };
 using Event = UniqueHandle<EventTraits>;
 
-/// An event that keeps no time, which makes it cheap.
+/// An event without timing, which makes it cheap.
 inline Event make_event() {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return Event(event);
 }
 
-/// What a query says. That something is not over yet is no error: nobody is to find it as the runtime's last one.
+/// The answer of a query. "Not ready" is not an error, so it is cleared as the runtime's last error.
 inline cudaError_t answer(cudaError_t code) noexcept {
     if (code == cudaErrorNotReady) (void)cudaGetLastError();
     return code;
 }
 
-/// Has all that the event stands for been done?
+/// Is all work before the event done?
 inline bool is_over(const Event& event) {
     const cudaError_t code = answer(cudaEventQuery(event.get()));
     if (code != cudaErrorNotReady) check(code, "cudaEventQuery");
     return code == cudaSuccess;
 }
 
-/// What comes on `later` from here on waits for what is on `earlier` up to here. `event`: scratch.
+/// Makes work put on `later` from now on wait for the work already on `earlier`. `event`: scratch.
 inline void order(cudaStream_t earlier, cudaStream_t later, const Event& event) {
     check(cudaEventRecord(event.get(), earlier), "cudaEventRecord");
     check(cudaStreamWaitEvent(later, event.get(), 0), "cudaStreamWaitEvent");
@@ -81,7 +81,7 @@ struct PinnedMemoryTraits {
     static void close(Handle memory) noexcept { cudaFreeHost(memory); }
 };
 
-/// Memory of `bytes` bytes, zeroed if not told otherwise (which waits for the default stream). Freeing waits for the device.
+/// Memory of `bytes` bytes, zeroed by default (on the device that waits for the default stream). Freeing waits for the device.
 template <class Traits>
 class Memory {
 public:
@@ -109,9 +109,9 @@ private:
     std::size_t bytes_ = 0;
 };
 using DeviceMemory = Memory<DeviceMemoryTraits>;
-using PinnedMemory = Memory<PinnedMemoryTraits>;  ///< of the host, for copies that run beside everything else
+using PinnedMemory = Memory<PinnedMemoryTraits>;  ///< page-locked host memory, for asynchronous copies
 
-/// Of the calling thread's device: 90 for 9.0.
+/// The compute capability of the calling thread's device: 90 for 9.0.
 inline int compute_capability() {
     int device = 0, major = 0, minor = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
@@ -120,7 +120,7 @@ inline int compute_capability() {
     return 10 * major + minor;
 }
 
-/// Makes a device the calling thread's, until it goes.
+/// Makes `device` the calling thread's current device, until the end of this object.
 class CurrentDevice {
 public:
     explicit CurrentDevice(int device) {

@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The place of each parameter in its bucket, counted in elements: a multiple of 64 bytes of the bucket's dtype. The gaps
-/// between parameters belong to none. A bucket ends with its last parameter.
+/// The place of each parameter in its bucket, in elements; it is aligned to 64 bytes. The gaps between parameters belong to none of them. A
+/// bucket ends with its last parameter.
 struct BucketLayout {
     std::vector<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
     std::vector<std::size_t> counts;   ///< by bucket: its elements
@@ -35,9 +35,9 @@ struct BucketLayout {
 struct ShardSlice {
     std::size_t bucket = 0;
     std::size_t parameter = 0;
-    std::size_t first = 0;   ///< element of the parameter
+    std::size_t first = 0;   ///< index of its first element in the parameter
     std::size_t count = 0;   ///< never 0
-    std::size_t offset = 0;  ///< where it lies in the shard, in elements
+    std::size_t offset = 0;  ///< its offset in the shard, in elements
 };
 
 /// The slices that `rank` owns of buckets that are split over `size` ranks, in memory order.

@@ -15,15 +15,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The buckets' memory. Each one is contiguous, all are in one allocation, zeroed at first. Either every bucket has
-/// memory of its own, or there are slots, which buckets take while they need one.
+/// The memory of the buckets: one allocation, zeroed at first, in which each bucket is contiguous. Either every bucket has memory of its
+/// own, or buckets take slots while they need memory.
 template <Backend B>
 class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `is_direct(b)`: the bucket is the gradient of its only parameter, in the trainer's memory. Collective, as the
-    /// backend's `allocate` is.
+    /// `is_direct(b)`: bucket b is the gradient of its only parameter, in the trainer's memory. Collective, like the backend's `allocate`.
     template <class IsDirect>
     static BucketStorage with_memory(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos,
                                      std::span<const ParameterView> parameters, IsDirect is_direct) {
@@ -44,7 +43,7 @@ public:
         return storage;
     }
 
-    /// With so many slots, as large as the largest buckets. Collective.
+    /// Makes `slots` slots, which are as large as the largest buckets. Collective.
     static BucketStorage with_slots(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::size_t slots) {
         BucketStorage storage(plan, infos);
         storage.slot_of_.resize(plan.size());
@@ -63,19 +62,19 @@ public:
         return storage;
     }
 
-    /// The memory that travels.
+    /// The memory that collectives read and write.
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
-    /// Parameter i in its bucket.
+    /// The part of parameter i within its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
     const BucketLayout& layout() const noexcept { return layout_; }
-    std::size_t bytes() const noexcept { return bytes_; }  ///< of memory
+    std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
 
     // For slots; from one thread at a time. `parameters` are those of bucket b.
 
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
-    /// The smallest that is free and large enough; false if there is none. What it holds is what its last bucket left there.
+    /// Takes the smallest free slot that is large enough; false if there is none. It still holds the data of its previous bucket.
     bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
         std::size_t best = slots_.size();
         for (std::size_t s = 0; s < slots_.size(); ++s)
@@ -92,7 +91,7 @@ public:
         slots_[slot_of_[b]].taken = false;
         place(b, parameters, nullptr);
     }
-    /// One more slot, for bucket b, in memory that is not the backend's: a little slower over processes, where it has to be copied.
+    /// Adds a slot for bucket b outside the backend's memory: a little slower between processes, because it has to be copied.
     void add_slot(std::size_t b)
         requires(B::memory_space == MemorySpace::host)
     {
@@ -135,7 +134,7 @@ private:
     std::vector<BufferView> buckets_;
     std::vector<BufferView> parameters_;
     std::vector<Slot> slots_;
-    std::vector<std::size_t> slot_of_;  ///< by bucket, while it has one
+    std::vector<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
     std::vector<kernel::HostBuffer> more_memory_;
 };
 

@@ -13,8 +13,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The collectives of one step's buckets: started in order, seen to complete in order, with their times.
-/// `start` is for one thread at a time; so are `poll` and `wait`; the two may be different threads.
+/// The collectives of the buckets of one step: started in order, completed in order, with their times. One thread at a time calls `start`;
+/// one thread at a time, possibly another, calls `poll` and `wait`.
 template <Work W>
 class BucketsInFlight {
 public:
@@ -27,7 +27,7 @@ public:
     std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < started(); }
 
-    /// The next bucket's collective, started at `when`.
+    /// Takes the collective of the next bucket, which was started at `when`.
     void start(W work, Clock::time_point when) noexcept {
         const std::size_t b = started_.load(std::memory_order_relaxed);
         buckets_[b].work = std::move(work);
@@ -35,29 +35,30 @@ public:
         started_.store(b + 1, std::memory_order_release);
     }
 
-    /// Advances, never blocks. `land(b)` is called for each bucket whose collective is found complete, and says when that was.
+    /// Advances the collectives; never blocks. Calls `land(b)`, which returns the time of completion, for each bucket that is found
+    /// complete.
     template <class Land>
     void poll(Land&& land) {
         for (std::size_t b = completed(); b < started() && naming_bucket(b, [&] { return poll_work(buckets_[b].work); }); ++b)
             complete(b, land);
     }
 
-    /// Tests the first collective that is not complete; repeated tests time out.
+    /// Tests the first collective that is not complete. Repeated tests time out.
     void test_first() {
         if (in_flight()) naming_bucket(completed(), [&] { return buckets_[completed()].work.test(); });
     }
 
-    /// Waits for bucket b's collective, as `await(work)` does; b is the first that was not known to be complete.
+    /// Waits for the collective of bucket b with `await(work)`. All buckets before b must be known to be complete.
     template <class Land, class Await>
     void wait(std::size_t b, Land&& land, Await&& await) {
         naming_bucket(b, [&] { await(buckets_[b].work); });
         complete(b, land);
     }
 
-    /// For a new plan; nothing is in flight.
+    /// Adapts to a new plan. Nothing may be in flight.
     void resize(std::size_t buckets) { buckets_.resize(buckets); }
 
-    /// Forgets the step, which is complete.
+    /// Resets for the next step, once this one is complete.
     void reset() noexcept {
         started_.store(0, std::memory_order_relaxed);
         completed_.store(0, std::memory_order_relaxed);

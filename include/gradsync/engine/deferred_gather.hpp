@@ -19,8 +19,8 @@ namespace gradsync::inline v0_2::detail {
 
 struct NoGather {};
 
-/// All-gathers of buckets, one each, that are started together and waited for one by one, when what they bring is needed.
-/// For one thread at a time. At its end it waits for those that nobody has waited for, unless an exception is on its way.
+/// All-gathers, one per bucket, that are started together and waited for one by one, when their data are needed. For one thread at a time.
+/// The destructor waits for those still pending, unless an exception is propagating.
 template <Backend B>
 class DeferredGather {
 public:
@@ -31,20 +31,20 @@ public:
         if (std::uncaught_exceptions() != exceptions_) return;
         try {
             for (std::size_t b = 0; b < works_.size(); ++b) wait(b);
-        } catch (...) {  // the communicator has failed, and says so to those who use it
+        } catch (...) {  // the communicator has failed, and reports that to its other users
         }
     }
 
-    /// Once, before anything else.
+    /// Call it once, first.
     void attach(const B& backend) {
         backend_.emplace(backend);
         progress_.attach(backend);
     }
-    /// Before the first gather; it outlives the last one.
+    /// Call it before the first gather. `watch` outlives the last one.
     void set_watch(Watch<B>& watch) noexcept { watch_ = &watch; }
     void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
 
-    /// Every rank's shard of bucket b, which lies in its place already, goes to all ranks.
+    /// Starts the all-gather of bucket b. The shard of this rank must be in its place in `bucket`.
     void start(std::size_t b, BufferView bucket, CollectiveTag tag) {
         works_[b].under_way = backend_->size() > 1;
         if (works_[b].under_way) {
@@ -59,23 +59,23 @@ public:
         progress_.started();
     }
 
-    /// Drops the gathers that have started, because a step has failed. That fails the communicator, too.
+    /// Drops the started gathers after a failed step. That fails the communicator, too.
     void drop() noexcept {
         works_.clear();
         pending_ = 0;
     }
 
-    /// Gathers that nobody has waited for.
+    /// The number of gathers that were not waited for yet.
     std::size_t pending() const noexcept { return pending_; }
     bool pending(std::size_t b) const noexcept { return works_[b].pending; }
 
-    /// Advances what is under way, and notes what has arrived.
+    /// Advances the gathers and records which have arrived.
     void poll() {
         progress_.poll();
         for (std::size_t b = 0; b < works_.size(); ++b)
             if (works_[b].under_way && naming_bucket(b, [&] { return poll_work(works_[b].work); })) arrive(b);
     }
-    /// Returns when bucket b is there.
+    /// Returns when bucket b has arrived.
     void wait(std::size_t b) {
         if (!works_[b].pending) return;
         naming_bucket(b, [&] { await(*backend_, works_[b].work); });
@@ -88,8 +88,8 @@ public:
 private:
     struct Entry {
         typename B::WorkType work;
-        bool pending = false;    ///< nobody has waited for it
-        bool under_way = false;  ///< it is not known to have arrived
+        bool pending = false;    ///< was not waited for yet
+        bool under_way = false;  ///< may still be in flight
     };
 
     void arrive(std::size_t b) {

@@ -11,19 +11,18 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Does B want a thread that polls, if so asked?
+/// Does B need a polling thread, if it supports one?
 template <Backend B>
 bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
     if constexpr (abilities_of<B>.progress_thread) return backend.size() > 1 && backend.wants_progress_thread();
     else return false;
 }
 
-/// Advances gathers under a computation that knows nothing of them: by a thread, where the backend wants one, or whenever `poll()` is
-/// called.
+/// Advances gathers during a computation that makes no calls for them: in a thread if the backend needs one, otherwise in `poll()`.
 template <Backend B>
 class GatherProgress {
 public:
-    /// Once, before the first gather.
+    /// Call it once, before the first gather.
     void attach(const B& backend) {
         engine_.backend.emplace(backend);
         if (wants_progress_thread(backend)) thread_.start(engine_);

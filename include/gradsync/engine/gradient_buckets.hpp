@@ -25,13 +25,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The gradients and their way into and out of the buckets. Knows nothing of time: who calls what when is the
-/// Reducer's. `add_up` and `deposit` may run for different gradients at once.
+/// The gradients, and how they get into and out of the buckets. The engine decides when. `add_up` and `deposit` may run for different
+/// gradients at once.
 template <Backend B, class Buckets>
 class GradientBuckets {
 public:
-    /// Plans, without memory yet. `scattered`: see `bucket_infos`; `packed`: its exchange wants many gradients in a bucket, whatever they
-    /// cost alone. Throws Error where parameters, options and policy do not go together.
+    /// Plans the buckets without allocating them. `scattered`: see `bucket_infos`. `packed`: the exchange wants many gradients per bucket,
+    /// whatever they cost alone. Throws Error if parameters, options and policy do not fit together.
     GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered,
                     bool packed)
         : options_(options),
@@ -47,7 +47,7 @@ public:
           asked_for_(parameters_.size()),
           summed_(parameters_.size()) {}
 
-    /// The buckets' memory, before anything else is asked of it. All ranks have the same plan. Collective.
+    /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
     void allocate(B& backend) {
         storage_ = make_storage(backend);
         allocate_shards(backend);
@@ -56,19 +56,19 @@ public:
 
     const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
     const ParameterView& parameter(std::size_t i) const noexcept { return parameters_[i]; }
-    /// The trainable parameters, as their gradients are expected to become ready.
+    /// The trainable parameters, in the order in which their gradients are expected to become ready.
     std::span<const std::size_t> order() const noexcept { return order_; }
     const BucketPlan& plan() const noexcept { return plan_; }
     std::string describe_policy() const { return policy_.describe(); }
 
     const std::vector<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
-    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that is the Reducer's
+    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that the library owns
 
-    /// The memory that travels as bucket b.
+    /// The memory of bucket b, for collectives.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
 
-    /// Gradient i as the trainer finds it.
+    /// The memory in which the trainer finds gradient i.
     BufferView gradient(std::size_t i) const noexcept {
         return live_here() && parameters_[i].requires_grad ? storage_.parameter(i) : parameters_[i].gradient;
     }
@@ -78,20 +78,20 @@ public:
     /// This rank's shard of bucket b, once its collective is complete.
     BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
 
-    /// Have buckets memory only while they need it? Then `obtain` comes before a gradient is written, and `land` after the
-    /// bucket's collective.
+    /// Do buckets have memory only while they need it? If so, `obtain` must precede writes to a gradient, and `land` must follow the
+    /// collective of its bucket.
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
-    /// The trainer asks for gradient i, which has memory.
+    /// Records that the trainer asked for gradient i, which has memory.
     void ask_for(std::size_t i) noexcept {
         std::lock_guard lock(slots_);
         asked_for_[i] = 1;
     }
-    /// Did it, in this backward?
+    /// Did the trainer ask for gradient i in this backward?
     bool was_asked_for(std::size_t i) noexcept {
         std::lock_guard lock(slots_);
         return asked_for_[i] != 0;
     }
-    /// False where all slots are taken. With `more` another is made, where the backend reads any memory. For any thread.
+    /// Gives bucket b a slot; false if all are taken. With `more` it adds a slot then, if the backend reads any memory. For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
         if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
@@ -102,7 +102,7 @@ public:
         }
         return false;
     }
-    /// Keeps this rank's shard of bucket b, or adds it to those of the micro-batches before, and lets the memory go.
+    /// Stores this rank's shard of bucket b, or adds it to those of earlier micro-batches, and returns the slot.
     void land(std::size_t b) {
         if (!pooled()) return;
         if (adds_to_shards_) passes_.add(shards_[b], own_part(b));
@@ -111,24 +111,24 @@ public:
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    /// Do shards that come are added to those that are there?
+    /// Sets whether `land` adds new shards to those that are there.
     void add_to_shards(bool adds) noexcept { adds_to_shards_ = adds; }
     bool adds_to_shards() const noexcept { return adds_to_shards_; }
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return !live_here() && storage_.parameter(i).data != parameters_[i].gradient.data; }
-    /// Are there sums of gradient i's earlier micro-batches?
+    /// Does gradient i have a sum of earlier micro-batches?
     bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
 
-    /// Adds gradient i to the sum of its micro-batches; more are to come.
+    /// Adds gradient i to the sum of its micro-batches. More are to come.
     void add_up(std::size_t i) {
         const BufferView from = parameters_[i].gradient, to = sum_of(i);
         if (summed_[i]) passes_.add(to, from);
         else passes_.copy(from, to);
         summed_[i] = 1;
     }
-    /// Gradient i is complete: it goes into its bucket, with what micro-batches left.
-    GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // of a mark, see Readiness
+    /// Puts gradient i, which is complete, into its bucket, together with the sum of earlier micro-batches.
+    GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
         if (!summed_[i]) return passes_.copy(parameters_[i].gradient, storage_.parameter(i));
         add_up(i);
         deposit_sum(i);
@@ -138,19 +138,19 @@ public:
         if (sums_apart()) passes_.copy(sums_[i], storage_.parameter(i));
     }
 
-    /// This rank has nothing for gradient i.
+    /// Zeroes gradient i in its bucket, because this rank contributes nothing.
     void clear(std::size_t i) { passes_.clear(storage_.parameter(i)); }
-    /// This rank has nothing for all of bucket b.
+    /// The same for all of bucket b.
     void clear_bucket(std::size_t b) { passes_.clear(storage_.bucket(b)); }
 
-    /// Copies bucket b's results to the trainer's gradients, those of `wanted(i)`.
+    /// Copies the results of bucket b to the trainer's gradients i for which `wanted(i)`.
     template <class Wanted>
     void hand_out(std::size_t b, Wanted&& wanted) {
         for (std::size_t i : plan_.bucket(b))
             if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), parameters_[i].gradient);
     }
 
-    /// Keeps gradient i, if it lives in its bucket, for the case that no rank used it.
+    /// Saves gradient i, if it lives in its bucket, in case no rank used it.
     void keep(std::size_t i) {
         if (!live_here() || scattered_) return;
         const BufferView slot = storage_.parameter(i);
@@ -159,7 +159,7 @@ public:
         kept_bytes_.resize(end + slot.bytes());
         passes_.read(slot, kept_bytes_.data() + end);
     }
-    /// Puts back what was kept of those for which `unused(i)`.
+    /// Restores the saved gradients i for which `unused(i)`.
     template <class Unused>
     void restore(Unused&& unused) {
         const std::uint8_t* bytes = kept_bytes_.data();
@@ -172,15 +172,15 @@ public:
         kept_bytes_.clear();
     }
 
-    /// The step is over: the next sums begin anew.
+    /// Ends the step: the next sums start anew.
     void forget_sums() noexcept { summed_.assign(summed_.size(), 0); }
 
-    /// Times for the policy of the next `reorder`, if it plans by times.
+    /// Sets the times for the next `reorder`, if the policy plans by times.
     void set_ready_seconds(const std::vector<double>& times) {
         if constexpr (TimedBucketPolicy<Buckets>) policy_.set_ready_seconds(times);
     }
 
-    /// Plans anew for another order of readiness; values and sums move along. True if the plan changed. Collective.
+    /// Plans anew for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
     bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
         BucketPlan plan = make_plan(backend);
@@ -188,14 +188,14 @@ public:
         plan_ = std::move(plan);
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
-            // Borrowed gradients live with the trainer: a bucket holds nothing of theirs but sums of micro-batches.
+            // Borrowed gradients stay in the trainer's memory: their buckets hold only sums of micro-batches.
             if (!pooled() && (live_here() || (summed_[i] && !sums_apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         allocate_shards(backend);
         return true;
     }
 
-    /// Gradient i, a borrowed one in bucket b, lives elsewhere from now on.
+    /// Moves the borrowed gradient i, in bucket b, to another memory.
     void rebind(std::size_t i, std::size_t b, BufferView gradient) {
         if (parameters_[i].requires_grad && is_direct(b)) storage_.rebind(b, i, gradient);
         parameters_[i].gradient = gradient;
@@ -206,7 +206,7 @@ private:
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    /// Do micro-batches add up outside of the buckets, whose type would round each of them?
+    /// Do micro-batches add up outside the buckets, because the buckets' type would round each sum?
     bool sums_apart() const noexcept {
         return options_.accumulation == Accumulation::in_buckets && options_.reduce_dtype && is_low_precision(*options_.reduce_dtype);
     }
@@ -217,7 +217,7 @@ private:
     std::vector<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
         std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
         if constexpr (abilities_of<B>.cheaper_alone) {
-            // Not so many that a rank that is ahead of the others would wait for them to start another one.
+            // Limited, so that a rank that is ahead need not wait for the others to start another one.
             constexpr std::size_t max_alone = 256;
             std::size_t alone = packed ? 0 : infos.size();
             for (std::size_t least = backend.cheaper_alone_from(); alone != 0; least *= 2) {
@@ -232,7 +232,7 @@ private:
 
     BucketPlan make_plan(const B& backend) const {
         BucketPlan plan;
-        // One rank has nothing to send: with a bucket each, borrowed gradients are not even copied.
+        // One rank sends nothing. With one bucket per gradient, borrowed gradients are not even copied.
         if (backend.size() == 1 && !live_here()) {
             for (const std::size_t& i : order_) plan.push_back({&i, 1});
             return plan;
@@ -247,7 +247,7 @@ private:
         const std::size_t i = plan_.bucket(b).front();
         return plan_.bucket(b).size() == 1 && may_be_direct(i, infos_[i]);
     }
-    /// May a bucket be gradient i?
+    /// May a bucket use the memory of gradient i directly?
     bool may_be_direct(std::size_t i, const ParameterInfo& info) const {
         return parameters_[i].requires_grad && !live_here() && options_.unused == UnusedParameters::error &&
                options_.accumulation == Accumulation::in_gradients && info.dtype == parameters_[i].gradient.dtype;
@@ -258,8 +258,8 @@ private:
         return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); });
     }
 
-    /// As many as are being filled at a time, where gradients are asked for in the order in which they are expected to become
-    /// ready, and one that travels meanwhile. A gradient of several uses is asked for at the first of them.
+    /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
+    /// are expected to become ready. A gradient of several uses is asked for at its first use.
     std::size_t slots_needed() const {
         std::vector<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
         std::size_t open = 0, most = 0, early = 0;
@@ -280,7 +280,7 @@ private:
         return smaller(most + early + 1, plan_.size());
     }
 
-    /// The memory of this rank's shards, in the type in which micro-batches are added up; as much on every rank.
+    /// Allocates this rank's shards, in the type in which micro-batches are added up. Every rank allocates the same number of bytes.
     void allocate_shards(B& backend) {
         if (!pooled()) return;
         shards_.resize(plan_.size());
@@ -300,7 +300,7 @@ private:
         }
     }
 
-    /// The memory of sums that are not kept in buckets; as much on every rank. It does not travel.
+    /// Allocates the sums that are kept outside the buckets. No collective reads them. Every rank allocates the same number of bytes.
     void allocate_sums([[maybe_unused]] B& backend) {
         if (!sums_apart()) return;
         sums_.resize(parameters_.size());
@@ -318,7 +318,7 @@ private:
     }
 
     ReducerOptions options_;
-    bool scattered_;  ///< only shards are of use once a bucket's collective is complete
+    bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
     Buckets policy_;
     std::vector<ParameterView> parameters_;
@@ -328,17 +328,17 @@ private:
     BucketStorage<B> storage_;
     std::mutex slots_;
     Memory shard_memory_{};
-    std::vector<BufferView> shards_;  ///< by bucket; where gradients are pooled
+    std::vector<BufferView> shards_;  ///< by bucket; only if gradients are pooled
     std::size_t shard_bytes_ = 0;
     bool adds_to_shards_ = false;
     std::conditional_t<B::memory_space == MemorySpace::host, kernel::HostBuffer, Memory> sum_memory_{};
-    std::vector<BufferView> sums_;  ///< by parameter, where sums are apart
+    std::vector<BufferView> sums_;  ///< by parameter; only if sums are apart
     std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;
-    std::vector<std::uint8_t> asked_for_;   ///< by parameter, in this backward; where gradients are pooled
+    std::vector<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled
     std::vector<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
-    std::vector<std::size_t> kept_;         ///< gradients to put back if nobody used them
-    std::vector<std::uint8_t> kept_bytes_;  ///< what they held, one after the other
+    std::vector<std::size_t> kept_;         ///< saved gradients, in case no rank used them
+    std::vector<std::uint8_t> kept_bytes_;  ///< their contents, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail

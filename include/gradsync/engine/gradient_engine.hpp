@@ -20,11 +20,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Gradients in buckets that are exchanged as they become ready: the engine below Reducer, ShardedOptimizer and ShardedParameters. It plans
-/// buckets once, starts their collectives in the plan's order, and checks that nothing half-reduced reaches an optimizer.
+/// Exchanges gradients in buckets as they become ready: the engine below Reducer, ShardedOptimizer and ShardedParameters. It plans buckets
+/// once, starts their collectives in the plan's order, and checks that nothing half-reduced reaches an optimizer.
 ///
-/// A step ends in three moves: `close_step` settles the gradients that are not ready and launches what is left, `complete_step` waits for
-/// the collectives, in order, and hands out each bucket's results. Between the last two a bucket is reduced and nobody has read it.
+/// A step ends in two moves: `close_step` settles the gradients that are not ready and launches the remaining buckets; `complete_step`
+/// waits for the collectives in order and hands out the results of each bucket.
 template <class B, class Buckets, class Overlap, class Exchange>
 class GradientEngine final : public Marking<B, Buckets, Overlap, Exchange> {
     using Base = Marking<B, Buckets, Overlap, Exchange>;
@@ -37,14 +37,14 @@ class GradientEngine final : public Marking<B, Buckets, Overlap, Exchange> {
 public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::plan, Base::size;
 
-    /// Collective. `owner`: the face, as errors name it.
+    /// Collective. `owner`: the public object as errors name it.
     GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets buckets,
                    Overlap overlap, Exchange exchange)
         : Base(std::move(backend), owner, std::move(parameters), options, std::move(buckets), std::move(overlap), exchange) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
                gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
         check_types(backend_, gradients_.plan(), gradients_.infos());
-        gradients_.allocate(backend_);  // collective: only now is it known that all ranks want the same
+        gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
@@ -80,7 +80,7 @@ public:
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         check_usable("broadcast_buffers");
         check_root(root, "broadcast_buffers");
-        for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first of them is under way
+        for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first one starts
             const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
             if (no_memory || buffers[i].space != B::memory_space)
                 refuse("broadcast_buffers", "buffer " + std::to_string(i) + " of " + std::to_string(buffers.size()) +
@@ -112,7 +112,7 @@ public:
             guard([&] {
                 step_.try_test();
                 if constexpr (abilities_of<B>.failed)
-                    if (backend_.failed()) backend_.barrier().wait();  // throws why
+                    if (backend_.failed()) backend_.barrier().wait();  // throws the reason
             });
             return false;
         }
@@ -193,22 +193,22 @@ public:
         watch_marks();
     }
 
-    /// When gradients become ready, as the ranks have agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
+    /// When gradients become ready, as the ranks agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
     std::span<const double> ready_seconds() const noexcept { return {ready_order_.seconds().data(), ready_order_.seconds().size()}; }
 
     // ------------------------------------------------------------------------------------------------------ shards
 
-    /// If the exchange scatters: this rank's part (`shard_range`) of bucket b's averages, gaps between parameters included. Pooled
-    /// ones lie in memory of their own, in the accumulator's type.
+    /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
+    /// shards have memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept
         requires(Exchange::traits.scatters)
     {
         return gradients_.shard(b);
     }
-    /// Pooled gradients: do shards of steps that come add to those that are there, as those of further micro-batches?
+    /// Pooled gradients: sets whether new shards are added to those that are there, as for further micro-batches.
     void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
-    /// Did any rank use parameter i in the last step, or the micro-batches that were added up? (UnusedParameters::find_unused; otherwise all are
-    /// used.)
+    /// Did any rank use parameter i in the last step, or in the micro-batches that were added up? Always true without
+    /// UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
         check_index(i, size(), "was_used");
         return used_.empty() || used_[i] != 0;
@@ -218,15 +218,15 @@ public:
     std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }
-    /// Times of what counts in the statistics too.
+    /// The stopwatch behind the statistics.
     Watch<B>& watch() noexcept { return step_.watch(); }
-    std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that is the Reducer's
+    std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that the library owns
 
     const Statistics& statistics() const noexcept { return statistics_; }
     auto& exchange() noexcept { return step_.exchange(); }
 
 private:
-    /// Adapts to the plan, when it is made and when it changes.
+    /// Adapts to a new plan.
     void adopt_plan() {
         step_.adopt_plan();
         statistics_.buckets.assign(plan().size(), {});
@@ -234,7 +234,7 @@ private:
         norm_.reset();
     }
 
-    /// Not before a norm is asked for: if gradients are sharded over many ranks, it takes memory.
+    /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
     void prepare_norm() {
         const std::vector<std::size_t> counts = norm_counts(gradients_.parameters());
         if constexpr (scatters)
@@ -260,7 +260,7 @@ private:
 
     // ------------------------------------------------------------------------------------------- the end of a step
 
-    /// All marks are in, or never will be: settles the gradients that are not ready and launches what is left.
+    /// No more marks are to come: settles the gradients that are not ready and launches the remaining buckets.
     void close_step() {
         if (closed_) return;
         if (!step_.has_batch()) settle_all();
@@ -273,7 +273,7 @@ private:
         closed_ = true;
     }
 
-    /// Without a batch: what this rank's gradients hold does not matter, but may have to be put back.
+    /// Settles a step without a batch. The gradients of this rank do not count, but may have to be restored.
     void settle_all() {
         if (options_.unused == UnusedParameters::find_unused)
             for (std::size_t i : gradients_.order()) gradients_.keep(i);
@@ -289,7 +289,7 @@ private:
             const std::uint32_t remaining = readiness_.remaining(i);
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
-            if (readiness_.used()[i] && !partly_marked) {  // its gradient is that of earlier micro-batches
+            if (readiness_.used()[i] && !partly_marked) {  // its gradient comes from earlier micro-batches
                 if (gradients_.holds_sum(i)) gradients_.deposit_sum(i);
                 else if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
@@ -323,7 +323,7 @@ private:
                 used_.resize(size());
                 for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];
             } else {
-                if constexpr (decoupled)  // what is put back must come after what is gathered
+                if constexpr (decoupled)  // restore only after the gathers
                     for (std::size_t b = plan().size(); b-- > 0;) gathers_.wait(b);
                 for (std::size_t b = 0; b < plan().size(); ++b)
                     gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
@@ -332,7 +332,7 @@ private:
         }
         held.end();
         statistics_.last = step_.take_statistics(statistics_.buckets);
-        if (decoupled && backend_.size() > 1) {  // the other halves are on their way
+        if (decoupled && backend_.size() > 1) {  // the gathers are in flight
             for (std::size_t b = 0; b < plan().size(); ++b) statistics_.last.bytes += gradients_.bucket(b).bytes();
             statistics_.last.collectives += plan().size();
         }
@@ -348,7 +348,7 @@ private:
         closed_ = false;
     }
 
-    /// With OverlapForward: what nobody has waited for would be lost.
+    /// With OverlapForward: averages that were not waited for would be lost.
     void check_gathered([[maybe_unused]] const char* operation) const {
         if constexpr (decoupled)
             if (!closed_ && gathers_.pending() != 0)
@@ -372,7 +372,7 @@ private:
              name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
     }
     std::optional<GradientNorm> norm_;
-    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; where gradients are scattered and their use is agreed on
+    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; only if gradients are scattered and ranks agree on their use
     typename HostOf<B>::WorkType used_map_work_;
     Statistics statistics_;
     bool closed_ = false;  ///< all marks of this step are settled

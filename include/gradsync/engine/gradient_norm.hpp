@@ -18,8 +18,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The factor that brings gradients to a norm of at most `max_norm`, for optimizers that take a factor and save the pass of clipping.
-/// 1 if the norm is small enough; not finite if it is not.
+/// The factor that scales gradients down to a norm of at most `max_norm`, for optimizers that take a factor and save the clipping pass. 1
+/// if the norm is small enough; not finite if the norm is not.
 inline double clip_factor(double norm, double max_norm) noexcept {
     if (norm <= max_norm) return 1;
     return detail::is_finite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();
@@ -29,17 +29,17 @@ inline double clip_factor(double norm, double max_norm) noexcept {
 
 namespace gradsync::inline v0_2::detail {
 
-/// The global L2 norm of gradients, each rank reading only its part of them. Squares are summed over fixed blocks,
-/// counted from each parameter's first element, and the blocks' sums are added up in one order: the bits depend on neither
-/// bucket layout, rank nor world size, nor on whether gradients are whole or sharded.
+/// The global L2 norm of gradients. Each rank reads only its part. Squares are summed over fixed blocks, counted from each parameter's
+/// first element, and the sums of blocks are added up in a fixed order. So the bits depend on neither bucket layout, rank nor world size,
+/// nor on whether gradients are whole or sharded.
 ///
-/// Where shards cut through a block, its elements are put together first: each owner adds its own to zeros, in the very
-/// collective that the blocks' sums travel with.
+/// A block that is cut by a shard boundary is put together first: each owner adds its elements to zeros, in the same collective as the
+/// sums.
 class GradientNorm {
 public:
     GradientNorm() = default;
 
-    /// For gradients that every rank holds whole: `counts[i]` elements of gradient i, 0 for one that takes no part.
+    /// For whole gradients: `counts[i]` elements of gradient i, 0 if it takes no part.
     template <class = void>  // see isa.hpp
     GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
         const ElementRange own = shard_range(blocks_, size, rank);
@@ -51,10 +51,10 @@ public:
         }
     }
 
-    /// For gradients of which every rank holds its shards: `slices[r]` are rank r's, `[rank]` this one's.
+    /// For sharded gradients: `slices[r]` are those of rank r, `rank` is this one.
     template <class = void>
     GradientNorm(std::span<const std::size_t> counts, std::span<const std::vector<ShardSlice>> slices, int rank) : GradientNorm(counts) {
-        // Blocks that no slice holds alone have a place each behind the sums.
+        // Blocks that are cut have a place each behind the sums.
         split_.assign(blocks_, whole);
         for (const std::vector<ShardSlice>& ranks_slices : slices)
             for (const ShardSlice& s : ranks_slices)
@@ -67,8 +67,8 @@ public:
         values_.resize(blocks_ + splits_ * block);
     }
 
-    /// Collective. `part(i, first, count, bucket, offset)` is the view of `count` elements of gradient i from its element `first`,
-    /// which lie in this rank's shard of `bucket` from `offset` on, where gradients are sharded.
+    /// Computes the norm. `part(i, first, count, bucket, offset)` returns the view of `count` elements of gradient i from element `first`.
+    /// If gradients are sharded, they lie at `offset` in this rank's shard of `bucket`. Collective.
     template <Backend B, class Part>
     double compute(B& backend, Part&& part) {
         if (!values_.empty()) std::memset(values_.data(), 0, values_.size() * sizeof(double));
@@ -92,7 +92,7 @@ public:
     }
 
 private:
-    /// Elements: few to put together where shards cut, and their sums are few against the gradients.
+    /// Elements of a block: few enough to put together at shard boundaries, and many enough that the sums are small against the gradients.
     static constexpr std::size_t block = 1024;
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 
@@ -100,7 +100,7 @@ private:
         std::size_t parameter, first, count, offset, bucket;
     };
 
-    /// Elements of a split block, on the host.
+    /// Copies elements of a split block to the host, as f64.
     template <class Passes>
     static void read_part(const Passes& passes, ConstBufferView elements, double* to) {
         if constexpr (std::is_same_v<Passes, HostPasses>) {
@@ -124,13 +124,13 @@ private:
 
     std::vector<std::size_t> first_block_;  ///< by parameter
     std::size_t blocks_ = 0;
-    std::vector<Piece> pieces_;       ///< what this rank reads
-    std::vector<std::size_t> split_;  ///< by block: which of the split ones it is, or `whole`
+    std::vector<Piece> pieces_;       ///< the elements that this rank reads
+    std::vector<std::size_t> split_;  ///< by block: its index among the split ones, or `whole`
     std::size_t splits_ = 0;
     std::vector<double> values_;  ///< the blocks' sums, then the elements of split blocks
 };
 
-/// The norm of gradients of which each rank holds its shards of the buckets.
+/// The norm of gradients that are sharded by bucket.
 inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
                                    std::span<const ParameterInfo> infos, int size, int rank) {
     std::vector<std::vector<ShardSlice>> slices;

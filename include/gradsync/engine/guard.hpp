@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// How one object of a rank fails: it refuses what cannot be done, tells the other ranks of what cannot be undone, and remembers the first
-/// failure for all later calls. Faces and engines derive from it. For any thread.
+/// The failure handling of one object on one rank. It refuses invalid calls, tells the other ranks of fatal errors, and remembers the first
+/// failure for all later calls. Reducers and engines derive from it. For any thread.
 template <class B>
 class Guard {
 public:
@@ -26,7 +26,7 @@ protected:
     Guard& operator=(const Guard&) = delete;
     ~Guard() = default;
 
-    /// Nothing has happened: the object can still be used.
+    /// Throws without any effect: the object stays usable.
     [[noreturn]] void refuse(Errc code, const char* operation, const std::string& what, std::string parameter = {},
                              std::ptrdiff_t bucket = -1) const {
         throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
@@ -36,14 +36,14 @@ protected:
         refuse(Errc::invalid_argument, operation, what, std::move(parameter));
     }
 
-    /// Gradients are lost: no rank may go on.
+    /// Gradients are lost: fails the communicator on all ranks, and throws.
     [[noreturn]] void fail(Errc code, const char* operation, const std::string& what, std::string parameter, std::ptrdiff_t bucket) {
         remember(what, code);
         backend_.fail(what);
         refuse(code, operation, what, std::move(parameter), bucket);
     }
 
-    /// Runs `f`. An exception from it leaves nothing to go on with: the other ranks are told.
+    /// Runs `f`. An exception from it is fatal to the communicator: the other ranks are told.
     template <class F>
     decltype(auto) guard(F&& f) {
         try {
@@ -74,7 +74,7 @@ protected:
     B backend_;
 
 private:
-    // Away from the calls: a mark takes nanoseconds, and texts in it keep the compiler from inlining the rest.
+    // Out of line: a mark takes nanoseconds, and code that makes texts would keep the compiler from inlining it.
     [[noreturn]] void refuse_use(const char* operation) const {
         refuse(code_, operation, std::string(owner_) + " failed earlier and cannot go on: " + what_);
     }
@@ -86,7 +86,7 @@ private:
         remember(what, code);
         backend_.fail(what_);
     }
-    /// The first one counts.
+    /// Keeps the first failure only.
     void remember(const std::string& what, Errc code) {
         std::lock_guard lock(mutex_);
         if (failed()) return;
@@ -98,8 +98,8 @@ private:
     const char* owner_;
     std::mutex mutex_;
     std::atomic<bool> failed_{false};
-    std::string what_;               ///< of the first failure; only after `failed()`
-    Errc code_ = Errc::peer_failed;  ///< that of an Error; of any other exception, the code that the communicator has for all
+    std::string what_;               ///< message of the first failure; valid after `failed()`
+    Errc code_ = Errc::peer_failed;  ///< code of an Error; for any other exception, the code that the communicator has for all
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -12,14 +12,14 @@ namespace gradsync::inline v0_2::detail {
 /// The order in which collectives of buckets are started.
 enum class LaunchOrder : bool { of_plan, reverse };
 
-/// Which buckets leave together: with most backends each on its own.
+/// Decides which buckets are launched together. With most backends each bucket is launched on its own.
 template <Backend B>
 class LaunchGroups {
 public:
     template <class Buckets>
     void adopt(const B&, const Buckets&) noexcept {}
 
-    /// Are bucket b, and those after it that leave with it, full?
+    /// Is the group of buckets that starts with b full?
     bool full(std::size_t b, const Readiness& readiness) const noexcept { return readiness.full(b); }
 
     /// Launches, one bucket after another.
@@ -30,13 +30,13 @@ public:
     };
 };
 
-/// Small ones that follow one another. It follows from the plan alone, not from what became ready when, as all ranks have to form
-/// the same groups: a bucket waits for the others of its group.
+/// Groups small consecutive buckets. The groups depend on the plan alone, not on the order of readiness, because all ranks must form the
+/// same ones: a bucket waits for the others of its group.
 template <Backend B>
     requires(abilities_of<B>.groups)
 class LaunchGroups<B> {
 public:
-    /// There is a plan. Where buckets share memory that is given back as they leave, none waits for another.
+    /// Forms the groups of a plan. Pooled buckets are not grouped: they give memory back as they leave, so none may wait for another.
     template <class Buckets>
     void adopt(const B& backend, const Buckets& buckets) {
         ends_.clear();
@@ -75,7 +75,7 @@ public:
         }
 
     private:
-        /// For the buckets of one group, which are started one after another.
+        /// Is b the last bucket of its group in launch order?
         bool is_last(std::size_t b) const noexcept {
             return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
         }
@@ -88,7 +88,7 @@ public:
     };
 
 private:
-    /// The largest group: a larger one saves nothing, keeps others waiting, and backends have room for only so many calls.
+    /// The most buckets of a group. A larger one saves nothing, keeps others waiting, and backends have room for a limited number of calls.
     static constexpr std::size_t max_buckets = 32;
 
     std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it

@@ -52,7 +52,7 @@ public:
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
         guard([&] { host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
-        set_has_batch(has_batch || live == 0);  // with no batch anywhere there is no such step
+        set_has_batch(has_batch || live == 0);  // if no rank has a batch, there is no step
         return live > 0;
     }
 
@@ -81,7 +81,7 @@ public:
         readiness_.reset();
         gradients_.forget_sums();
     }
-    /// Between steps: has a micro-batch been marked under `no_sync()` since the last `finish()`, or may it be, as a guard lives?
+    /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or may it be, because a guard lives?
     bool accumulates() const noexcept {
         return unsynchronised_.load(std::memory_order_relaxed) >= one_guard || (between_steps() && readiness_.any_used());
     }
@@ -119,10 +119,10 @@ public:
             }
         }
         if (marks_watched_) watch_mark(i);
-        readiness_.used()[i] = 1;  // before it is filled in: a step that is full may end
+        readiness_.used()[i] = 1;  // set before the fill: a full step may end at once
         const auto filled = readiness_.fill(i);
         if (filled == Readiness::Fill::too_often) refuse_mark(i);
-        if (step_.is_single_rank()) return;  // nothing travels; what is to be scaled is scaled in finish()
+        if (step_.is_single_rank()) return;  // nothing travels; finish() does the scaling
         const bool full = filled == Readiness::Fill::bucket_full;
         // Simultaneous marks may count as one here: a lost update costs only a later poll.
         const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
@@ -135,7 +135,7 @@ public:
         });
     }
 
-    /// The memory to write gradient i to. Pooled gradients may wait for it.
+    /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.
     BufferView gradient_view(std::size_t i) {
         check_index(i, size(), "gradient_view");
         check_usable("gradient_view");
@@ -156,7 +156,7 @@ public:
         return {static_cast<T*>(view.data), view.count};
     }
 
-    /// Gradient i is borrowed from elsewhere from now on.
+    /// Moves the borrowed gradient i to another memory.
     void rebind_gradient(std::size_t i, BufferView gradient) {
         check_index(i, size(), "rebind_gradient");
         check_usable("rebind_gradient");
@@ -169,7 +169,7 @@ public:
         gradients_.rebind(i, readiness_.bucket_of(i), gradient);
     }
 
-    /// Is no gradient marked since the last `finish()`, but under `no_sync()`?
+    /// Was no gradient marked since the last `finish()`, except under `no_sync()`?
     bool between_steps() const noexcept { return readiness_.untouched(); }
     const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
@@ -180,8 +180,7 @@ public:
     }
 
 protected:
-    /// The engine as the overlap policy sees it. What happens in hooks counts as exposed, what a thread of the
-    /// policy's does in the background does not.
+    /// The engine as the overlap policy sees it. Work in hooks counts as exposed; work in a background thread of the policy does not.
     template <bool in_hook>
     struct Engine {
         Marking& marking;
@@ -202,13 +201,13 @@ protected:
           overlap_(std::move(overlap)) {}
     ~Marking() = default;
 
-    /// Before anything is made: a rank that is refused here may try again.
+    /// Checks before anything is made, so that a refused rank may try again.
     const ReducerOptions& checked(const ReducerOptions& options) const {
         if (options.gradients == GradientStorage::pooled && !Exchange::traits.scatters)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
     }
-    /// With OverlapForward the other half of AllReduce is the gathers'.
+    /// With OverlapForward the gathers do the second half of AllReduce.
     static auto exchange_of_step([[maybe_unused]] Exchange exchange) {
         if constexpr (decoupled) return ReduceScatter{};
         else return exchange;
@@ -221,7 +220,7 @@ protected:
     }
 
     void begin_no_sync() noexcept final { unsynchronised_ += one_guard; }
-    /// A guard goes. With the last one, and where an exception ends the micro-batch, what is left of its marks does not count for the next.
+    /// Ends a guard. At the last one, or if an exception ended the micro-batch, incomplete marks are reset for the next micro-batch.
     void end_no_sync(bool unwinds) noexcept final {
         const bool last = (unsynchronised_ -= one_guard) < one_guard;
         if (!(last || unwinds) || failed()) return;
@@ -236,18 +235,18 @@ protected:
                     if (options_.accumulation == Accumulation::in_buckets) gradients_.add_up(i);
                 }
             });
-        } catch (...) {  // every later call says so
+        } catch (...) {  // every later call reports the failure
         }
     }
 
-    /// Pooled gradients: memory for bucket b, when those that are in flight have to make room for it.
+    /// Pooled gradients: gives bucket b a slot, after waiting for buckets in flight if all are taken.
     void obtain(std::size_t b, const char* operation) {
         check_usable(operation);
         guard([&] {
             while (!gradients_.obtain(b)) {
                 step_.launch_full_buckets(true);
                 if (step_.complete_one()) continue;
-                // All slots are being filled, by several threads or in another order than expected.
+                // Nothing is in flight, so several threads, or another order than expected, fill all slots at once.
                 if (gradients_.obtain(b, true)) return;
                 fail(Errc::invalid_argument, operation,
                      "there is no memory for bucket " + std::to_string(b) +
@@ -259,7 +258,7 @@ protected:
 
     // ---------------------------------------------------------------------------------------------- watching marks
 
-    /// Most steps are neither recorded nor observed: one flag says so to every mark.
+    /// Sets one flag for all marks, because most steps are neither recorded nor observed.
     void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr; }
     void watch_mark(std::size_t i) {
         if (ready_order_.recording()) ready_order_.record(i, backend_);
@@ -270,7 +269,7 @@ protected:
 
     const std::string& name(std::size_t i) const noexcept { return gradients_.parameter(i).name; }
 
-    /// No gradient was marked since the last `finish()`, but under `no_sync()`.
+    /// Refuses a call if gradients were marked since the last `finish()`, except under `no_sync()`.
     void check_between_steps(const char* operation) const {
         if (!readiness_.untouched()) refuse(operation, "gradients of this step are marked ready already; call finish() first");
     }
@@ -304,8 +303,8 @@ protected:
 
     static constexpr unsigned without_batch = 1, one_guard = 2;
     std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: guards of `no_sync()`, and a step without a batch
-    bool marks_watched_ = false;                  ///< they are recorded, or observed
-    std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients that were marked since the policy was last told
+    bool marks_watched_ = false;                  ///< marks are recorded or observed
+    std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 
     Engine<true> hook_{*this};
     Engine<false> background_{*this};

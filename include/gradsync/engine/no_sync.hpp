@@ -21,7 +21,8 @@ protected:
 
 }  // namespace detail
 
-/// While it lives, marks synchronise nothing. `no_sync()` of a Reducer or of a sharded training makes it; that object outlives it.
+/// While it lives, marks synchronise nothing. `no_sync()` of a Reducer or of a sharded training returns it, and must outlive it as an
+/// object.
 class [[nodiscard]] NoSync {
 public:
     explicit NoSync(detail::MicroBatches& owner) noexcept : owner_(&owner) { owner.begin_no_sync(); }

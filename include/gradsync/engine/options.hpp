@@ -15,10 +15,10 @@ class Observer;
 
 /// The memory that the trainer's gradients live in.
 enum class GradientStorage : std::uint8_t {
-    borrowed,    ///< in the trainer's own memory: one copy into the bucket, one out (none where one is alone in its bucket)
+    borrowed,    ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket)
     in_buckets,  ///< in `gradient_view(i)`: no copy
-    pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced:
-                 ///< where each rank keeps its shard only (ReduceScatter)
+    pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced.
+                 ///< For exchanges that leave each rank only its shard (ReduceScatter).
 };
 
 /// The result that `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
@@ -40,8 +40,8 @@ enum class Accumulation : std::uint8_t {
 /// The way in which `finish()` treats a parameter that got no gradient.
 enum class UnusedParameters : std::uint8_t {
     error,        ///< an error that names it, on every rank
-    find_unused,  ///< the ranks agree on who used what: a gradient that nobody used is left untouched, one that some used is
-                  ///< averaged with zeros from the others. One small collective more a step.
+    find_unused,  ///< the ranks agree on which of them used each gradient. A gradient that no rank used is left untouched;
+                  ///< otherwise the others contribute zeros. Costs one small collective per step.
 };
 
 /// The divisor of a mean while some ranks have run out of data (`begin_step(false)`).
@@ -56,9 +56,9 @@ struct ReducerOptions {
     Accumulation accumulation = Accumulation::in_gradients;
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
-    /// In which type borrowed floating gradients travel; their own if not given, or f32 for low precision that the reducer adds up.
+    /// The type in which borrowed floating gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
     std::optional<DType> reduce_dtype = {};
-    /// Is told what happens, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
+    /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;
 };
 

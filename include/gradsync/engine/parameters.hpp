@@ -16,12 +16,12 @@
 #include "../core/parameter.hpp"
 #include "options.hpp"
 
-/// From the trainer's parameters, of whatever type, to views and infos: the edge where types end.
+/// Turns the trainer's parameters, of any type, into views and infos.
 
 namespace gradsync::inline v0_2::detail {
 
-/// Views of a range of parameters. Those without a name are named after their index; a gradient that is not there at
-/// all is to be like the value, without memory.
+/// Views of a range of parameters. A parameter without a name is named after its index. A missing gradient gets the type and count of the
+/// value, without memory.
 template <MemorySpace space, class Parameters>
 std::vector<ParameterView> view_parameters(Parameters&& parameters) {
     static_assert(Range<std::remove_reference_t<Parameters>>,
@@ -49,7 +49,7 @@ std::vector<ParameterView> view_parameters(Parameters&& parameters) {
     return views;
 }
 
-/// Two trainable parameters whose `part`, value or gradient, shares memory; none and none where there are no such two.
+/// Finds two trainable parameters whose `part` (value or gradient) shares memory; a pair of nulls if there are none.
 template <BufferView ParameterView::*part>
 std::pair<const ParameterView*, const ParameterView*> overlapping(const std::vector<ParameterView>& parameters) {
     std::vector<const ParameterView*> by_address(parameters.size());
@@ -58,7 +58,7 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const std::vec
         if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address[n++] = &p;
     if (n == 0) return {};
     static constexpr auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>((p->*part).data); };
-    // Not std::sort, for which <algorithm> would have to be read wherever the library is included.
+    // Not std::sort: <algorithm> would slow every compilation that includes the library.
     std::qsort(by_address.data(), n, sizeof by_address[0], [](const void* a, const void* b) {
         const auto *one = *static_cast<const ParameterView* const*>(a), *other = *static_cast<const ParameterView* const*>(b);
         const bool before = first(one) != first(other) ? first(one) < first(other) : one < other;
@@ -71,7 +71,7 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const std::vec
     return {};
 }
 
-/// The product of the extents; none where std::size_t does not hold it.
+/// The product of the extents; none if it overflows std::size_t.
 template <class = void>  // see isa.hpp
 std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
     std::size_t volume = 1;
@@ -84,12 +84,12 @@ std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
     return fits ? std::optional(volume) : std::nullopt;
 }
 
-/// Is there an element at a place where one may be? The elements' sizes are their alignments.
+/// Is the view aligned for its element type? An element is aligned to its size.
 inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 
-/// The bucket policy's input: each parameter with the dtype that its bucket will have, and where gradients are `scattered` to those
-/// who step their values, which are gathered in buckets, with that of its values. Throws Error, naming the parameter, where a gradient
-/// cannot be synchronised as the options want it.
+/// The input of the bucket policy: each parameter with the dtype of its bucket. If gradients are `scattered`, it has the dtype of its value
+/// too, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
+/// options.
 template <class = void>
 std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
                                         bool scattered, int rank) {
@@ -123,7 +123,7 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
         check(!p.value.data || p.value.count == g.count,
               [&] { return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count); });
         check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
-        check(p.uses <= max_uses, [&] {  // a negative number that was converted is shown as it was given
+        check(p.uses <= max_uses, [&] {  // shows a converted negative number as it was given
             return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " +
                    std::to_string(max_uses);
         });
@@ -178,7 +178,7 @@ inline std::vector<std::uint32_t> uses_of(const std::vector<ParameterView>& para
     return uses;
 }
 
-/// Elements of each gradient that has a norm; 0 for frozen parameters and integers.
+/// Elements of each gradient that counts in the norm; 0 for frozen parameters and integers.
 inline std::vector<std::size_t> norm_counts(const std::vector<ParameterView>& parameters) {
     std::vector<std::size_t> counts(parameters.size());
     for (std::size_t i = 0; i < counts.size(); ++i)

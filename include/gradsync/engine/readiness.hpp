@@ -16,12 +16,12 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Counts marks: which gradients are ready, which buckets are full. `mark` and `fill` are for any thread; the rest
-/// is for one thread while nobody marks.
+/// Counts marks, and tells which gradients are ready and which buckets are full. The functions that marks call (`mark`, `claim`, `fill`,
+/// `rearm`, `full`) are for any thread; the rest is for one thread while no marks are under way.
 ///
-/// Each gradient has a bit, which is set until it lies in its bucket, so that a gradient of one use costs one atomic
-/// operation: it finds a mark that is too many, and the last gradient of 64. Bits of different buckets share no word.
-/// Functions of a mark are always inlined: GCC would call them from some Reducers, at 2 ns of 10.
+/// Each gradient has a bit, which is set until the gradient is in its bucket. So a gradient of one use costs one atomic operation, which
+/// detects both an extra mark and the last of 64 gradients. Bits of different buckets share no word. The functions that a mark calls are
+/// always inlined: GCC would call them out of line in some Reducers, at 2 ns of 10.
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
@@ -59,7 +59,8 @@ public:
 
     enum class Mark { ready, more_to_come, too_often };
 
-    /// One mark of gradient i. Where two threads mark it at once and it has one use, both may find it ready: `claim` and `fill` tell.
+    /// Counts one mark of gradient i. If it has one use and two threads mark it at once, both may find it ready; `claim` and `fill` detect
+    /// that.
     GRADSYNC_ALWAYS_INLINE Mark mark(std::size_t i) noexcept {
         if (uses_[i] == 1) return filled(i) ? Mark::too_often : Mark::ready;
         const std::uint32_t before = remaining_[i].fetch_sub(1, std::memory_order_acq_rel);
@@ -67,8 +68,8 @@ public:
         return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
     }
 
-    /// Gradient i, which was found ready, is to be copied: false where another thread does so already, or has done it. Unless `exactly`,
-    /// two that ask within a few nanoseconds may both do so (which costs no second atomic operation); `fill` tells.
+    /// Claims the copy of gradient i, which was found ready; false if another thread has claimed it. Unless `exactly`, two claims within a
+    /// few nanoseconds may both succeed, which saves a second atomic operation; `fill` detects that.
     GRADSYNC_ALWAYS_INLINE bool claim(std::size_t i, bool exactly) noexcept {
         if (uses_[i] != 1) return true;
         if (exactly) return remaining_[i].exchange(0, std::memory_order_acq_rel) != 0;
@@ -79,9 +80,9 @@ public:
 
     enum class Fill { filled, bucket_full, too_often };
 
-    /// Gradient i lies in its bucket now.
+    /// Records that gradient i is in its bucket.
     GRADSYNC_ALWAYS_INLINE Fill fill(std::size_t i) noexcept {
-        // Not a subtraction, which would be faster: of a bit that is clear already it would borrow from others.
+        // Not a subtraction, which would be faster: if the bit is clear already, it would borrow from other bits.
         const std::uint64_t before = unfilled_[place_[i] / 64].fetch_and(~bit(i), std::memory_order_acq_rel);
         if ((before & bit(i)) == 0) return Fill::too_often;
         if (before != bit(i)) return Fill::filled;
@@ -95,7 +96,7 @@ public:
         if (uses_[i] == 1) return filled(i) ? 0 : 1;
         return remaining_[i].load(std::memory_order_acquire);
     }
-    /// Makes gradient i, which was not filled in, await its marks again, and a claim.
+    /// Resets the marks and the claim of gradient i, which was not filled.
     void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
 
     /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
@@ -107,7 +108,7 @@ public:
     }
     void forget_used() noexcept { used_.assign(used_.size(), 0); }
 
-    /// Gradient i, which is not ready, counts as ready in its bucket, however often it was marked; a mark that comes later is too many.
+    /// Treats gradient i, which is not ready, as ready, however often it was marked. Later marks are extra marks.
     void settle(std::size_t i) noexcept {
         remaining_[i].store(0, std::memory_order_release);
         fill(i);
@@ -119,14 +120,14 @@ public:
         pending_[b].store(0, std::memory_order_release);
     }
 
-    /// Has no gradient been filled in since the last `reset`?
+    /// Was no gradient filled since the last `reset`?
     bool untouched() const noexcept {
         for (std::size_t w = 0; w < all_.size(); ++w)
             if (unfilled_[w].load(std::memory_order_acquire) != all_[w]) return false;
         return true;
     }
 
-    /// Everything as at the start of a step.
+    /// Returns to the state at the start of a step.
     void reset() noexcept {
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
         empty_buckets();
@@ -144,17 +145,17 @@ private:
     }
 
     std::vector<std::uint32_t> uses_;
-    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; where there is one use, 0 once it was claimed
+    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; with one use, 0 once it was claimed
     std::vector<std::uint8_t> used_;
     std::vector<std::uint32_t> bucket_of_;
-    std::vector<std::size_t> place_;                    ///< of the gradient's bit: in word place / 64
-    std::vector<std::size_t> first_word_;               ///< by bucket, and where the last one ends
+    std::vector<std::size_t> place_;                    ///< by parameter: index of its bit, in word place / 64
+    std::vector<std::size_t> first_word_;               ///< by bucket: index of its first word; then the end of the last bucket
     std::vector<std::uint64_t> all_;                    ///< by word: the bits of its gradients
-    std::vector<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of those that are not in their bucket yet
-    std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: words that have bits
+    std::vector<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients that are not in their bucket yet
+    std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: number of words with bits set
 };
 
-// Sentences of errors about extra and missing marks.
+// Error messages about extra and missing marks.
 
 inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
     if (!p.requires_grad) return "parameter '" + p.name + "' is frozen (requires_grad = false) and takes no marks";

@@ -15,11 +15,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// When gradients became ready, in the steps that were recorded: the mean over the steps, counted from each step's first.
-/// `record` is for any thread; the rest is for one while nobody marks.
+/// The times at which gradients became ready in the recorded steps: means over the steps, counted from the first gradient of each step, in
+/// seconds. `record` is for any thread; the rest is for one thread while no marks are under way.
 class ReadyTimes {
 public:
-    /// Allocates nothing before `forget`, as most policies do not ask for times.
+    /// Starts anew. Nothing is allocated before, as most policies need no times.
     void forget(std::size_t parameters) {
         now_.assign(parameters, 0);
         sums_.assign(parameters, 0);
@@ -28,7 +28,7 @@ public:
 
     void record(std::size_t i, double seconds) noexcept { now_[i] = seconds; }
 
-    /// The step is over in which these were recorded.
+    /// Ends a step in which the gradients `recorded` were recorded.
     void end_step(std::span<const std::size_t> recorded) noexcept {
         if (recorded.empty()) return;
         double first = now_[recorded.front()];
@@ -46,7 +46,7 @@ public:
         return false;
     }
 
-    /// By parameter; those that were never recorded come with the last of the others. 0 where nothing was recorded at all.
+    /// By parameter. A gradient that was never recorded gets the time of the last one; all are 0 if nothing was recorded.
     std::vector<double> mean() const {
         std::vector<double> times(sums_);
         double last = 0;
@@ -64,7 +64,7 @@ private:
     std::vector<std::uint32_t> steps_;
 };
 
-/// `order` by these times, of the parameters; as it stands among equal ones.
+/// Sorts `order` by these times, which are by parameter. The sort is stable.
 inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double> times) {
     struct Entry {
         double time;
@@ -73,7 +73,7 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
     };
     std::vector<Entry> entries(order.size());
     for (std::size_t k = 0; k < order.size(); ++k) entries[k] = {times[order[k]], k, order[k]};
-    // Not std::sort, for which <algorithm> would have to be read wherever the library is included.
+    // Not std::sort: <algorithm> would slow every compilation that includes the library.
     std::qsort(entries.data(), entries.size(), sizeof(Entry), [](const void* a, const void* b) {
         const auto &one = *static_cast<const Entry*>(a), &other = *static_cast<const Entry*>(b);
         const bool before = one.time != other.time ? one.time < other.time : one.place < other.place;
@@ -82,8 +82,8 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
     for (std::size_t k = 0; k < order.size(); ++k) order[k] = entries[k].parameter;
 }
 
-/// The order in which gradients become ready in the steps that are recorded and, where the plan goes by them (`timed`), the times;
-/// and what the ranks make of it. `record` is for any thread; the rest is for one while nobody marks.
+/// Records the order in which gradients become ready, and if the plan needs them (`timed`) the times; then the ranks agree on one order.
+/// `record` is for any thread; the rest is for one thread while no marks are under way.
 template <bool timed>
 class ReadyOrder {
 public:
@@ -95,7 +95,7 @@ public:
         if constexpr (timed) times_.forget(parameters);
         steps_ = steps;
     }
-    /// Is the step that comes, or is under way, one of them?
+    /// Is the current or coming step recorded?
     bool recording() const noexcept { return steps_ != 0; }
 
     template <class B>
@@ -108,9 +108,9 @@ public:
         if (--steps_ != 0) forget();
     }
 
-    /// The order of what all ranks are to plan by: by the latest times of all ranks, or rank 0's. `present`: those that take part,
-    /// as they are planned now; among equals, and those that were not marked, that order stays, and all of it where no rank has recorded
-    /// anything. Collective.
+    /// The order by which all ranks plan: by the latest times of all ranks if `timed`, otherwise rank 0's order. `present`: the parameters
+    /// that take part, in the order of the current plan. That order decides among equal times and for gradients that were not marked, and
+    /// stays if nothing was recorded. Collective.
     template <class B>
     std::vector<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
         std::vector<std::uint64_t> order(present.begin(), present.end());
@@ -129,7 +129,7 @@ public:
         return order;
     }
 
-    /// The times that were agreed on: by parameter, in seconds after the first; empty before.
+    /// The times that the ranks agreed on: by parameter, in seconds after the first; empty before.
     const std::vector<double>& seconds() const noexcept { return seconds_; }
 
 private:
@@ -153,7 +153,7 @@ private:
     std::size_t parameters_ = 0;
     std::vector<std::size_t> recorded_;
     std::atomic<std::size_t> count_{0};
-    unsigned steps_ = 0;  ///< so many are still to be recorded
+    unsigned steps_ = 0;  ///< number of steps still to be recorded
     ReadyTimes times_;
     std::vector<double> seconds_;
 };

@@ -25,14 +25,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The buckets of a step on their way: starts their collectives in the plan's order as they fill, advances them, waits for them,
-/// and counts how long that held the step up. Of marks it knows which buckets are full.
+/// The buckets of a step in flight: starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
+/// how long that held the step up. `Readiness` tells it which buckets are full.
 template <Backend B, class Buckets, class Exchange>
 class Step {
 public:
     using Time = Observer::Time;
 
-    /// All but `backend` and `exchange` outlive this.
+    /// The arguments passed by reference outlive this; `backend` and `exchange` are copied.
     Step(const B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness,
          Exchange exchange)
         : backend_(backend),
@@ -46,7 +46,7 @@ public:
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
 
-    /// There is a plan, with memory. Between steps.
+    /// Adapts to a new plan, whose buckets are allocated. Between steps.
     void adopt_plan() {
         const BucketPlan& plan = gradients_.plan();
         flight_.resize(plan.size());
@@ -68,7 +68,7 @@ public:
     bool has_batch() const noexcept { return has_batch_; }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
-    /// Is there nobody to exchange with?
+    /// Is this rank the only one?
     bool is_single_rank() const noexcept { return exchange_.is_single_rank(backend_); }
     Exchange& exchange() noexcept { return exchange_; }
 
@@ -78,7 +78,7 @@ public:
     std::size_t launched() const noexcept { return flight_.started(); }
     bool in_flight() const noexcept { return flight_.in_flight(); }
 
-    /// Those that are next in the plan's order. `in_hook`: it holds the step up.
+    /// Starts the full buckets that are next in the plan's order. `in_hook`: the call holds the step up.
     void launch_full_buckets(bool in_hook) {
         std::lock_guard lock(launching_);
         std::size_t b = flight_.started();
@@ -106,10 +106,9 @@ public:
         if (in_hook) watch_.add(first, last);
     }
 
-    /// Starts the gathers of all buckets, when all collectives of the step are complete: those of the next forward
-    /// first, which starts with the parameters whose gradients came last. They leave together as the buckets did: all
-    /// start here, before any is waited for, and one after another, so that a gather is complete no later than alone
-    /// but for the rest of its group.
+    /// Starts the gathers of all buckets, when all collectives of the step are complete. The last bucket goes first, because the next
+    /// forward starts with the parameters whose gradients came last. They use the same launch groups as the buckets. All start before any
+    /// is waited for, one after another, so a gather is delayed at most by its own group.
     template <class Gathers>
     void start_gathers(Gathers& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
@@ -120,7 +119,7 @@ public:
         }
     }
 
-    /// Advances what is in flight, unless another thread does so just now. Never blocks.
+    /// Advances the collectives in flight, unless another thread does so now. Never blocks.
     void poll(bool in_hook) {
         if (!polling_.try_lock()) return;
         std::lock_guard polling(polling_, std::adopt_lock);
@@ -128,14 +127,14 @@ public:
         advance();
         if (!in_hook) return;
         const auto worked = std::chrono::duration_cast<Time::duration>(progress_time() - before);
-        if (worked == Time::duration::zero()) return;  // and the clock need not be read
+        if (worked == Time::duration::zero()) return;  // saves reading the clock
         const Time now = watch_.now();
         watch_.add(now - worked, now);
         watch_.begin(Activity::progress, Observer::no_index, now - worked);
         watch_.end(Activity::progress, Observer::no_index, now);
     }
 
-    /// Waits for the collective that was started first, of those in flight; false if there is none.
+    /// Waits for the oldest collective in flight; false if there is none.
     bool complete_one() {
         const auto lock = exclusive();
         if (!flight_.in_flight()) return false;
@@ -146,7 +145,7 @@ public:
 
     // ------------------------------------------------------------------------------------------ for the thread that finishes
 
-    /// While it is held no other thread advances collectives: for what comes below.
+    /// A lock that keeps other threads from advancing collectives. Hold it for the calls below, except `try_test`.
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
     void advance() { flight_.poll(land_); }
@@ -155,16 +154,16 @@ public:
         advance();
         flight_.test_first();
     }
-    /// The same, unless another thread advances collectives just now.
+    /// The same, unless another thread advances collectives now.
     void try_test() {
         const std::unique_lock lock(polling_, std::try_to_lock);
         if (lock) test();
     }
-    /// Returns when bucket b is there, and those before it were asked for.
+    /// Returns when bucket b is complete. Call it for all buckets before b first.
     void complete(std::size_t b) {
         if (b == flight_.completed()) flight_.wait(b, land_, await_);
     }
-    /// The step is over; its statistics. `buckets` is by bucket.
+    /// Ends the step and returns its statistics. `buckets`: by bucket, filled here.
     StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
@@ -183,7 +182,7 @@ public:
     }
 
 private:
-    /// Lands a bucket whose collective is complete; returns when that was.
+    /// Lands a bucket whose collective is complete; returns the time of completion.
     struct Land {
         Step& step;
         Time operator()(std::size_t b) {
@@ -232,8 +231,8 @@ private:
         return exchange_.start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
-    B backend_;                 ///< whose tag is the bucket that leaves
-    const std::size_t number_;  ///< of the Reducer, among those of its communicator
+    B backend_;                 ///< its tag names the bucket that is started
+    const std::size_t number_;  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
     GradientBuckets<B, Buckets>& gradients_;
     const Readiness& readiness_;
@@ -243,7 +242,7 @@ private:
     BucketsInFlight<typename Exchange::template WorkType<B>> flight_;
     double weight_ = 1;
     bool has_batch_ = true;
-    // No spin locks: who waits for memory waits for a collective, and a compressor computes for milliseconds when a bucket leaves.
+    // No spin locks: a thread that waits for memory waits for a collective, and a compressor computes for milliseconds at a launch.
     std::mutex polling_;
     std::mutex launching_;
     Land land_{*this};

@@ -14,12 +14,11 @@
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 
-/// The checks at construction: that the bucket policy planned what it may, and that all ranks synchronise the same
-/// parameters in the same way.
+/// The checks at construction: the bucket policy made a valid plan, and all ranks synchronise the same parameters in the same way.
 
 namespace gradsync::inline v0_2::detail {
 
-/// FNV-1a of what is added, one thing after the other.
+/// FNV-1a over everything added, in order.
 class Digest {
 public:
     void add(const void* data, std::size_t bytes) noexcept { value_ = fnv1a(data, bytes, value_); }
@@ -35,7 +34,7 @@ private:
     std::uint64_t value_ = fnv1a(nullptr, 0);
 };
 
-/// Are there values, of another dtype than the gradient?
+/// Does the parameter have values of another dtype than its gradient?
 inline bool has_other_values(const ParameterView& p) noexcept { return p.value.count != 0 && p.value.dtype != p.gradient.dtype; }
 
 inline std::uint64_t digest_of(const ParameterView& p) noexcept {
@@ -71,7 +70,7 @@ inline std::string describe(const ParameterView& p) {
     return text;
 }
 
-/// Refuses a plan that no bucket policy may make: each trainable parameter in exactly one bucket, one dtype a bucket.
+/// Refuses an invalid plan: each trainable parameter must be in exactly one bucket, and a bucket must have one dtype.
 inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> infos, std::span<const ParameterView> parameters,
                        const std::string& policy, int rank) {
     const auto refuse = [&](std::size_t i, std::ptrdiff_t b, const std::string& what) {
@@ -110,8 +109,8 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
         if (parameters[i].requires_grad && !seen[i]) refuse(i, -1, "");
 }
 
-/// Throws what the backend throws where its ranks cannot add up a type that travels: once they know that all want the
-/// same, and before anything has started.
+/// Throws the backend's error if its ranks cannot add up a type that travels. Call it when all ranks are known to want the same, before
+/// anything has started.
 template <Backend B>
 void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const BucketPlan& plan,
                  [[maybe_unused]] std::span<const ParameterInfo> infos) {
@@ -119,7 +118,7 @@ void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const Bucke
         for (std::size_t b = 0; b < plan.size(); ++b) backend.check_reduces(infos[plan.bucket(b).front()].dtype);
 }
 
-/// Every rank's values, rank by rank.
+/// The values of all ranks, in rank order. Collective.
 template <Backend B>
 std::vector<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
     std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
@@ -127,7 +126,7 @@ std::vector<std::uint64_t> gather_values(B& backend, std::span<const std::uint64
     return all;
 }
 
-/// Every rank's text.
+/// The texts of all ranks, in rank order. Collective.
 template <Backend B>
 std::vector<std::string> gather_texts(B& backend, std::string_view own) {
     const std::uint64_t size[] = {own.size()};
@@ -142,8 +141,8 @@ std::vector<std::string> gather_texts(B& backend, std::string_view own) {
     return texts;
 }
 
-/// Compares parameters, settings and plan over all ranks; where they differ, every rank throws the same text,
-/// which names the first parameter or the setting that differs. The communicator stays usable. Collective.
+/// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch) with the same text,
+/// which names the first parameter or setting that differs. The communicator stays usable. Collective.
 template <Backend B>
 void verify(B& backend, std::span<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
     if (backend.size() == 1) return;
@@ -161,7 +160,7 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     const std::uint64_t own[] = {parameters.size(), all.value(), rest.value()};
     const std::vector<std::uint64_t> seen = gather_values(backend, own);
     bool equal = true;
-    std::size_t common = parameters.size();  // parameters that every rank has
+    std::size_t common = parameters.size();  // number of parameters that every rank has
     for (std::size_t r = 0; r < seen.size(); r += 3) {
         for (std::size_t k = 0; k < 3; ++k) equal = equal && seen[r + k] == own[k];
         common = seen[r] < common ? seen[r] : common;
@@ -178,7 +177,7 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
                     {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = std::move(parameter)});
     };
 
-    // The first parameter that differs: by its digest, as there may be very many of them.
+    // Finds the first parameter that differs by digests, because there may be very many parameters.
     const std::vector<std::uint64_t> table = gather_values(backend, std::span(digests).first(common));
     for (std::size_t i = 0; i < common; ++i) {
         bool same = true;

@@ -11,14 +11,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Adds up the time by which a step was held up, by however many of its threads at once: a moment counts once, so that
-/// the sum is never more than the time that went by. For any thread.
+/// Adds up the time that a step was held up, by any number of its threads. Each moment counts once, so the sum never exceeds the elapsed
+/// time. For any thread.
 class Exposure {
 public:
     using Clock = std::chrono::steady_clock;
 
-    /// A thread was held up from `begin` to `end`. Of a span that began before the last one added but ended after it, what
-    /// lay before that one's end is taken to have been counted.
+    /// Adds a span in which a thread was held up. If a span begins before the end of the last one added, everything before that end counts
+    /// as added already.
     void add(Clock::time_point begin, Clock::time_point end) noexcept {
         const Clock::rep from = begin.time_since_epoch().count(), to = end.time_since_epoch().count();
         Clock::rep counted = counted_until_.load(std::memory_order_relaxed);
@@ -36,14 +36,14 @@ private:
     std::atomic<Clock::rep> sum_{0};
 };
 
-/// A stopwatch on the backend's clock: adds up what holds a step up, and how long something was on its way, each moment once; and tells
-/// the observer, if there is one. For any thread.
+/// A stopwatch on the backend's clock. It adds up the time that a step was held up, and the time that anything was in flight, each moment
+/// once. It tells the observer, if there is one. For any thread.
 template <class B>
 class Watch {
 public:
     using Time = Observer::Time;
 
-    /// Both outlive this; `observer` may be null.
+    /// Both arguments outlive this; `observer` may be null.
     Watch(const B& backend, Observer* observer) noexcept : backend_(backend), observer_(observer) {}
 
     Time now() const { return backend_now(backend_); }
@@ -59,26 +59,26 @@ public:
         if (observer_ != nullptr) observer_->end(activity, index, at);
     }
 
-    /// A bucket was started at that time and is on its way (`collective`, `gather`).
+    /// Records that a bucket was started at `at` and is in flight (`collective`, `gather`).
     void depart(Activity activity, std::size_t index, Time at) noexcept {
         {
             std::lock_guard lock(lock_);
-            // Others may have arrived since `at`, seen by another thread: that time is counted.
+            // Another thread may have counted time since `at`, when it saw others arrive.
             if (under_way_++ == 0 && counted_until_ < at) counted_until_ = at;
         }
         begin(activity, index, at);
     }
-    /// It has arrived: now, which is what is returned.
+    /// Records that it has arrived now; returns the time.
     Time arrive(Activity activity, std::size_t index) {
         const Time at = leave();
         end(activity, index, at);
         return at;
     }
 
-    /// The step was held up.
+    /// Counts a span in which the step was held up.
     void add(Time begin, Time end) noexcept { exposure_.add(begin, end); }
 
-    /// An activity, until the end of this or `end()`.
+    /// An activity, until `end()` or the end of this object.
     class [[nodiscard]] Span {
     public:
         Span(Watch& watch, Activity activity, std::size_t index, Time begin, bool held) noexcept
@@ -106,17 +106,17 @@ public:
         bool held_;
         bool ended_ = false;
     };
-    /// It holds the step up.
+    /// An activity that holds the step up.
     Span hold(Activity activity, std::size_t index = Observer::no_index) { return hold_since(now(), activity, index); }
     Span hold_since(Time begin, Activity activity, std::size_t index = Observer::no_index) {
         return Span(*this, activity, index, begin, true);
     }
-    /// It does not, or what does is counted elsewhere.
+    /// An activity that does not hold the step up, or is counted elsewhere.
     Span tell(Activity activity, std::size_t index, Time begin) { return Span(*this, activity, index, begin, false); }
 
     /// Seconds by which the step was held up since the last call.
     double take_exposed_seconds() noexcept { return seconds(exposure_.take()); }
-    /// Seconds since the last call in which something was on its way.
+    /// Seconds since the last call in which anything was in flight.
     double take_covered_seconds() {
         std::lock_guard lock(lock_);
         if (under_way_ != 0) count_until(now());
@@ -126,14 +126,14 @@ public:
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
-    /// One less is under way. The time is read under the lock, or what departs meanwhile would seem to have met what is over.
+    /// One less is in flight. The time is read under the lock, so that it is ordered with `depart` in other threads.
     Time leave() {
         std::lock_guard lock(lock_);
         const Time at = now();
         if (--under_way_ == 0) count_until(at);
         return at;
     }
-    /// Something was on its way until then. Under the lock.
+    /// Counts the time until `at`, in which something was in flight. Under the lock.
     void count_until(Time at) noexcept {
         covered_ += at - counted_until_;
         counted_until_ = at;
@@ -144,8 +144,8 @@ private:
     Exposure exposure_;
     std::mutex lock_;
     std::size_t under_way_ = 0;
-    Time counted_until_{};      ///< before that, every moment is counted in which something was under way
-    Time::duration covered_{};  ///< their sum
+    Time counted_until_{};      ///< all time in flight before it is counted
+    Time::duration covered_{};  ///< the sum of time in flight
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -11,8 +11,8 @@
 #include "../core/buffer_view.hpp"
 #include "../core/error.hpp"
 
-/// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and of dynamic size. Blocks will do where
-/// they are contiguous, such as `m.middleCols(2, 3)` of a column-major matrix.
+/// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be contiguous, such as
+/// `m.middleCols(2, 3)` of a column-major matrix.
 
 namespace gradsync::inline v0_2 {
 
@@ -44,7 +44,7 @@ struct buffer_traits<T> {
     static constexpr MemorySpace space = MemorySpace::host;
     static constexpr bool owns = detail::EigenStorage<T>;
 
-    /// Throws Error(invalid_argument) where a block or map leaves gaps.
+    /// Throws Error(invalid_argument) if a block or map has gaps.
     static auto view(T& t) { return view_as<is_writable>(t); }
     static auto view(const T& t) { return view_as<false>(t); }
 

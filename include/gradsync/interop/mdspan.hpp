@@ -10,11 +10,11 @@
 #include "../core/buffer_view.hpp"
 #include "../core/error.hpp"
 
-/// Multi-dimensional views with the interface of std::mdspan: the standard's own, Kokkos's for C++20, and alike.
+/// Multi-dimensional views with the interface of std::mdspan, such as the standard's own and Kokkos's for C++20.
 
 namespace gradsync::inline v0_2 {
 
-/// A view with extents and a mapping from indices to a pointer's elements.
+/// A view with extents and a mapping from indices to the elements of a pointer.
 template <class M>
 concept MdspanLike = requires(const M& m, typename M::rank_type r) {
     typename M::element_type;
@@ -25,12 +25,12 @@ concept MdspanLike = requires(const M& m, typename M::rank_type r) {
     m.data_handle();
 };
 
-/// Any layout that fills its memory will do, as all ranks have the same one: layout_right, layout_left, permuted strides.
+/// Any layout without gaps works (layout_right, layout_left, permuted strides). All ranks must use the same one.
 template <MdspanLike M>
 struct buffer_traits<M> {
     static constexpr MemorySpace space = MemorySpace::host;
 
-    /// Throws Error(invalid_argument) where the mapping leaves gaps.
+    /// Throws Error(invalid_argument) if the mapping has gaps.
     static auto view(const M& m) {
         using T = typename M::element_type;
         static_assert(std::convertible_to<decltype(m.data_handle()), T*>,

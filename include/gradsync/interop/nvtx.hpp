@@ -26,14 +26,14 @@ struct NvtxDomainTraits {
 
 }  // namespace detail
 
-/// Shows what a Reducer does in Nsight Systems, and in whatever else listens to NVTX: in the domain "gradsync" a mark for each gradient
-/// that becomes ready, ranges of the threads that launch, copy, wait and finish, and a range for each bucket that is on its way, as this
-/// rank sees it. Costs next to nothing while nobody listens.
+/// Shows the work of a Reducer in Nsight Systems and other NVTX tools, as this rank sees it. The domain "gradsync" has a mark for each
+/// gradient that becomes ready, ranges for the threads that launch, copy, wait and finish, and a range for each bucket in flight. It costs
+/// next to nothing while no tool is attached.
 ///
 ///     gs::NvtxObserver nvtx;
 ///     gs::Reducer<gs::NcclBackend> sync(comm, parameters, {.observer = &nvtx});
 ///
-/// Needs NVTX's headers, which come with CUDA; nothing to link.
+/// Needs the NVTX headers, which come with CUDA. There is nothing to link.
 class NvtxObserver final : public Observer {
 public:
     NvtxObserver() : domain_(nvtxDomainCreateA("gradsync")) {}
@@ -62,7 +62,7 @@ public:
         nvtxDomainMarkEx(domain_.get(), &attributes);
     }
     void begin(Activity activity, std::size_t index, Time) noexcept override {
-        if (activity == Activity::progress) return;  // known when it is over
+        if (activity == Activity::progress) return;  // reported only when it is over
         const nvtxEventAttributes_t attributes = attributes_of(labels_[static_cast<std::size_t>(activity)].of(index));
         if (nvtxRangeId_t* const range = range_of(activity, index)) *range = nvtxDomainRangeStartEx(domain_.get(), &attributes);
         else nvtxDomainRangePushEx(domain_.get(), &attributes);
@@ -81,7 +81,7 @@ private:
         const char* of(std::size_t index) const noexcept { return (index < by_index.size() ? by_index[index] : other).c_str(); }
     };
 
-    /// Of those that may end on another thread than they began on.
+    /// The stored range of an activity that may end on another thread; null for other activities.
     nvtxRangeId_t* range_of(Activity activity, std::size_t index) noexcept {
         if (activity != Activity::collective && activity != Activity::gather) return nullptr;
         return &ranges_[activity == Activity::gather][index];
@@ -99,7 +99,7 @@ private:
     UniqueHandle<detail::NvtxDomainTraits> domain_;
     std::array<Labels, activity_count> labels_;
     Labels ready_;
-    std::array<std::vector<nvtxRangeId_t>, 2> ranges_;  ///< of collectives and gathers, by bucket
+    std::array<std::vector<nvtxRangeId_t>, 2> ranges_;  ///< for collectives and gathers, by bucket
 };
 
 }  // namespace gradsync::inline v0_2

@@ -6,8 +6,8 @@
 
 #include "../core/buffer_view.hpp"
 
-/// Memory known by a raw pointer and a count. A pointer does not say where it points to: the function does. Pointers to
-/// constants give a `ConstBufferView`.
+/// Views of a raw pointer and a count. A pointer does not say which memory it points to, so the name of the function does. A pointer to
+/// const gives a `ConstBufferView`.
 
 namespace gradsync::inline v0_2 {
 

@@ -20,7 +20,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// The parameters of a module: those that stand in several places once, under their first name.
+/// The parameters of a module. A parameter that stands in several places is listed once, under its first name.
 struct TorchParameters {
     explicit TorchParameters(const torch::nn::Module& module) {
         for (const auto& item : module.named_parameters()) {
@@ -45,7 +45,7 @@ struct TorchParameters {
         return result;
     }
 
-    /// Memory for the gradients that have none.
+    /// Allocates the gradients that have no memory yet, as zeros.
     const TorchParameters& allocate_gradients() const {
         for (const at::Tensor& t : tensors)
             if (t.requires_grad() && !t.grad().defined()) t.mutable_grad() = at::zeros_like(t);
@@ -63,7 +63,7 @@ public:
     TorchHooks(const std::vector<at::Tensor>& tensors, Mark mark) : mark_(std::move(mark)) {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             if (!tensors[i].requires_grad()) continue;
-            // A tensor does not keep the node alive: its owner is whoever wants to be called.
+            // The tensor does not keep the node alive; the owner of the hook must.
             auto node = torch::autograd::impl::grad_accumulator(tensors[i]);
             nodes_.emplace_back(node, node->add_post_hook(std::make_unique<Hook>(mark_, i)));
         }
@@ -103,21 +103,22 @@ private:
 ///         optimizer.step();
 ///     }
 ///
-/// By default `.grad()` of every parameter is a view of its bucket, and nothing is copied; with GradientStorage::borrowed it
-/// keeps its memory. Both survive `zero_grad(set_to_none)`, at the price of a copy. A weight that stands in several places of the
-/// module is one parameter, ready when all its uses are accumulated. One that gets no gradient in a step is an error in
-/// `finish()` that names it, or, with UnusedParameters::find_unused, averaged over the ranks that used it; where no rank did, its
-/// gradient stays as it was, and zero where there was none.
+/// By default `.grad()` of every parameter is a view of its bucket, and nothing is copied. With GradientStorage::borrowed it keeps its own
+/// memory. Both work with `zero_grad(set_to_none)`, at the cost of a copy. A weight that stands in several places of the module is one
+/// parameter, ready when all its uses are accumulated.
 ///
-/// What is said of Reducer holds here too. Parameters are neither added nor replaced nor (un)frozen while it lives. Gradients
-/// that live in buckets go with it: `.grad()` is undefined afterwards. Neither moved nor copied.
+/// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused such a parameter is averaged
+/// over the ranks that used it. If no rank did, its gradient stays as it was, or becomes zero if there was none.
+///
+/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives. It owns
+/// gradients in buckets: `.grad()` is undefined after its destruction. It neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
 class TorchReducer : Reducer<B, Buckets, Overlap> {
     using Base = Reducer<B, Buckets, Overlap>;
 
 public:
-    /// The parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor, and
-    /// Error(invalid_argument) that names a tensor that cannot be synchronised.
+    /// Synchronises the parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor does, and
+    /// Error(invalid_argument), naming the tensor, if one cannot be synchronised.
     TorchReducer(B comm, const torch::nn::Module& module, ReducerOptions options = {.gradients = GradientStorage::in_buckets},
                  Buckets buckets = {}, Overlap overlap = {})
         : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(), options, std::move(buckets),
@@ -133,7 +134,7 @@ public:
         Base::broadcast_buffers(views, root);
     }
 
-    /// As Reducer's.
+    /// These three do the same as in Reducer.
     void finish() {
         settle_all();
         Base::finish();
@@ -171,7 +172,7 @@ private:
         }
     };
 
-    /// The memory of each gradient that the engine knows, as a tensor. In buckets it is not the module's to keep.
+    /// The memory of each gradient that the engine knows, as a tensor. If it is in buckets, the destructor takes it from the module.
     class Homes {
     public:
         Homes(const std::vector<at::Tensor>& tensors, bool in_buckets)
@@ -199,14 +200,14 @@ private:
         }
     }
 
-    /// Brings a gradient home that autograd has put elsewhere, or nowhere, because `zero_grad` took its place away.
+    /// Copies a gradient back to its memory in the engine, if `zero_grad` made autograd put it elsewhere or drop it.
     void settle(std::size_t i) {
         at::Tensor& gradient = tensors_[i].mutable_grad();
         at::Tensor& home = homes_[i];
         if (gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == home.data_ptr()) return;
         const at::NoGradGuard no_graph;
         home.zero_();
-        if (gradient.defined()) home.add_(gradient);  // which may be sparse
+        if (gradient.defined()) home.add_(gradient);  // `gradient` may be sparse
         gradient = home;
     }
 

@@ -16,7 +16,7 @@
 #include "../core/error.hpp"
 #include "../core/parameter.hpp"
 
-/// libtorch's tensors: as buffers, and as parameters with their `.grad()`. The type is looked at when a view is taken.
+/// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.
 
 namespace gradsync::inline v0_2 {
 
@@ -39,12 +39,10 @@ struct dtype_traits<c10::Float8_e5m2> {
 };
 #endif
 
-/// A tensor is taken with any strides that fill its memory (contiguous, channels_last, a transposed matrix), as all ranks
-/// have the same ones.
+/// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix). All ranks must have the same ones.
 template <>
 struct buffer_traits<at::Tensor> {
-    /// Throws Error(invalid_argument) for a tensor that is not defined, not dense, of another type or on another device
-    /// than the library's.
+    /// Throws Error(invalid_argument) for a tensor that is undefined, not dense, of an unsupported dtype, or on an unsupported device.
     static BufferView view(const at::Tensor& t) {
         if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
         if (t.layout() != at::kStrided) refuse("a tensor of " + describe(t) + " is sparse: make it dense (an embedding: sparse(false))");
@@ -93,8 +91,8 @@ private:
     [[noreturn]] static void refuse(const std::string& what) { throw Error(Errc::invalid_argument, what); }
 };
 
-/// A parameter with the gradient that autograd leaves in it. Where there is none yet, gradients are to live in the buckets
-/// (GradientStorage::in_buckets), or to be allocated before.
+/// A parameter with the gradient that autograd leaves in it. If there is none yet, let gradients live in the buckets
+/// (GradientStorage::in_buckets), or allocate it before.
 template <>
 struct parameter_traits<at::Tensor> {
     static BufferView gradient(const at::Tensor& t) { return t.grad().defined() ? buffer(t.grad()) : BufferView{}; }

@@ -20,19 +20,16 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Gives out memory that a communicator of NCCL's knows, and takes it back. What it needs of the engine that has the
-/// communicator:
+/// Allocates memory that is registered with an NCCL communicator, and takes it back. The engine that has the communicator must provide:
 ///
 /// - `control()`, `world()`, `rank()`, `world_rank(r)`, `timeout()`: the ranks, on the host
-/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)`, and nobody else asks NCCL for anything
-///   meanwhile; `wanted()`, for NCCL's calls, is false after a failure, and at the deadline, when it fails the world
-///   and says that it was in `what`
-/// - `fail_on_device(what, why)`, where an exception is handled: the world fails, if it has not yet
-/// - `become_quiet()`, `is_idle()`: after a failure, waits until nothing touches memory any more; is all that was put
-///   on the streams over?
-/// - `Engine::patience`: how long, after a failure, it waits for the streams
-/// - `shared_from_this()`: memory keeps the engine, as where the communicator is another's, nobody else would take
-///   memory out of it
+/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`, for NCCL's calls, is
+///   false after a failure. At the deadline it is false too, and fails the world with a time-out in `what`
+/// - `fail_on_device(what, why)`: fails the world, unless it has failed already; called in an exception handler
+/// - `become_quiet()`: after a failure, waits until nothing touches memory any more
+/// - `is_idle()`: is all work on the streams complete?
+/// - `Engine::patience`: how long to wait for the streams after a failure
+/// - `shared_from_this()`: memory keeps the engine alive; if the communicator is the user's, only the engine can deregister memory
 template <class Engine>
 class NcclAllocator {
     using Clock = std::chrono::steady_clock;
@@ -40,18 +37,18 @@ class NcclAllocator {
 public:
     explicit NcclAllocator(NcclMemoryChoice choice) : choice_(std::move(choice)) {}
 
-    /// What `allocate` gives from now on: less than before where NCCL had no window for it. Under the engine's lock, as
-    /// below.
+    /// The kind of memory that `allocate` returns from now on; it becomes a lesser kind if NCCL had no window. Needs the engine's lock, as
+    /// does `describe`.
     const NcclMemoryChoice& choice() const noexcept { return choice_; }
-    /// "buckets in symmetric windows", or what else they are in, and why; "" where they are in plain memory, as was
-    /// wished for.
+    /// "buckets in symmetric windows" or another kind, and why; "" for plain memory, if that was requested.
     std::string describe() const {
         if (choice_.kind == NcclMemory::plain && choice_.why.empty()) return "";
         return "buckets in " + std::string(gradsync::name_of(choice_.kind)) + (choice_.why.empty() ? "" : ", as " + choice_.why);
     }
 
-    /// Zeroed. Collective: ranks that ask for different sizes all throw Error(parameter_mismatch), and may go on; one
-    /// that has no memory, or stays away, ends the world.
+    /// Returns zeroed memory. Collective. For registered memory and windows: if the ranks ask for different sizes, all throw
+    /// Error(parameter_mismatch) and may go on; a rank that has no memory or stays away is fatal to the world. Plain memory is allocated
+    /// without a check.
     collective::Memory allocate(Engine& engine, std::size_t bytes) {
         if (bytes == 0) return {};
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
@@ -64,7 +61,7 @@ private:
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
     static constexpr const char* return_name = "giving back memory";
 
-    /// Ranks meet on the host before NCCL is asked: it would wait for one that is not there, and not say for whom.
+    /// The ranks meet on the host first, because NCCL would wait for a missing rank without naming it.
     collective::Memory allocate_registered(Engine& engine, std::size_t bytes) {
         const std::string what = "allocate(" + std::to_string(bytes) + " bytes)";
         std::shared_ptr<RegisteredMemory> memory;
@@ -76,8 +73,8 @@ private:
         } catch (const std::exception& error) {
             engine.fail_on_device(what, error.what());
             const collective::Failure failure = engine.world().failure();
-            engine.control()->fail(failure);  // the others hear of it
-            engine.become_quiet();            // NCCL may still be at it
+            engine.control()->fail(failure);  // tells the other ranks
+            engine.become_quiet();            // NCCL may still use the memory
             const int self = engine.world_rank(engine.rank());
             const std::string where = failure.message.find(what) == std::string::npos ? "in " + what + ": " : "";
             throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
@@ -89,7 +86,7 @@ private:
             std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
     }
 
-    /// The first rank whose number is not that of rank 0; 0 if there is none.
+    /// The first rank whose number differs from that of rank 0; 0 if there is none.
     static std::size_t first_unlike(const std::vector<std::uint64_t>& numbers) noexcept {
         for (std::size_t r = 1; r < numbers.size(); ++r)
             if (numbers[r] != numbers[0]) return r;
@@ -125,14 +122,14 @@ private:
             });
     }
 
-    /// Unlike cudaFree, NCCL does not wait for the device, and what was handed over to a stream may still be under way.
-    /// Where that does not end in time the memory stays.
+    /// Unlike cudaFree, NCCL does not wait for the device, and work on a stream may still be running. If it does not end in time, the
+    /// memory is leaked.
     static void take_back(Engine& engine, const std::shared_ptr<RegisteredMemory>& memory) noexcept {
         if (!wait_until_idle(engine)) return message_passing::leak_until_exit(memory);
         try {
             const auto deadline = Clock::now() + engine.timeout();
             engine.with_communicator(deadline, return_name, [&](NcclCommunicator& comm, auto&& wanted) {
-                // After a failure it goes with the communicator, which was aborted.
+                // After a failure the communicator was aborted, which ends the registration.
                 if (!engine.world().failed()) memory->forget(comm, wanted);
             });
         } catch (const std::exception& error) {
@@ -140,7 +137,7 @@ private:
         }
     }
 
-    /// Waits for the streams, up to the time limit, or a while after a failure; false where they are not idle then.
+    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are not idle then.
     static bool wait_until_idle(Engine& engine) noexcept {
         auto deadline = Clock::now() + engine.timeout();
         for (bool quiet = false; !engine.is_idle() || (engine.world().failed() && !quiet);) {

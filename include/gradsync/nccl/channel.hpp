@@ -19,19 +19,19 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Says in NCCL's words what a `Call` asks for, on a stream of its own. Shares are ours, which NCCL's own operations know only
-/// where all are equal; others are made of grouped ones.
+/// Translates a `Call` into NCCL calls on a stream of its own. NCCL's own operations need equal shards; with uneven ones they are composed
+/// of grouped operations.
 ///
-/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights, which the ranks
-/// add up on the device just before: no host waits. f32 and f64 are multiplied by NCCL, in full precision; types of 16
-/// and 8 bits in a pass of ours, in f32, as NCCL would round the factor to their bits. So is all that a single rank has:
-/// before 2.29.7 NCCL leaves out up to 31 elements at the end there (NVIDIA/nccl#1950). For one thread at a time.
+/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights. The ranks add up the weights on the
+/// device just before, so no host waits. NCCL multiplies f32 and f64 in full precision. Types of 16 and 8 bits are multiplied by a pass of
+/// the library, in f32, because NCCL would round the factor to their type. So are all types on a single rank, where NCCL before 2.29.7
+/// skips up to 31 elements at the end (NVIDIA/nccl#1950). For one thread at a time.
 class NcclChannel {
     using Call = collective::Call;
     using Operation = collective::Operation;
 
 public:
-    /// `slots`: calls that may be under way.
+    /// `slots`: the most calls in flight.
     NcclChannel(NcclCommunicator comm, int rank, int size, std::size_t slots)
         : comm_(std::move(comm)),
           rank_(rank),
@@ -46,7 +46,7 @@ public:
     cudaStream_t stream() const noexcept { return stream_.get(); }
     NcclCommunicator& communicator() noexcept { return comm_; }
 
-    /// Throws Error(invalid_argument) where this program cannot do it.
+    /// Throws Error(invalid_argument) if this program cannot run the call.
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
             throw Error(Errc::invalid_argument,
@@ -56,15 +56,15 @@ public:
                         {.operation = std::string(name_of(call.operation))});
     }
 
-    /// The call is to be launched next, and stays where it is until then. `slot`: not that of another one under way.
+    /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in flight.
     void add(const Call& call, std::size_t slot) {
         pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}});
         culprit_ = pending_.size();
     }
 
-    /// Puts what was added on the stream, as one launch of NCCL's. `wanted()`: false to give up. Throws Error(device_failed).
+    /// Puts the added calls on the stream, as one NCCL launch. `wanted()` returns false to give up. Throws Error(device_failed).
     ///
-    /// What a mean needs first is done for all of them first, as NCCL starts a group when it ends.
+    /// The factors of all means are computed first, because NCCL starts a group only when it ends.
     template <class Wanted>
     void launch(Wanted&& wanted) {
         const auto settle = [&](ncclResult_t code, const char* what) { comm_.settle(code, what, wanted); };
@@ -75,11 +75,11 @@ public:
         pending_.clear();
         culprit_ = 0;
     }
-    /// After a failure: which of the calls that were added has failed, or their number where that is not known.
+    /// After a failure: the index of the failed call among those added, or their number if it is unknown.
     std::size_t culprit() const noexcept { return culprit_; }
 
 private:
-    /// What takes part in a reduction: the elements, and how they are combined.
+    /// The input of a reduction: the elements, and the operation.
     struct Operand {
         const void* data;
         ncclRedOp_t op;
@@ -94,8 +94,7 @@ private:
         std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
     };
 
-    /// NCCL calls that become one. The thread's group of NCCL's is closed with it at the latest: it would swallow what the thread
-    /// asks of any communicator later.
+    /// A group of NCCL calls. The destructor closes NCCL's group of this thread: an open one would swallow later calls on any communicator.
     class Batch {
     public:
         Batch() { add(ncclGroupStart(), "ncclGroupStart"); }
@@ -115,7 +114,7 @@ private:
             const ncclResult_t code = ncclGroupEnd();
             return failed() ? code_ : code;
         }
-        /// Of NCCL's: the one that `end()` tells the outcome of.
+        /// The NCCL function whose result `end()` returns.
         const char* function() const noexcept { return function_; }
 
     private:
@@ -124,7 +123,7 @@ private:
         const char* function_ = "ncclGroupEnd";
     };
 
-    /// `post(call, batch)` for all that are pending, as one launch.
+    /// Calls `post(call, batch)` for all pending calls, as one launch.
     template <class Post, class Settle>
     void together(Post&& post, Settle&& settle) {
         Batch batch;
@@ -150,7 +149,7 @@ private:
 
     cuda::MeanFactor* cell(const Pending& mean) const noexcept { return static_cast<cuda::MeanFactor*>(cells_.data()) + mean.slot; }
 
-    /// Makes the operands of all means that are pending: this rank's elements times its factor.
+    /// Makes the operands of all pending means: this rank's elements times its factor.
     template <class Settle>
     void scale_means(Settle&& settle) {
         std::size_t room = 0;
@@ -191,7 +190,7 @@ private:
             return {to, ncclSum};
         }
         const void* data = call.in;
-        if (call.contribution.scale == 0 && mean.bytes() != 0) {  // it is not read: it may hold NaNs
+        if (call.contribution.scale == 0 && mean.bytes() != 0) {  // not read, because it may hold NaNs
             cuda::check(cudaMemsetAsync(to, 0, mean.bytes(), stream()), "cudaMemsetAsync");
             data = to;
         }
@@ -202,18 +201,18 @@ private:
         return operand;
     }
 
-    /// May `out` be written before it is sent, as it is as long as `in`?
+    /// May `out` hold the scaled elements? Only if it is as long as `in`.
     bool may_write(const Call& call) const noexcept {
         return call.operation == Operation::all_reduce || (call.operation == Operation::reduce && rank_ == call.root);
     }
     bool multiplied_here(DType dtype) const noexcept { return is_low_precision(dtype) || size_ == 1; }
-    /// What the operand takes, aligned as memory of devices is.
+    /// Bytes of scratch memory for the operand, rounded up to the alignment of device memory.
     std::size_t scratch_bytes(const Pending& mean) const noexcept {
         const bool needed = multiplied_here(mean.call->dtype) || mean.call->contribution.scale == 0;
         return needed && !may_write(*mean.call) ? (mean.bytes() + 255) / 256 * 256 : 0;
     }
-    /// Memory for one launch after another, as they come on the stream. Freeing would wait for the device, so what has become too
-    /// small is kept.
+    /// Scratch memory for one launch after another, in stream order. Freeing would wait for the device, so memory that has become too small
+    /// is kept.
     std::byte* scratch(std::size_t bytes) {
         if (scratch_.empty() || scratch_.back().bytes() < bytes) scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
         return static_cast<std::byte*>(scratch_.back().data());
@@ -298,11 +297,11 @@ private:
     NcclCommunicator comm_;
     const int rank_, size_;
     cuda::Stream stream_;
-    cuda::DeviceMemory cells_;    ///< a MeanFactor for each slot
-    cuda::PinnedMemory weights_;  ///< this rank's weight, for each slot
-    cuda::DeviceMemory token_;    ///< what a barrier reduces
+    cuda::DeviceMemory cells_;    ///< a MeanFactor per slot
+    cuda::PinnedMemory weights_;  ///< this rank's weight per slot
+    cuda::DeviceMemory token_;    ///< the element that a barrier reduces
     std::vector<cuda::DeviceMemory> scratch_;
-    std::vector<Pending> pending_;  ///< what goes with the next launch
+    std::vector<Pending> pending_;  ///< calls of the next launch
     std::size_t culprit_ = 0;
 };
 

@@ -23,11 +23,10 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The first NCCL that adds up 8-bit floats, on devices of this compute capability.
+/// The first NCCL version that adds up 8-bit floats, and the compute capability that they need.
 inline constexpr int nccl_with_float8 = NCCL_VERSION(2, 24, 3), capability_with_float8 = 90;
 
-/// For what is added up. 8-bit floats are only by an NCCL that knows them; where it does not, nobody may ask for
-/// theirs.
+/// The NCCL type for reductions. Must not be called for 8-bit floats if NCCL has no such types.
 inline ncclDataType_t nccl_type(DType dtype) noexcept {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 3)
     if (is_float8(dtype)) return dtype == DType::f8e4m3 ? ncclFloat8e4m3 : ncclFloat8e5m2;
@@ -37,16 +36,16 @@ inline ncclDataType_t nccl_type(DType dtype) noexcept {
     assert(static_cast<std::size_t>(dtype) < std::size(types));
     return types[static_cast<std::size_t>(dtype)];
 }
-/// The same for what is moved, and not added up: any NCCL and device can do it.
+/// The NCCL type for moving data without reducing it, which works with any NCCL and device.
 inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept { return is_float8(dtype) ? ncclUint8 : nccl_type(dtype); }
 
-/// Not for means, which are made of sums.
+/// The NCCL operation of `op`; ncclSum for a mean, which is made of sums.
 inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
     constexpr ncclRedOp_t ops[] = {ncclSum, ncclMin, ncclMax, ncclProd, ncclSum};
     return ops[static_cast<std::size_t>(op)];
 }
 
-/// That NCCL said so, perhaps because another rank is gone.
+/// An error that NCCL reported, perhaps because another rank is gone.
 struct NcclError : Error {
     using Error::Error;
 };
@@ -58,18 +57,19 @@ struct NcclError : Error {
     throw NcclError(Errc::device_failed, what + "; NCCL_DEBUG=INFO tells more", {.operation = call});
 }
 
-/// One rank's side of a communicator of NCCL. Its calls do not block: `settle` after each of them, before the next and before
-/// work on its stream. For one thread at a time.
+/// One rank's side of an NCCL communicator. Its calls do not block: `settle` each call before the next one and before work on its stream.
+/// For one thread at a time.
 ///
-/// It is finalised and destroyed with the object, in bounded time: a few seconds at most, after which it is aborted. An attached
-/// one is left alone, unless it was aborted.
+/// The destructor finalises and destroys the communicator in bounded time; after a few seconds it aborts it. An attached communicator is
+/// left alone, unless it was aborted.
 class NcclCommunicator {
     using Clock = std::chrono::steady_clock;
 
 public:
     NcclCommunicator() = default;
 
-    /// Collective over the `size` ranks that have `id`. `wanted()`: false to give up.
+    /// Makes a communicator. Collective over the `size` ranks that have `id`. `wanted()` returns false to give up. Throws
+    /// Error(device_failed).
     template <class Wanted>
     static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, int max_ctas, Wanted&& wanted) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -88,14 +88,14 @@ public:
         return made;
     }
 
-    /// One that stays yours.
+    /// Wraps a communicator that the caller keeps.
     static NcclCommunicator attach(ncclComm_t comm) noexcept {
         NcclCommunicator attached;
         attached.comm_ = comm;
         attached.owns_ = false;
         return attached;
     }
-    /// One that is this object's from now on.
+    /// Wraps a communicator and takes ownership.
     static NcclCommunicator take_ownership(ncclComm_t comm) noexcept {
         NcclCommunicator taken;
         taken.comm_ = comm;
@@ -114,7 +114,8 @@ public:
 
     ncclComm_t get() const noexcept { return comm_; }
 
-    /// Returns when a call that gave `code` is under way, and how it went. Throws Error(device_failed) where it is not wanted any more.
+    /// Waits until the call that returned `code` is no longer in progress, and returns its result. Throws Error(device_failed) if
+    /// `wanted()` is false.
     template <class Wanted>
     ncclResult_t outcome(ncclResult_t code, const char* call, Wanted&& wanted) {
         while (code == ncclInProgress) {
@@ -124,14 +125,14 @@ public:
         }
         return code;
     }
-    /// The same; throws where it failed, too.
+    /// The same, but throws NcclError if the call failed, too.
     template <class Wanted>
     void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
         code = outcome(code, call, wanted);
         if (code != ncclSuccess) throw_nccl_error(code, call, comm_);
     }
 
-    /// What went wrong on the way, or "".
+    /// The asynchronous error of the communicator, or "".
     std::string problem() {
         ncclResult_t code = ncclSuccess;
         if (comm_ == nullptr || (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
@@ -140,7 +141,7 @@ public:
         return std::string(ncclGetErrorString(code)) + (last != nullptr && *last != '\0' ? std::string(": ") + last : "");
     }
 
-    /// Ends what is under way, on this rank; the object holds nothing any more. Returns at once: NCCL's own call may hang.
+    /// Aborts all work on this rank and empties this object. Returns at once, because NCCL's own call may hang.
     void abort() noexcept {
         if (comm_ == nullptr) return;
         try {
@@ -150,7 +151,7 @@ public:
                 over->store(true, std::memory_order_release);
             }).detach();
             aborting_ = std::move(over);
-        } catch (...) {  // no thread is to be had: then the process ends it
+        } catch (...) {  // no thread could be made: the end of the process aborts it
         }
         comm_ = nullptr;
     }
@@ -159,7 +160,7 @@ public:
 private:
     static constexpr std::chrono::seconds patience{5};
 
-    /// All that is under way is over, here and in NCCL's own threads? Waits a while for it.
+    /// Waits a while until all work is complete, here and in NCCL's threads; returns whether it is.
     bool finalise() noexcept {
         ncclResult_t code = ncclCommFinalize(comm_);
         for (const auto deadline = Clock::now() + patience; code == ncclInProgress && Clock::now() < deadline;) {
@@ -176,7 +177,7 @@ private:
 
     ncclComm_t comm_ = nullptr;
     bool owns_ = true;
-    std::shared_ptr<std::atomic<bool>> aborting_;  ///< true once NCCL has come back
+    std::shared_ptr<std::atomic<bool>> aborting_;  ///< true once NCCL has returned
 };
 
 }  // namespace gradsync::inline v0_2::detail

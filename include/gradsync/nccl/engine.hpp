@@ -31,22 +31,22 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A communicator whose data NCCL moves, on a stream of its own, between buffers of devices.
+/// A communicator whose data NCCL moves between device buffers, on a stream of its own.
 ///
-/// Beside every collective goes a message from each rank to each that says what it has started (`control`, on the host, which
-/// nothing on a device waits for). So ranks that do not fit, stay away, leave or die are noticed and named, as on every other
-/// backend; what NCCL has under way is aborted then, on every rank.
+/// With every collective, each rank sends each other rank a message that says what it has started (`control`, on the host; no device waits
+/// for it). So mismatched, missing, leaving and dead ranks are detected and named, as on every other backend. NCCL's work in flight is then
+/// aborted on every rank.
 class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
 
 public:
-    /// Collectives under way before a start has to wait; fewer than `control` takes, and no more than `Call::followers` can count.
+    /// The most collectives in flight; a further start waits. Fewer than `control` takes, and at most what `Call::followers` can count.
     static constexpr std::size_t slots = 128;
 
-    static constexpr std::chrono::seconds patience{10};     ///< with what was aborted
-    static constexpr std::chrono::milliseconds grace{500};  ///< for another rank to be named, of whose loss NCCL's failure may be the echo
+    static constexpr std::chrono::seconds patience{10};     ///< how long to wait for aborted work
+    static constexpr std::chrono::milliseconds grace{500};  ///< how long to wait for the lost rank that may have caused NCCL's failure
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
         : control_(std::move(control)),
@@ -63,7 +63,7 @@ public:
         }
         control_->world().hooks().enlist(*this);
     }
-    /// What was handed over to a stream may still be under way: that is waited for, up to the time limit.
+    /// Waits for work on the stream, up to the time limit, then aborts it.
     ~NcclEngine() override {
         control_->world().hooks().dismiss(*this);
         const auto deadline = Clock::now() + timeout();
@@ -78,7 +78,8 @@ public:
         if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
     }
 
-    /// One for the ranks of `control`, of whom all call this.
+    /// Makes an engine for the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
+    /// first.
     static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch,
                                             NcclSettings settings) {
         ncclUniqueId id{};
@@ -121,7 +122,7 @@ public:
     std::size_t next_number() noexcept override { return control_->next_number(); }
 
     cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
-    /// What was started before comes after the stream that was set then.
+    /// Collectives started before stay ordered after the previous compute stream.
     void set_compute_stream(cudaStream_t stream) noexcept {
         const std::lock_guard lock(mutex_);
         issue();
@@ -129,18 +130,18 @@ public:
     }
 
     std::size_t group_bytes() const noexcept { return settings_.group_bytes; }
-    /// Calls that are started until `close_group()` leave together then.
+    /// Calls that are started until `close_group()` are launched together then.
     void open_group() noexcept {
         const std::lock_guard lock(mutex_);
         ++open_groups_;
     }
-    /// `left`: by an exception. Nothing of it is launched then, as it is a part only; its Works, which are dropped, end the world.
+    /// `left`: an exception ended the group. It is incomplete, so nothing is launched; its dropped Works fail the world.
     void close_group(bool left) noexcept {
         const std::lock_guard lock(mutex_);
         if (--open_groups_ == 0 && !left) issue();
     }
 
-    /// Throws Error(invalid_argument), on all ranks, where they cannot add up elements of this type.
+    /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type.
     void check_reduces(DType dtype, std::string_view operation) const {
         if (!is_float8(dtype) || settings_.no_float8.empty()) return;
         throw Error(Errc::invalid_argument,
@@ -173,13 +174,13 @@ public:
     }
 
     void progress() noexcept override { try_advance(); }
-    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // nothing is done on the host's time
+    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // the host does no work for them
 
     bool test(std::uint64_t n) override {
         collective::Operation operation;
         {
             std::lock_guard lock(mutex_);
-            if (n >= issued_ && open_groups_ == 0) issue();  // its group was left by an exception, and it was kept
+            if (n >= issued_ && open_groups_ == 0) issue();  // an exception ended its group, but its Work was kept
             advance();
             if (n < first_) return true;
             operation = at(n).call.operation;
@@ -197,11 +198,11 @@ public:
             met = at(n).met;
             call = at(n).call;
         }
-        control_->look(met, deadline);  // finds out who is missing: nobody else is to speak of time limits before
+        control_->look(met, deadline);  // names the missing ranks; only then may a time-out be reported
         if (control_->done(met)) look(n, call, deadline);
     }
 
-    /// The host waits.
+    /// Blocks the host.
     void wait(std::uint64_t n) override {
         std::uint64_t met;
         Call call;
@@ -218,7 +219,7 @@ public:
             }
         }
         try {
-            control_->wait(met);  // finds out who is missing
+            control_->wait(met);  // names the missing ranks
         } catch (...) {
             become_quiet();
             throw;
@@ -237,8 +238,8 @@ public:
         }
     }
 
-    /// `stream` waits, the host does not. The time limit holds all the same: from when the collective's turn has come on its own
-    /// stream.
+    /// Makes `stream` wait; the host does not. The time limit still applies, from the moment at which the collective's turn comes on its
+    /// own stream.
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         std::unique_lock lock(mutex_);
         if (n >= issued_) issue();
@@ -279,7 +280,7 @@ public:
         return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), watch_, settings);
     }
 
-    /// What ranks tell one another on the host. Collective.
+    /// Exchanges values of all ranks on the host. Collective.
     template <class T>
     std::vector<T> exchange(const T& own) {
         return control_->exchange(own);
@@ -307,8 +308,7 @@ public:
         hold_back();
         if (!world().failed()) fail_device(what, why);
     }
-    /// The world has failed: returns once nothing on the device touches the buffers of collectives any more, or after a
-    /// while.
+    /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, for `patience` at most.
     void become_quiet() noexcept {
         const auto deadline = Clock::now() + patience;
         for (;;) {
@@ -329,17 +329,17 @@ public:
 private:
     struct Started {
         Call call;
-        std::uint64_t met = 0;   ///< number of the meeting in which all ranks say what they have started
-        std::uint64_t last = 0;  ///< of the group that it left with, which has the events of that one
+        std::uint64_t met = 0;   ///< number of the `control` call in which all ranks say what they have started
+        std::uint64_t last = 0;  ///< last collective of its launch, which has the events of the launch
         cuda::Event begin, end;
         Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
     };
 
-    // All below: under the mutex.
+    // Everything below needs the mutex.
 
     Started& at(std::uint64_t n) noexcept { return started_[n % slots]; }
 
-    /// What was started and is not on the stream yet goes there, as one launch. Not after a failure: it stays where it is.
+    /// Puts started collectives on the stream, as one launch. After a failure it is a no-op.
     void issue() noexcept {
         if (issued_ == next_ || world().failed()) return;
         const std::uint64_t first = issued_, last = next_ - 1;
@@ -363,7 +363,7 @@ private:
             cuda::order(compute_stream(), channel_.stream(), ready_);
             cuda::check(cudaEventRecord(group.begin.get(), channel_.stream()), "cudaEventRecord");
             for (std::uint64_t n = first; n <= last; ++n) channel_.add(at(n).call, static_cast<std::size_t>(n % slots));
-            // NCCL may have to wait for the others, to connect with them.
+            // NCCL may have to wait for other ranks, to connect with them.
             channel_.launch([this, first, deadline = Clock::now() + timeout()] {
                 look_after_ranks();
                 if (Clock::now() >= deadline) world().fail(timed_out(first));
@@ -388,8 +388,8 @@ private:
 
     std::string name_of(std::uint64_t n) { return collective::name_of(at(n).call, n); }
 
-    /// What is over is over in the order of its start: it is one stream. What came before a failure counts, as long as nothing
-    /// was aborted, and NCCL has nothing to say against it.
+    /// Counts complete collectives, which end in the order of their start, on one stream. Those that ended before a failure count, unless
+    /// NCCL was aborted or reports an error.
     void advance() noexcept {
         try {
             for (; first_ < issued_ && channel_.communicator().get() != nullptr; ++first_) {
@@ -415,13 +415,13 @@ private:
         if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->world().deliver();
     }
 
-    /// What a host that does not wait would not notice.
+    /// Checks what a host that does not wait would miss: failures and time-outs.
     void look_after_oldest() noexcept {
         look_after_ranks();
         if (world().failed()) return;
         if (has_failed_in_nccl()) return;
         Started& group = at(at(first_).last);
-        if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come: the device computes
+        if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come; the device still computes
         const auto now = Clock::now();
         if (group.begun_at == Clock::time_point{}) group.begun_at = now;
         if (now - group.begun_at >= timeout()) world().fail(timed_out(first_));
@@ -439,8 +439,8 @@ private:
         return collective::timed_out(name_of(n), control_->late(at(n).met), world_rank(rank()), timeout());
     }
 
-    /// NCCL has reported a failure, perhaps because another rank is gone, before the connections to that one have closed. NCCL cannot
-    /// say who it was, but they can: looks at them, and returns whether it is worth looking again.
+    /// NCCL has reported a failure, perhaps because another rank is gone but its host connections have not closed yet. NCCL cannot name the
+    /// rank; the connections can. Checks them, and returns whether to check again.
     bool seek_culprit() noexcept {
         look_after_ranks();
         const auto now = Clock::now();
@@ -448,7 +448,7 @@ private:
         return size() > 1 && !world().failed() && now - reported_at_ < grace;
     }
 
-    /// Where an exception is handled: one of NCCL's waits until there is nobody more to be named.
+    /// Call it in an exception handler. After an error of NCCL it waits until the lost rank is named, or `grace` is over.
     void hold_back() noexcept {
         try {
             throw;
@@ -457,7 +457,7 @@ private:
         } catch (...) {
         }
     }
-    /// While collectives are under way. The world fails then, but not before others had a moment to be named.
+    /// Has NCCL reported an error while collectives are in flight? The world fails then, after other ranks had a moment to be named.
     bool has_failed_in_nccl() noexcept {
         const std::string problem = channel_.communicator().problem();
         if (problem.empty()) return false;
@@ -473,10 +473,10 @@ private:
 
     void abort() noexcept { channel_.communicator().abort(); }
 
-    // Without the mutex.
+    // Everything below must not hold the mutex.
 
     [[noreturn]] void throw_failure(collective::Operation operation) {
-        control_->fail(world().failure());  // the others hear of it
+        control_->fail(world().failure());  // tells the other ranks
         become_quiet();
         throw collective::as_error(world().failure(), operation, world_rank(rank()));
     }
@@ -490,14 +490,14 @@ private:
     NcclAllocator<NcclEngine> memory_;
     NcclChannel channel_;
     cuda::Event ready_;
-    std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo slots
-    std::uint64_t first_ = 0;       ///< all below are complete
-    std::uint64_t issued_ = 0;      ///< all below are on the stream
+    std::vector<Started> started_;  ///< collectives first_ to next_, each at its number modulo slots
+    std::uint64_t first_ = 0;       ///< all lower numbers are complete
+    std::uint64_t issued_ = 0;      ///< all lower numbers are on the stream
     std::uint64_t next_ = 0;
     int open_groups_ = 0;
     Clock::time_point next_look_{};
     Clock::time_point reported_at_{};  ///< when NCCL was seen to have failed
-    std::atomic<bool> told_{false};    ///< the others know of the failure
+    std::atomic<bool> told_{false};    ///< the other ranks know of the failure
 };
 
 }  // namespace gradsync::inline v0_2::detail

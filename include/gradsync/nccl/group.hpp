@@ -9,9 +9,9 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// While it lives, what is started on the engine waits; it leaves as one group when the object goes. A failure then is one of the
-/// collectives, as that of any other start is. Nothing leaves where it goes as an exception passes. A default-constructed one does
-/// nothing.
+/// While it lives, collectives started on the engine are held back; they are launched as one group when it is destroyed. A failure then
+/// counts as one of the collectives, as at any other start. If an exception destroys it, nothing is launched. A default-constructed one
+/// does nothing.
 class [[nodiscard]] NcclGroup {
 public:
     NcclGroup() = default;
@@ -29,7 +29,7 @@ public:
 
 private:
     std::shared_ptr<NcclEngine> engine_;
-    int exceptions_ = std::uncaught_exceptions();  ///< on their way when it was made
+    int exceptions_ = std::uncaught_exceptions();  ///< propagating when it was made
 };
 
 }  // namespace gradsync::inline v0_2::detail

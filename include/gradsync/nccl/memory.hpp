@@ -15,11 +15,11 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What `NcclBackend::allocate` gives, and with it a Reducer's buckets are.
+/// The kind of memory that `NcclBackend::allocate` returns, and that a Reducer's buckets have.
 enum class NcclMemory : std::uint8_t {
-    plain,       ///< the CUDA runtime's
-    registered,  ///< NCCL's own, registered with the communicator (NCCL 2.19): it may work there without copies of its own
-    windows,     ///< NCCL's own, which all ranks map, as symmetric windows (NCCL 2.27.3): for its fastest kernels within a node
+    plain,       ///< from the CUDA runtime
+    registered,  ///< from NCCL, registered with the communicator (NCCL 2.19): NCCL may work in it without copies of its own
+    windows,     ///< from NCCL, mapped by all ranks as symmetric windows (NCCL 2.27.3): for its fastest kernels within a node
 };
 
 constexpr std::string_view name_of(NcclMemory memory) noexcept {
@@ -29,13 +29,13 @@ constexpr std::string_view name_of(NcclMemory memory) noexcept {
 
 namespace detail {
 
-/// Of the library that this program runs with.
+/// The NCCL version that this program runs with.
 inline int nccl_version() noexcept {
     int version = 0;
     ncclGetVersion(&version);
     return version;
 }
-/// "2.28.9"
+/// The version as text, such as "2.28.9".
 inline std::string nccl_version_text(int version) {
     return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
 }
@@ -45,16 +45,15 @@ constexpr NcclMemory best_nccl_memory(int version) noexcept {
     return version >= NCCL_VERSION(2, 19, 0) ? NcclMemory::registered : NcclMemory::plain;
 }
 
-/// What the ranks of a communicator have agreed on.
+/// The kind of memory that the ranks of a communicator agreed on.
 struct NcclMemoryChoice {
     NcclMemory kind = NcclMemory::plain;
-    std::string why = {};  ///< it is less than was wished for; "" where it is not
+    std::string why = {};  ///< why it is a lesser kind than requested; "" if it is not
 };
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
 
-/// Zeroed memory of NCCL's own, and what a communicator knows of it, which goes with the communicator at the latest. For one
-/// thread at a time.
+/// Zeroed memory from NCCL and its registration, which ends with the communicator at the latest. For one thread at a time.
 class RegisteredMemory {
 public:
     explicit RegisteredMemory(std::size_t bytes) : bytes_(bytes) {
@@ -71,26 +70,26 @@ public:
 
     void* data() const noexcept { return data_; }
 
-    /// `wanted()`: false to give up. Throws Error(device_failed).
+    /// Registers the memory. `wanted()` returns false to give up. Throws Error(device_failed).
     template <class Wanted>
     void enlist(NcclCommunicator& comm, Wanted&& wanted) {
         comm.settle(ncclCommRegister(comm.get(), data_, bytes_, &registration_), "ncclCommRegister", wanted);
     }
-    /// The same as a symmetric window; false where NCCL has none here. Collective, with as many bytes on all ranks.
+    /// Registers the memory as a symmetric window; false if NCCL has none here. Collective, with the same number of bytes on all ranks.
     template <class Wanted>
     bool open_window([[maybe_unused]] NcclCommunicator& comm, [[maybe_unused]] Wanted&& wanted) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
         const char* const call = "ncclCommWindowRegister";
         const ncclResult_t begun = ncclCommWindowRegister(comm.get(), data_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC);
         if (begun == ncclInvalidArgument) return false;
-        // It returns ncclSuccess while it is still at it: only the communicator's state tells when the window has been written.
+        // It may return ncclSuccess while in progress: only the communicator's state tells when the window is written.
         comm.settle(begun == ncclSuccess ? ncclInProgress : begun, call, wanted);
         return window_ != nullptr;
 #else
         return false;
 #endif
     }
-    /// Nothing that is under way may use it: NCCL waits for no device.
+    /// Ends the registration. No work in flight may use the memory: NCCL does not wait for the device.
     template <class Wanted>
     void forget(NcclCommunicator& comm, Wanted&& wanted) {
         if (void* const known = std::exchange(registration_, nullptr))

@@ -17,21 +17,21 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What a communicator of NCCL's is made with.
+/// The settings of an NCCL communicator.
 struct NcclSettings {
     cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
-    int max_ctas = 0;                ///< of a kernel of NCCL's; 0: as it likes
-    NcclMemoryChoice memory = {};    ///< from `allocate`
-    std::size_t group_bytes = 0;     ///< of a Reducer's buckets that leave together at most
-    std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" where they can
+    int max_ctas = 0;                ///< of an NCCL kernel; 0: NCCL decides
+    NcclMemoryChoice memory = {};    ///< the kind of memory from `allocate`
+    std::size_t group_bytes = 0;     ///< the most bytes of a Reducer's buckets that are launched together
+    std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" if they can
 };
 
-/// Throws Error(parameter_mismatch), the same on all ranks, where they do not wish for the same. What the memory is then, and `no_float8`,
-/// are what all of them can have. Collective.
+/// Agrees on `settings`. Throws Error(parameter_mismatch), the same on all ranks, if their requests differ. Afterwards `memory` and
+/// `no_float8` say what all ranks can have. Collective.
 inline void agree(message_passing::MessageEngine& control, NcclSettings& settings) {
     struct Wish {
         std::uint64_t group_bytes;
-        std::int32_t memory, version;  ///< that is compiled for, and found
+        std::int32_t memory, version;  ///< the lower of the NCCL versions compiled for and found
         std::int32_t capability;       ///< of the current device
     };
     const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),

@@ -25,25 +25,26 @@
 
 /// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.
 ///
-/// A checkpoint is a directory with a file of each rank and a manifest. The files of a new checkpoint have new names; the manifest is
-/// replaced last, in one step, and says which files belong together: whatever fails on the way, the last checkpoint stands. Numbers are
-/// written as the machine has them.
+/// A checkpoint is a directory with one file per rank and a manifest. The files of a new checkpoint have new names. The manifest says which
+/// files belong together, and is replaced last, atomically: after a failure at any point the last checkpoint is still valid. Numbers are in
+/// the machine's own format.
 ///
-/// A rank's file: magic, number of records; for each record the parameter's name, its elements, the dtype of its arrays, the first
-/// element and the number of them that are here, and the arrays one after the other; a digest (FNV-1a) of all before.
+/// The file of a rank holds a magic, the number of records, the records, and a digest (FNV-1a) of all before it. A record holds the
+/// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
+/// arrays, and the arrays one after the other.
 
 namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; longer ones are not of ours
+inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; a longer text means a damaged file
 inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
 
 [[noreturn]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
     throw Error(Errc::storage, path.string() + " " + what, {.operation = "checkpoint"});
 }
 
-/// A file that is written whole or removed again.
+/// Writes a file, and removes it unless `finish()` succeeds.
 class ShardWriter {
 public:
     explicit ShardWriter(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb")) {
@@ -65,7 +66,7 @@ public:
         number(text.size());
         bytes(text.data(), text.size());
     }
-    /// Returns the digest, which is the file's end. The bytes are on disk then.
+    /// Writes the digest at the end of the file and returns it. The bytes are on disk then.
     std::uint64_t finish() {
         const std::uint64_t digest = digest_.value();
         number(digest);
@@ -129,7 +130,7 @@ private:
     std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
-/// Which files make the checkpoint.
+/// The list of files that make up a checkpoint.
 struct ShardManifest {
     std::uint64_t generation = 0;
     std::vector<std::uint64_t> digests;  ///< by rank
@@ -157,7 +158,7 @@ struct ShardManifest {
         return manifest;
     }
 
-    /// In one step: readers see the old one or the new one.
+    /// Atomic: readers see the old manifest or the new one.
     void write(const std::filesystem::path& directory) const {
         const std::filesystem::path temporary = path(directory).string() + ".new";
         {
@@ -177,7 +178,7 @@ struct ShardManifest {
     }
 };
 
-/// Runs `f` on every rank; where it throws on some, all throw what the first of them did, and the communicator stays usable.
+/// Runs `f` on every rank. If it throws on some, every rank throws the error of the lowest of them, and the communicator stays usable.
 template <Backend B, class F>
 void agree_on_success(B& backend, F&& f) {
     std::string failure;
@@ -196,10 +197,12 @@ void agree_on_success(B& backend, F&& f) {
 
 }  // namespace detail
 
-/// Writes the state of all ranks' shards to `directory`, which all of them reach; `note` is the trainer's own (scalars of the optimizer,
-/// the position in the data), from rank 0; 16 MiB at most. Between steps. Names tell parameters apart. Frozen parameters are not in it.
-/// Collective. Throws Error(storage), on every rank, where one could not write: the checkpoint that was there stands, and training can go
-/// on.
+/// Writes the state of all shards to `directory`, which all ranks must reach. Frozen parameters are not saved. Names identify parameters,
+/// so they must be unique. `note` is free text of the trainer, such as the optimizer's scalars and the position in the data: rank 0's is
+/// saved, 16 MiB at most. Between steps. Collective.
+///
+/// Throws Error(storage) on every rank if one could not write; the previous checkpoint stays valid, and training can go on. Throws
+/// Error(invalid_argument) in a group other than 0 of hybrid sharding: group 0 alone saves.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto comm = sharded.backend();
@@ -254,18 +257,18 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
     });
 }
 
-/// Reads what `save_shards` wrote, on any number of ranks, of any stage and any bucket policy: parameters are found by name. Returns
-/// the note. Collective. Throws Error(storage) on every rank where a file is missing, damaged, or of other parameters; the state is
-/// undefined then.
+/// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may differ: parameters
+/// are found by name. Collective. Throws Error(storage) on every rank if a file is missing or damaged, or if it is of other parameters; the
+/// state is undefined then.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     auto comm = sharded.backend();
     std::string note;
-    sharded.flush();  // what is gathered is not to be overwritten
+    sharded.flush();  // gathers in flight must not overwrite what is loaded
     detail::agree_on_success(comm, [&] {
         const auto manifest = detail::ShardManifest::read(directory);
         note = manifest.note;
-        // Each file's digest is checked by one rank.
+        // One rank checks each file's digest.
         for (auto r = static_cast<std::size_t>(comm.rank()); r < manifest.digests.size(); r += static_cast<std::size_t>(comm.size()))
             detail::ShardReader(manifest.file(directory, r)).verify(manifest.digests[r]);
 
@@ -274,7 +277,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
             std::vector<BufferView> arrays;
             std::size_t found = 0;
         };
-        std::unordered_map<std::string, Wanted> wanted;  // a parameter meets this rank's shards once
+        std::unordered_map<std::string, Wanted> wanted;  // this rank has at most one slice of a parameter
         sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t, BufferView view) {
             Wanted& w = wanted[sharded.parameter(i).name];
             w.parameter = i;

@@ -7,19 +7,19 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Remembers in which order units were gathered in a step, and tells what comes next where a step goes the same way.
+/// Remembers the order in which a step gathered its units, and predicts the next ones while a step follows the same order.
 class GatherOrder {
 public:
-    /// Unit u is asked for; returns those that followed here in the step before, the next one first.
+    /// Records that unit u is gathered. Returns the units that followed here in the previous step, the next one first.
     std::span<const std::size_t> next(std::size_t u) {
         if (now_.size() < most) now_.push_back(u);
-        // A forward without a backward, such as a validation's, is followed by another beginning.
+        // After a forward without a backward, such as a validation's, the order starts over.
         if (at_ >= before_.size() || before_[at_] != u) at_ = !before_.empty() && before_[0] == u ? 0 : before_.size();
         if (at_ >= before_.size()) return {};
         return std::span<const std::size_t>(before_).subspan(++at_);
     }
 
-    /// The step is over. Returns what the next one begins with.
+    /// Ends the step. Returns the units that the next one is expected to begin with.
     std::span<const std::size_t> end_step() {
         before_.swap(now_);
         now_.clear();
@@ -28,10 +28,10 @@ public:
     }
 
 private:
-    static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step: nobody trains here
+    static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step; beyond that nobody is training
 
     std::vector<std::size_t> before_, now_;
-    std::size_t at_ = 0;  ///< in `before_`
+    std::size_t at_ = 0;  ///< position in `before_`
 };
 
 }  // namespace gradsync::inline v0_2::detail

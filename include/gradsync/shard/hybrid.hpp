@@ -14,26 +14,26 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Shards within a group of ranks (the GPUs of a machine, say), whole copies of the training across groups: half the memory saving for
-/// gathers that never leave the group. A bucket is reduce-scattered in the group, then each shard is averaged over the ranks that hold
-/// the same one in all groups.
+/// Hybrid sharding: state is sharded within a group of ranks (say, the GPUs of a machine) and replicated across groups. It saves less
+/// memory than sharding over all ranks, but its gathers never leave the group. A bucket is reduce-scattered in the group, then each shard
+/// is averaged over the ranks that hold the same shard in all groups.
 ///
 ///     auto [group, replicas] = gs::hybrid_groups(world, 8);
 ///     gs::ShardedParameters<B, MyAdam, gs::OverlapBackward, gs::HybridReduceScatter<B>>
 ///         sharded(group, parameters, MyAdam{}, units, {}, {}, gs::HybridReduceScatter<B>(replicas));
 ///
-/// For Averaging::mean, every rank with a batch. Sums are in the order of the group first, then over groups: not the bits of one
-/// group. State is collected and distributed in each group by itself, with its own root; checkpoints are saved by the first group
-/// only, and loaded by all.
+/// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so they are not
+/// bit-identical to those of one group. Each group collects and distributes its state by itself, with a root of its own. Group 0 alone
+/// saves checkpoints; all groups load them.
 template <Backend B>
 class HybridReduceScatter {
 public:
     static constexpr ExchangeTraits traits{.scatters = true, .means_only = true, .reports_traffic = true};
 
-    /// `replicas`: those that hold the same shards.
+    /// `replicas`: the communicator of the ranks with the same shards, one of each group.
     explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {}
 
-    /// What follows the first collective of a bucket.
+    /// The second stage of a bucket: averages the shard over the groups.
     struct Replicate {
         B* replicas = nullptr;
         BufferView shard;
@@ -75,16 +75,17 @@ public:
 
 private:
     B replicas_;
-    std::size_t number_;  ///< among what starts collectives of the replicas
+    std::size_t number_;  ///< this object's number among those that start the replicas' collectives
 };
 
 template <Backend B>
 struct HybridGroups {
-    B group;     ///< within which state is sharded
-    B replicas;  ///< the ranks of all groups that hold the same shards
+    B group;     ///< the ranks that shard the state
+    B replicas;  ///< the ranks that hold the same shards, one of each group
 };
 
-/// Groups of `ranks_per_group` consecutive ranks. Throws Error(invalid_argument) unless that divides the world size. Collective.
+/// Splits `world` into groups of `ranks_per_group` consecutive ranks. Throws Error(invalid_argument) if that does not divide the world
+/// size. Collective.
 template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)

@@ -16,17 +16,17 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What a rank keeps of the training's state: of its shard of each bucket, the master weights and the optimizer's arrays,
-/// in f32 (f64 for f64). "Array 0" is the master weights, array 1 + k the optimizer's k-th.
+/// The training state of one rank: the master weights and the optimizer's arrays for its shard of each bucket, in f32 (f64 for f64). Array
+/// 0 is the master weights, array 1 + k the optimizer's k-th array.
 template <Backend B>
 class ShardState {
 public:
-    static constexpr std::size_t max_states = 8;  ///< arrays that an optimizer may have
+    static constexpr std::size_t max_states = 8;  ///< most arrays that an optimizer may have
 
     ShardState() = default;
 
-    /// `values[b]`: this rank's part of bucket b's values, which are their own master weights where their type allows; without
-    /// memory where the values do not stay. Collective: as much memory on every rank.
+    /// `values[b]`: this rank's part of the values of bucket b. It doubles as master weights if its type allows; it has no memory if the
+    /// values do not stay. Collective: every rank allocates the same number of bytes.
     ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                std::span<const BufferView> values, std::size_t state_count)
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
@@ -58,8 +58,8 @@ public:
 
     std::size_t bucket_count() const noexcept { return buckets_.size(); }
     std::size_t array_count() const noexcept { return arrays_; }
-    std::size_t state_bytes() const noexcept { return state_bytes_; }    ///< of the optimizer's arrays
-    std::size_t master_bytes() const noexcept { return master_bytes_; }  ///< of master weights that are not the values themselves
+    std::size_t state_bytes() const noexcept { return state_bytes_; }    ///< bytes of the optimizer's arrays
+    std::size_t master_bytes() const noexcept { return master_bytes_; }  ///< bytes of master weights kept in addition to the values
 
     std::span<const ShardSlice> slices() const noexcept { return slices_; }
     std::span<const ShardSlice> slices(std::size_t b) const noexcept {
@@ -68,13 +68,12 @@ public:
     }
     /// Array a of this rank's shard of bucket b.
     BufferView array(std::size_t b, std::size_t a) const noexcept { return buckets_[b][a]; }
-    /// The part of it that is `slice`.
+    /// The part of array a that belongs to `slice`.
     BufferView array(const ShardSlice& slice, std::size_t a) const noexcept {
         return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
     }
 
-    /// The optimizer steps this rank's shard of bucket b, whose gradients are `gradients`; not the parameters of which
-    /// `used(i)` is false.
+    /// The optimizer steps this rank's shard of bucket b with `gradients`, and skips parameters i with `used(i)` false.
     template <FlatOptimizer O, class Used>
     void step(std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
         for (const ShardSlice& slice : slices(b)) {
@@ -109,8 +108,8 @@ private:
             done += n;
         }
     }
-    std::vector<ShardSlice> slices_;  ///< this rank's, bucket by bucket
-    std::vector<std::size_t> ends_;   ///< by bucket: where its slices end
+    std::vector<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
+    std::vector<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
     std::vector<std::vector<BufferView>> buckets_;
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};

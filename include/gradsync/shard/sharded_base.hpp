@@ -27,10 +27,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What ShardedOptimizer and ShardedParameters have in common: gradients that are reduced to shards, the optimizer that steps
-/// them, and the state that moves between ranks only to be saved and loaded.
+/// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
+/// which moves between ranks only to be saved or loaded.
 ///
-/// Derived has `name`, `check_before_finish()`, `before_state_moves()`, and `after_state_moves()`, which makes new master weights known.
+/// Derived has `name`, `value_bytes()`, `check_before_finish()`, `before_state_moves()`, and `after_state_moves()`, which distributes new
+/// master weights.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
 class ShardedBase : public Guard<B> {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
@@ -62,19 +63,21 @@ public:
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight. Where micro-batches are reduced one by one, it counts among the ranks, not among micro-batches.
+    /// See Reducer::set_weight. If micro-batches are reduced one by one, the weight compares ranks, not micro-batches.
     void set_weight(double weight) {
         check_usable("set_weight");
         engine_->set_weight(weight);
         weight_ = weight;
     }
-    /// While it lives, marks only add up gradients, without communication; not if gradients are sharded. See Reducer::no_sync.
+    /// While the guard lives, marks only add up gradients, without communication. Throws Error(invalid_argument) if gradients are sharded.
+    /// See Reducer::no_sync.
     NoSync no_sync() {
         check_usable("no_sync");
         return engine_->no_sync();
     }
-    /// Where gradient i is to be written. Where gradients are sharded, memory that lasts until the last gradient of its bucket is marked,
-    /// and that holds anything at first: ask in each backward, in the order in which gradients become ready. See Reducer::gradient_view.
+    /// The memory to write gradient i to. If gradients are sharded, its initial contents are unspecified, and it is valid until the last
+    /// gradient of its bucket is marked. Ask for it in each backward, in the order in which gradients become ready. See
+    /// Reducer::gradient_view.
     BufferView gradient_view(std::size_t i) { return engine_->gradient_view(i); }
     template <Element T>
     std::span<T> gradient(std::size_t i) {
@@ -83,9 +86,9 @@ public:
     /// See Reducer::mark_ready. From any thread.
     void mark_ready(std::size_t i) { engine_->mark_ready(i); }
 
-    /// Returns when this rank's shards hold the averages of this backward, or throws, as Reducer::finish does. Called again before
-    /// `step()`, it adds those of another micro-batch (not in stage 1): the step is by the mean of all, or by the sum with
-    /// Averaging::sum. Collective.
+    /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. Further calls before `step()`
+    /// add the averages of further micro-batches (not in stage 1). The step then uses their mean, or their sum with Averaging::sum.
+    /// Collective.
     void finish() {
         check_usable("finish");
         self().check_before_finish();
@@ -97,9 +100,9 @@ public:
         });
     }
 
-    /// Skips the step: forgets what was averaged since the last one, and the micro-batches under `no_sync()`; where gradients are not
-    /// finite, say, as the loss scale was too large. Local, instead of `step()`; all ranks do alike (`gradient_norm()` tells all the same).
-    /// What it took counts in the next step's statistics.
+    /// Skips the step, for example if a too large loss scale made gradients infinite. Forgets the averages since the last step, and the
+    /// micro-batches under `no_sync()`. Call it instead of `step()`, on all ranks; `gradient_norm()` returns the same on all of them. The
+    /// skipped time and traffic count in the statistics of the next step. Local.
     void discard() {
         check_usable("discard");
         engine_->discard();
@@ -107,8 +110,8 @@ public:
         engine_->add_to_shards(false);
     }
 
-    /// The L2 norm of what `step()` goes by, in double; the same bits as Reducer::gradient_norm has with whole gradients (unless those
-    /// travel in a wider type than their own, and are rounded at the end). Between `finish()` and `step()`. Collective.
+    /// The L2 norm, in double, of the gradients that `step()` uses. It is bit-identical to Reducer::gradient_norm on whole gradients,
+    /// unless those travel in a wider type than their own and are rounded at the end. Between `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_usable("gradient_norm");
         if (micro_batches_ == 0) refuse("gradient_norm", "there are no averaged gradients; call finish() first");
@@ -128,30 +131,31 @@ public:
                 .master_weights = state_.master_bytes(),
                 .optimizer_state = state_.state_bytes()};
     }
-    std::size_t size() const noexcept { return parameters_.size(); }  ///< parameters, frozen ones too
-    /// As registered; in ShardedParameters trainable ones have no values any more after `broadcast_parameters()`.
+    std::size_t size() const noexcept { return parameters_.size(); }  ///< number of parameters, frozen ones too
+    /// Parameter i as registered. In ShardedParameters a trainable one has no value after `broadcast_parameters()`.
     const ParameterView& parameter(std::size_t i) const {
         check_index(i, "parameter");
         return parameters_[i];
     }
 
-    /// This rank's own state: `use(parameter, first element, array, view)` for each slice and array; array 0 is the master weights,
-    /// array 1 + k the optimizer's k-th. Views may be read and, after `flush()`, written; call `publish()` (collective) then. Local.
+    /// Calls `use(parameter, first element, array, view)` for each slice and each array of this rank's state. Array 0 holds the master
+    /// weights, array 1 + k the optimizer's k-th array. Views may be read. They may be written after `flush()`; call `publish()`
+    /// (collective) then. Local.
     template <class Use>
     void for_each_shard(Use&& use) {
         for (const ShardSlice& slice : state_.slices())
             for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, slice.first, a, state_.array(slice, a));
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
-    /// With hybrid sharding, which of the groups this rank is in, from 0.
+    /// The number of this rank's group with hybrid sharding, from 0; otherwise 0.
     int replica() const {
         int number = 0;
         exchange_.with_replicas([&](const B& replicas) { number = replicas.rank(); });
         return number;
     }
 
-    /// Gives the root all state, piece by piece: `sink(parameter, array, first element, view)`, in the same order on every run;
-    /// pieces of an array come in order. No rank holds more of it than its shards and one piece. Collective.
+    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in the same order on every run.
+    /// The pieces of an array come in order. No rank holds more than its shards and one piece. Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
         check_usable("collect_state");
@@ -161,8 +165,8 @@ public:
         });
     }
 
-    /// The other way round: `source(parameter, array, first element, view)` fills each piece on the root, in the same order. The
-    /// weights are what array 0 says then, on every rank. Collective.
+    /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the same order. Every
+    /// rank's weights then follow array 0. Collective.
     template <class Source>
     void distribute_state(int root, Source&& source) {
         check_usable("distribute_state");
@@ -173,7 +177,7 @@ public:
         });
     }
 
-    /// After this rank's master weights were written: everyone computes with them. Collective.
+    /// Call it after writing master weights: every rank then computes with the new ones. Collective.
     void publish() {
         check_usable("publish");
         guard([&] {
@@ -200,7 +204,7 @@ protected:
                                       std::to_string(optimizer_.state_count()));
     }
 
-    /// Compares what the Reducer knows nothing of, `settings` and the types of values, and makes it. Collective.
+    /// Makes the engine, after comparing between ranks what the engine does not know: `settings` and the types of values. Collective.
     void make_engine(const std::string& settings) {
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
@@ -209,7 +213,7 @@ protected:
                            p.name);
         const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
         verify<B>(backend_, parameters_, {}, all);
-        // Aside: where it throws, the old one is there to say so.
+        // Not assigned yet: if construction throws, the old engine must still report the failure.
         auto made = std::make_unique<Engine>(backend_, "this Reducer", parameters_, engine_options_, buckets_, overlap_, exchange_);
         if (engine_) take_times();
         engine_ = std::move(made);
@@ -218,7 +222,7 @@ protected:
             [&](B& replicas) { verify<B>(replicas, parameters_, engine_->plan(), all + " " + describe(engine_options_)); });
     }
 
-    /// For `broadcast_parameters`, before anything is under way.
+    /// Refuses a bad `broadcast_parameters` before anything is in flight.
     void check_broadcast(int root) const {
         check_usable("broadcast_parameters");
         check_root(root, "broadcast_parameters");
@@ -228,13 +232,13 @@ protected:
                        "frozen parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
     }
 
-    /// Gives every rank the root's buffer, with hybrid sharding that of the first group's.
+    /// Gives every rank the root's buffer. With hybrid sharding it is that of the first group's root.
     void broadcast(BufferView view, int root) {
         backend_.broadcast(view, root).wait();
         exchange_.with_replicas([&](B& replicas) { replicas.broadcast(view, 0).wait(); });
     }
 
-    /// What the shards hold is so many times what the step goes by.
+    /// The shards hold this many times the gradients that the step uses.
     double divisor() const noexcept { return engine_options_.averaging == Averaging::sum ? 1 : static_cast<double>(micro_batches_); }
 
     /// The optimizer steps this rank's shard of bucket b.
@@ -244,7 +248,7 @@ protected:
                     [&](std::size_t i) { return engine_->was_used(i); });
     }
 
-    /// Around a step: `gather` does what makes the new weights known.
+    /// The frame of a step: `gather(gradient_scale)` steps the shards and distributes the new weights.
     template <class Gather>
     void step(double gradient_scale, Gather&& gather) {
         check_usable("step");
@@ -263,16 +267,16 @@ protected:
         });
     }
 
-    /// What is not the Reducer's counts with what is.
+    /// The engine's watch, which also counts work outside the engine.
     Watch<B>& watch() noexcept { return engine_->watch(); }
 
-    /// What went by since the Reducer's last `finish()` is this step's.
+    /// Adds the time since the engine's last `finish()` to this step.
     void take_times() {
         step_.exposed_seconds += watch().take_exposed_seconds();
         step_.communication_seconds += watch().take_covered_seconds();
     }
 
-    /// Bytes of bucket b that its all-gather brings.
+    /// Counts an all-gather of `bytes` bytes in the statistics of this step.
     void count_gather(std::size_t bytes) noexcept {
         if (backend_.size() == 1) return;
         step_.bytes += bytes;
@@ -291,8 +295,8 @@ protected:
     O optimizer_;
     std::unique_ptr<Engine> engine_;
     ShardState<B> state_;
-    std::optional<double> weight_;   ///< as set
-    std::size_t micro_batches_ = 0;  ///< reduced since the last step
+    std::optional<double> weight_;   ///< as last set
+    std::size_t micro_batches_ = 0;  ///< number reduced since the last step
     StepStatistics step_;
     Statistics statistics_;
 };

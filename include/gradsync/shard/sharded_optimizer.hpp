@@ -22,8 +22,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Data-parallel training in which every rank keeps, and steps, only its share of the optimizer's state (`Zero1`), and of the
-/// gradients too (`Zero2`). The weights are whole on every rank.
+/// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
+/// (`Zero1`), and of the gradients too (`Zero2`). Every rank holds the whole weights.
 ///
 ///     gs::ShardedOptimizer<gs::ThreadBackend, MyAdam, gs::Zero1> sharded(comm, model.parameters(), MyAdam{...});
 ///     sharded.broadcast_parameters();
@@ -34,14 +34,14 @@ namespace gradsync::inline v0_2 {
 ///         sharded.step(gradsync::clip_factor(norm, 1.0));           // all ranks hold the new weights
 ///     }
 ///
-/// Buckets are reduce-scattered in the backward as the policies say, each rank's optimizer steps its contiguous shard of each
-/// bucket, and the weights are all-gathered. On a backend that sums in rank order the weights have the bits of a plain Reducer
-/// with the same optimizer; only micro-batches of stage 2 are added in another order (over the ranks first, then over time).
+/// Buckets are reduce-scattered during the backward, as the policies say. Each rank's optimizer steps its contiguous shard of each bucket,
+/// then the weights are all-gathered. On a backend that sums in rank order, the weights are bit-identical to those of a plain Reducer with
+/// the same optimizer. Micro-batches of stage 2 are the exception: they are summed over the ranks first, then over time.
 ///
-/// With `OverlapForward`, `step()` leaves the all-gathers under way: call `wait_parameter(i)` before parameter i is used, and
-/// `flush()` before anything else looks at the weights.
+/// With `OverlapForward`, `step()` returns while the all-gathers are in flight. Call `wait_parameter(i)` before you use parameter i, and
+/// `flush()` before you read the weights in any other way.
 ///
-/// After `step()` gradients hold nothing of use. Collective calls, threads and failures: as for Reducer.
+/// The contents of the gradients are unspecified after `step()`. Collective calls, threads, errors and ownership are as for Reducer.
 template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
           class Exchange = ReduceScatter>
 class ShardedOptimizer
@@ -54,9 +54,9 @@ public:
     static constexpr const char* name = "ShardedOptimizer";
     static constexpr bool stage_pools = Stage::shards_gradients;
 
-    /// `parameters`: as for Reducer, with values. Where they live in the buckets, a `value` without memory, but with a count and a
-    /// dtype, is a weight of zeros: write it there, then `adopt_values()`. Collective. Throws Error(parameter_mismatch) where the ranks
-    /// differ.
+    /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
+    /// Its weights start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. Collective. Throws
+    /// Error(parameter_mismatch) if the ranks differ, and Error(invalid_argument) if a trainable parameter has no value.
     template <class Range>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
                      Exchange exchange = Exchange())
@@ -74,7 +74,7 @@ public:
         make_state();
     }
 
-    /// Gives every rank the root's weights, of frozen parameters too. Collective.
+    /// Gives every rank the root's weights, those of frozen parameters too. Collective.
     void broadcast_parameters(int root = 0) {
         this->check_broadcast(root);
         this->guard([&] {
@@ -84,14 +84,15 @@ public:
         });
     }
 
-    /// Where the weights of parameter i live.
+    /// The memory of the weights of parameter i. With ParameterStorage::in_buckets, that of a trainable parameter is this object's, and
+    /// valid until `rebuild_buckets` returns true or `unfreeze` is called.
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         const ParameterView& p = this->parameters_[i];
         return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
     }
 
-    /// After the trainer has changed weights itself (all ranks alike): the master weights follow. Local.
+    /// Updates the master weights after you have changed the weights yourself, in the same way on all ranks. Local.
     void adopt_values() {
         flush();
         for (std::size_t b = 0; b < this->plan().size(); ++b) {
@@ -101,11 +102,11 @@ public:
         }
     }
 
-    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, and all ranks get the new weights; of a
-    /// parameter that no rank used (UnusedParameters::find_unused) nothing changes. Collective, after `finish()`.
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, then all ranks get the new weights. Parameters
+    /// that no rank used (UnusedParameters::find_unused) do not change. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&](double scale) {
-            // The next forward starts with the parameters whose gradients came last.
+            // Last bucket first: the next forward starts with the parameters whose gradients came last.
             for (std::size_t b = this->plan().size(); b-- > 0;) {
                 this->step_bucket(b, scale);
                 gather(b);
@@ -114,7 +115,8 @@ public:
         });
     }
 
-    /// With OverlapForward: returns when the weights of parameter i are those of the last step. The ranks may call it in any order.
+    /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collectives: each rank may call it in an
+    /// order of its own.
     void wait_parameter(std::size_t i) {
         this->check_index(i, "wait_parameter");
         if (this->parameters_[i].requires_grad) land(bucket_of_[i], "wait_parameter");
@@ -125,8 +127,8 @@ public:
         for (std::size_t b = this->plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
-    /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets); shards and their state
-    /// move to their new owners. Views are to be asked for again if it returns true. Collective, between steps.
+    /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move to
+    /// their new owners. Returns true if the plan changed; ask for all views again then. Collective, between steps.
     bool rebuild_buckets() {
         this->check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
@@ -139,9 +141,9 @@ public:
         });
     }
 
-    /// These parameters take part from now on (they were registered with requires_grad = false); their optimizer state is zero. Buckets
-    /// are planned as at construction (`rebuild_buckets` after a step does the rest); for a moment there are both the old and the new
-    /// ones. Views are to be asked for again. Collective, between steps.
+    /// Trains these parameters from now on; they were registered with requires_grad = false. Their optimizer state starts at zero. Buckets
+    /// are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old and new buckets exist side by side for a
+    /// moment. Ask for all views again afterwards. Collective, between steps.
     void unfreeze(std::span<const std::size_t> which) {
         this->check_usable("unfreeze");
         for (std::size_t i : which) {
@@ -222,7 +224,7 @@ private:
         flush();
     }
 
-    /// For the Reducer's plan. Collective.
+    /// Allocates values and state for the current plan. Collective.
     void make_state() {
         const BucketPlan& plan = this->plan();
         values_ = detail::ValueBuckets<B>(this->backend_, plan, this->engine_->layout(), this->parameters_, name);
@@ -240,7 +242,7 @@ private:
         adopt_values();
     }
 
-    /// From the plan before to the present one. Collective.
+    /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
         const detail::ValueBuckets<B> old_values = std::move(values_);
         const detail::ShardState<B> old_state = std::move(this->state_);

@@ -25,16 +25,16 @@
 namespace gradsync::inline v0_2 {
 
 struct ShardedParametersOptions {
-    ReducerOptions reducer = {};        ///< `gradients` is of no effect: see `shard_gradients`
-    bool shard_gradients = true;        ///< false: whole gradients stay on every rank, so that micro-batches add up under `no_sync()`
-    std::size_t prefetch = 1;           ///< units that are gathered ahead of the one in use
-    bool reshard_after_forward = true;  ///< false: a unit that was gathered stays until the step's end, and its backward need not gather
-    std::size_t replicate_below = 0;    ///< parameters of fewer elements are never released: norms, biases
+    ReducerOptions reducer = {};        ///< `gradients` is ignored: see `shard_gradients`
+    bool shard_gradients = true;        ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
+    std::size_t prefetch = 1;           ///< number of units that are gathered ahead of the one in use
+    bool reshard_after_forward = true;  ///< false: a gathered unit stays until the end of the step, so its backward need not gather
+    std::size_t replicate_below = 0;    ///< parameters with fewer elements (norms, biases) are never released
 };
 
-/// Training in which every rank keeps only its share of everything (ZeRO stage 3, FSDP): weights, gradients and the optimizer's state.
-/// The weights of a unit (a layer, or what you name) exist only while it is in use: gathered before, released after, in the forward and
-/// again in the backward.
+/// Fully sharded data-parallel training (ZeRO stage 3, FSDP): each rank stores only its share of the weights, the gradients and the
+/// optimizer state. A unit is a layer, or any set of parameters that you name. Its weights exist only while it is in use: they are gathered
+/// before and released after, in the forward and again in the backward.
 ///
 ///     gs::ShardedParameters<gs::ThreadBackend, MyAdam> sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
 ///     sharded.broadcast_parameters();          // from here on the trainer's own weights are not needed
@@ -48,13 +48,13 @@ struct ShardedParametersOptions {
 ///         sharded.step();
 ///     }
 ///
-/// Units are gathered ahead, in the order in which the step before asked for them. Gradients leave by reduce-scatter, bucket by bucket,
-/// and are added up in f32 (f64 for f64) shards where `finish()` comes more than once before `step()`. Frozen parameters
-/// stay in the trainer's memory. On a backend that sums in rank order the weights have the bits of a plain Reducer with the same
-/// optimizer, but for micro-batches, which are added in another order.
+/// Units are prefetched in the order in which the previous step gathered them. Gradients are reduce-scattered bucket by bucket. If
+/// `finish()` is called more than once before `step()`, they add up in shards of f32 (f64 for f64). Frozen parameters stay in the trainer's
+/// memory. On a backend that sums in rank order, the weights are bit-identical to those of a plain Reducer with the same optimizer, except
+/// with micro-batches, which are added in another order.
 ///
-/// All ranks gather and release the same units in the same order. `gather`, `release` and the rest are for one thread; `mark_ready`
-/// and `gradient_view` as with Reducer. Failures: as for Reducer.
+/// All ranks must gather and release the same units in the same order. Call `gather`, `release` and everything else from one thread;
+/// `mark_ready` and `gradient_view` are as for Reducer. Errors are as for Reducer.
 template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
 class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
@@ -63,8 +63,8 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
 public:
     static constexpr const char* name = "ShardedParameters";
 
-    /// `parameters`: as for Reducer; gradients need no memory. Values that are given are kept, each rank its shards of them: they
-    /// need not outlive `broadcast_parameters()`. A `value` without memory is a weight of zeros, of its dtype. Collective.
+    /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which need not outlive
+    /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. Collective.
     template <class Range>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
                       Overlap overlap = {}, Exchange exchange = Exchange())
@@ -77,7 +77,7 @@ public:
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
         unit_values_ = detail::UnitValues<B>(this->buckets_.count());
-        for (ParameterView& p : this->parameters_)  // a value that was not given has the gradient's type
+        for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
                 p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
         this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
@@ -86,20 +86,21 @@ public:
         progress_.attach(gathering_);
         make_state();
     }
-    /// Waits for what was gathered ahead, unless an exception is on its way.
+    /// Waits for prefetched units, unless an exception is propagating.
     ~ShardedParameters() {
         if (std::uncaught_exceptions() != exceptions_ || this->failed()) return;
         try {
             for (std::size_t u = 0; u < unit_values_.size(); ++u) wait(unit_values_[u]);
-        } catch (...) {  // the communicator has failed, and says so to those who use it
+        } catch (...) {  // the communicator has failed, and reports that to its other users
         }
     }
 
-    /// See Reducer::begin_step; but a rank without a batch takes part in the gathers: it acquires and releases what the others do.
+    /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must acquire and release the same units as the
+    /// others.
     bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
 
-    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. The root's values as given at
-    /// construction, and so only once. Collective.
+    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Reads the values that the root gave at
+    /// construction, so call it only once. Collective.
     void broadcast_parameters(int root = 0) {
         this->check_broadcast(root);
         this->guard([&] {
@@ -115,13 +116,13 @@ public:
             this->exchange_.with_replicas([&](B& replicas) {
                 for (std::size_t b = 0; b < this->state_.bucket_count(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
             });
-            for (ParameterView& p : this->parameters_)  // they may go now
+            for (ParameterView& p : this->parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
             after_state_moves();
         });
     }
 
-    /// A unit in use; its weights may go when this does.
+    /// Keeps a unit in use. Its weights may be released when this object is destroyed.
     class [[nodiscard]] Use {
     public:
         Use(ShardedParameters& owner, std::size_t unit) noexcept : owner_(&owner), unit_(unit) {}
@@ -136,12 +137,12 @@ public:
         std::size_t unit_;
     };
 
-    /// Returns when the weights of the unit are there. Collective.
+    /// Returns when the weights of unit u are here. They stay as long as the returned object lives. Collective.
     Use gather(std::size_t u) {
         acquire(u);
         return Use(*this, u);
     }
-    /// The same where a scope does not fit: `release(u)` comes once for each.
+    /// `gather` without a scope: call `release(u)` once for each call.
     void acquire(std::size_t u) {
         this->check_usable("gather");
         check_unit(u, "gather");
@@ -153,22 +154,22 @@ public:
             use(u);
         });
     }
-    /// Throws Error(invalid_argument) where the unit is not in use.
+    /// Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
         check_unit(u, "release");
         if (unit_values_[u].users == 0) this->refuse("release", "unit " + std::to_string(u) + " is not in use; acquire() it first");
         unit_values_.release(u);
     }
 
-    /// The weights of parameter i, while its unit is in use (without `reshard_after_forward`: from then until the step). Throws Error
-    /// otherwise. Their place may be another next time.
+    /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
+    /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change.
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
         const Place& place = places_[i];
         const Unit& unit = unit_values_[this->buckets_.unit_of(i)];
         const BufferView whole = unit.parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
-        // Others may be there, too: on their way, as they were gathered ahead, or until their memory is needed for the next.
+        // Weights of units that are not in use may be here too: prefetched ones in flight, or released ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
             this->refuse(
@@ -185,7 +186,7 @@ public:
                                       std::string(name_of(dtype_of<T>)));
         return {static_cast<T*>(view.data), view.count};
     }
-    /// Returns when nothing that was gathered ahead is under way.
+    /// Returns when no prefetched unit is in flight.
     void flush() {
         this->check_usable("flush");
         this->guard([&] {
@@ -193,11 +194,11 @@ public:
         });
     }
     std::size_t unit_count() const noexcept { return unit_count_; }
-    /// The unit of parameter i, as it was given. A replicated one's weights are there whether that is gathered or not.
+    /// The unit of parameter i, as given. The weights of a replicated parameter are here even if its unit is not gathered.
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
-    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; gathered weights are out of date then, and gone.
-    /// Collective, after `finish()`.
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`. Units that are not in use lose their weights,
+    /// which are out of date; those in use are gathered again. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&](double scale) {
             for (std::size_t b = 0; b < this->plan().size(); ++b) this->step_bucket(b, scale);
@@ -210,13 +211,13 @@ private:
 
     using Unit = typename detail::UnitValues<B>::Unit;
 
-    /// Where the values of a trainable parameter lie in its unit.
+    /// The place of a trainable parameter's values within its unit.
     struct Place {
         std::size_t part = 0;
         std::size_t offset = 0;
     };
 
-    /// Small parameters have a unit of their own, behind the others, which is always in use.
+    /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
         if (given_units_.size() != this->size())
             this->refuse(name,
@@ -229,7 +230,7 @@ private:
         this->buckets_ = Units(std::move(unit_of));
     }
 
-    /// For the Reducer's plan. Collective.
+    /// Allocates units and state for the current plan. Collective.
     void make_state() {
         const BucketPlan& plan = this->plan();
         const detail::BucketLayout& layout = this->engine_->layout();
@@ -257,7 +258,7 @@ private:
 
     BufferView own_part(BufferView whole) const noexcept { return detail::shard_of(whole, this->backend_.size(), this->backend_.rank()); }
 
-    /// The unit is gathered, and those that are expected next.
+    /// Gathers unit u, and starts to gather those expected next.
     void use(std::size_t u) {
         start_gather(u);
         ++unit_values_[u].users;
@@ -269,7 +270,7 @@ private:
         wait(unit_values_[u]);
     }
 
-    /// Nothing is done if the unit is there or on its way.
+    /// No-op if the unit is here or in flight.
     void start_gather(std::size_t u) {
         Unit& unit = unit_values_[u];
         if (unit.slot != detail::UnitValues<B>::none || unit.bytes == 0) return;
@@ -277,7 +278,7 @@ private:
         fill(u);
     }
 
-    /// From every rank's master weights to all ranks.
+    /// Gathers the master weights of all ranks into unit u.
     void fill(std::size_t u) {
         Unit& unit = unit_values_[u];
         unit.gathering = true;
@@ -311,7 +312,7 @@ private:
         this->watch().arrive(Activity::gather, part.bucket);
     }
 
-    /// Advances what is gathered ahead, and notes what has arrived.
+    /// Advances the prefetched units and records which have arrived.
     void poll_gathers() {
         progress_.poll();
         for (std::size_t u = 0; u < unit_values_.size(); ++u)
@@ -320,7 +321,7 @@ private:
                     if (part.under_way && detail::poll_work(part.work)) arrive(part);
     }
 
-    /// The master weights have changed: what was gathered of the old ones goes, or is gathered anew where it is in use.
+    /// After a change of the master weights: drops gathered copies, or gathers them again if they are in use.
     void renew() {
         for (std::size_t u = 0; u < unit_values_.size(); ++u) {
             Unit& unit = unit_values_[u];
@@ -349,9 +350,9 @@ private:
     void after_state_moves() { renew(); }
 
     ShardedParametersOptions options_;
-    std::size_t unit_count_;  ///< the user's
+    std::size_t unit_count_;  ///< number of the user's units, without the replicated one
     Units given_units_;
-    B gathering_;  ///< an order of collectives of its own: marks may come from other threads
+    B gathering_;  ///< a communicator of its own: marks from other threads start collectives too
     std::size_t number_ = detail::next_owner(this->backend_);
     detail::UnitValues<B> unit_values_;
     std::vector<Place> places_;  ///< by parameter

@@ -15,12 +15,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Moves the state of shards between ranks, some elements of one parameter at a time: no rank ever holds more of it than its shard
-/// and a piece.
+/// Moves the state of shards between ranks in pieces of one parameter, so that no rank holds more than its shard and one piece.
 template <Backend B>
 class StateTransfer {
 public:
-    /// Elements of a piece.
+    /// The most elements of a piece.
     static constexpr std::size_t piece = std::size_t{1} << 18;
 
     /// Collective.
@@ -31,7 +30,7 @@ public:
           parameters_(parameters),
           slice_of_(parameters.size(), nullptr),
           memory_(backend.allocate(piece * sizeof(double))) {
-        for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // a parameter meets a shard once
+        for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // one slice of a parameter at most
     }
 
     /// Calls `sink(parameter, array, first, view)` on the root for every piece of every trainable parameter's arrays. Collective.
@@ -44,7 +43,7 @@ public:
         });
     }
 
-    /// Calls `sink` on every rank.
+    /// `collect` with `sink` called on every rank. Collective.
     template <class Sink>
     void collect_everywhere(Sink&& sink) {
         for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
@@ -54,7 +53,7 @@ public:
         });
     }
 
-    /// The other way round, of the first `arrays` arrays: `source(parameter, array, first, view)` fills each piece on the root. Collective.
+    /// Sets the first `arrays` arrays from the root: `source(parameter, array, first, view)` fills each piece there. Collective.
     template <class Source>
     void distribute(int root, std::size_t arrays, Source&& source) {
         for_pieces(arrays, [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
@@ -64,7 +63,7 @@ public:
         });
     }
 
-    /// Keeps what this rank owns of a piece.
+    /// Copies the part of a piece that this rank owns into its state.
     void store(std::size_t i, std::size_t a, std::size_t first, ConstBufferView whole) const {
         with_own(i, a, first, whole.count,
                  [&](std::size_t offset, BufferView own) { std::memcpy(own.data, whole.subview(offset, own.count).data, own.bytes()); });
@@ -81,7 +80,7 @@ private:
                             BufferView{memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space});
     }
 
-    /// Calls `use(offset in the piece, own elements)` if this rank owns any.
+    /// Calls `use(offset in the piece, own elements)` if this rank owns a part of the piece.
     template <class Use>
     void with_own(std::size_t i, std::size_t a, std::size_t first, std::size_t count, Use&& use) const {
         const ShardSlice* const slice = slice_of_[i];
@@ -96,7 +95,7 @@ private:
                  [&](std::size_t offset, BufferView own) { std::memcpy(whole.subview(offset, own.count).data, own.data, own.bytes()); });
     }
 
-    /// Only one rank's element is not zero: the sum of the bits is exact, of negative zeros too.
+    /// As integers: the element is nonzero on one rank at most, so the sum of the bits is exact, even for negative zeros.
     static BufferView as_bits(BufferView view) noexcept {
         view.dtype = size_of(view.dtype) == 8 ? DType::u64 : DType::u32;
         return view;
@@ -106,7 +105,7 @@ private:
     const BucketPlan& plan_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
-    std::vector<const ShardSlice*> slice_of_;  ///< by parameter: this rank's, or none
+    std::vector<const ShardSlice*> slice_of_;  ///< by parameter: this rank's slice, or null
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_;
 };
 

@@ -12,27 +12,27 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Memory for the values of units that are gathered now: slots, each for one unit. A unit whose users are gone stays until its slot is
-/// needed for another, so that one that is used again soon need not be gathered anew. All ranks take the same steps.
+/// Memory slots for the values of gathered units, one unit per slot. A released unit stays until its slot is needed for another, so that it
+/// need not be gathered again if it is used soon. All ranks make the same calls.
 template <Backend B>
 class UnitValues {
 public:
-    /// Part of a unit's memory: a bucket's values.
+    /// The values of one bucket, as a part of its unit's memory.
     struct Part {
         std::size_t bucket;
-        std::size_t offset;  ///< bytes
-        BufferView values;   ///< without memory while the unit has none
+        std::size_t offset;  ///< bytes from the start of the unit
+        BufferView values;   ///< without memory while the unit has no slot
         typename B::WorkType work;
-        bool under_way = false;  ///< the gather is not known to have arrived
+        bool under_way = false;  ///< the gather may still be in flight
     };
     struct Unit {
         std::vector<Part> parts;
         std::size_t bytes = 0;
-        bool stays = false;  ///< in a slot of its own
+        bool stays = false;  ///< has a slot of its own, and is never released
         std::size_t slot = none;
         std::size_t users = 0;
         bool gathering = false;
-        std::uint64_t released = 0;  ///< when, in releases
+        std::uint64_t released = 0;  ///< number of releases by then
     };
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
@@ -42,10 +42,10 @@ public:
     Unit& operator[](std::size_t u) noexcept { return units_[u]; }
     const Unit& operator[](std::size_t u) const noexcept { return units_[u]; }
     std::size_t size() const noexcept { return units_.size(); }
-    std::size_t bytes() const noexcept { return bytes_; }  ///< of memory
+    std::size_t bytes() const noexcept { return bytes_; }  ///< of all slots
 
-    /// Bucket b, with `values` that have no memory yet, belongs to unit u; slots are to fit it, unless it has one for itself. Before any
-    /// unit is placed.
+    /// Adds bucket b, whose `values` have no memory yet, to unit u. Slots grow to fit the unit, unless `stays` gives it one of its own.
+    /// Call it before any unit is placed.
     void add(std::size_t u, std::size_t b, BufferView values, bool stays) {
         Unit& unit = units_[u];
         unit.parts.push_back({b, unit.bytes, values, {}, false});
@@ -54,8 +54,8 @@ public:
         if (!stays && slot_bytes_ < unit.bytes) slot_bytes_ = unit.bytes;
     }
 
-    /// Gives unit u memory: a free slot, that of the unit which was released first, or a new one. Units in use and, with `keep`,
-    /// released ones stay where they are. Collective.
+    /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots, and with `keep`
+    /// released units do too. Collective.
     void place(B& backend, std::size_t u, bool keep) {
         std::size_t slot = none;
         for (std::size_t s = 0; s < slots_.size(); ++s) {
@@ -81,7 +81,7 @@ public:
         for (Part& part : units_[u].parts) part.values.data = static_cast<std::byte*>(slots_[slot].memory.data()) + part.offset;
     }
 
-    /// Unit u has no memory any more.
+    /// Takes unit u's slot away.
     void displace(std::size_t u) noexcept {
         Unit& unit = units_[u];
         if (unit.slot == none) return;
@@ -101,7 +101,7 @@ private:
         std::size_t unit;
     };
 
-    std::vector<Slot> slots_;  ///< before the units, whose works are to be over before their memory goes
+    std::vector<Slot> slots_;  ///< declared before the units: their works must end before this memory is freed
     std::vector<Unit> units_;
     std::size_t slot_bytes_ = 0;
     std::size_t bytes_ = 0;

@@ -15,7 +15,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The dtype of bucket b's values. Throws Error where they differ: a bucket is gathered as one.
+/// The dtype of the values of bucket b. Throws Error(invalid_argument) if they differ, because a bucket is gathered as one buffer, or if a
+/// type is not floating.
 inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, const char* who, int rank) {
     const ParameterView& first = parameters[plan.bucket(b).front()];
     for (std::size_t i : plan.bucket(b)) {
@@ -33,7 +34,7 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
     return first.value.dtype;
 }
 
-/// The parameters' values, in buckets with the layout of their gradients' buckets: what the ranks gather.
+/// The parameters' values, laid out as the buckets of their gradients, so that the ranks can gather them by bucket.
 template <Backend B>
 class ValueBuckets {
 public:
@@ -56,7 +57,7 @@ public:
     }
 
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
-    BufferView value(std::size_t i) const noexcept { return values_[i]; }  ///< of a trainable parameter
+    BufferView value(std::size_t i) const noexcept { return values_[i]; }  ///< parameter i must be trainable
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:

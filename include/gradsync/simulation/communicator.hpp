@@ -21,9 +21,9 @@ namespace gradsync::inline v0_2::simulation {
 
 using collective::Call;
 
-/// The collectives of a group of ranks: who has started which, and when they are through. A collective begins when the last
-/// rank has started it and its links are free; what it computes is there from the moment of the last start on, as nobody may
-/// look before it is complete. Everything with the scheduler's lock held.
+/// The collectives of a group of ranks: which rank has started which, and when they end. A collective begins when the last rank has started
+/// it and its links are free. Its results are computed at that last start already, because no rank may read them before it is complete. All
+/// calls need the scheduler's lock.
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, std::vector<int> world_ranks)
@@ -40,7 +40,7 @@ public:
     int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
     int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
 
-    /// The rank's next collective; returns its number.
+    /// Starts the next collective of `rank`; returns its number.
     std::uint64_t arrive(int rank, const Call& call) {
         const auto r = static_cast<std::size_t>(rank);
         const std::uint64_t n = next_[r]++;
@@ -67,7 +67,7 @@ public:
         return n;
     }
 
-    /// Is collective n through by this rank's clock? Its time does not pass by asking.
+    /// Is collective n complete by this rank's clock? Asking takes no virtual time.
     bool is_through(std::uint64_t n, int rank) const {
         const Slot& slot = slots_[n - first_];
         return slot.placed && slot.end <= simulation_->scheduler.now(world_rank(rank));
@@ -76,8 +76,8 @@ public:
     double end(std::uint64_t n) const { return slots_[n - first_].end; }
     const Call& name(std::uint64_t n) const { return slots_[n - first_].name; }
 
-    /// Blocks until collective n is known to be through at some time within the limit; false if the simulation has failed
-    /// before that.
+    /// Blocks until the end of collective n is known. Returns false if the simulation has failed, or if the end is past the limit, which
+    /// fails the simulation.
     bool await(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         const double deadline = simulation_->scheduler.now(world_rank(rank)) + std::chrono::duration<double>(limit).count();
         const Waiter waiter{rank, deadline, limit};
@@ -90,14 +90,14 @@ public:
         return at(n).end <= deadline;
     }
 
-    /// Blocks until anything has happened; `n` is what the rank would like to be through.
+    /// Blocks until any collective has got its place on the links. `n`: the collective that the rank polls for.
     void nap(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         simulation_->nap(lock, world_rank(rank), [this, waiter = Waiter{rank, simulation_->scheduler.now(world_rank(rank)), limit}, n] {
             return too_late(n, waiter);
         });
     }
 
-    /// This rank asks no more about collective n.
+    /// Ends one rank's interest in collective n.
     void retire(std::uint64_t n) {
         at(n).retired += 1;
         while (!slots_.empty() && slots_.front().retired == next_.size()) {
@@ -106,7 +106,7 @@ public:
         }
     }
 
-    /// This rank will start nothing more here.
+    /// `rank` will start no more collectives here.
     void leave(int rank) {
         const auto r = static_cast<std::size_t>(rank);
         gone_[r] = true;
@@ -114,7 +114,7 @@ public:
             simulation_->fail(collective::left_early(name_of(at(next_[r]).name, next_[r]), world_ranks_[r]));
     }
 
-    /// The communicator that the members of a group share: made by the first of them who asks.
+    /// The communicator that the members of a group share. The first member to ask makes it.
     std::shared_ptr<Communicator> meet(const collective::Group& group) {
         for (std::size_t i = 0; i < meetings_.size(); ++i) {
             Meeting& meeting = meetings_[i];
@@ -137,12 +137,12 @@ private:
         std::chrono::nanoseconds limit;
     };
     struct Slot {
-        std::vector<Call> calls;  ///< until all are there
+        std::vector<Call> calls;  ///< by rank; empty once all have arrived
         std::vector<double> arrivals;
-        Call name;  ///< of whoever came first
+        Call name;  ///< call of the first rank to arrive
         std::size_t arrived = 0, retired = 0;
         double first = 0, ready = 0, end = 0;
-        bool placed = false;  ///< its place on the links is known
+        bool placed = false;  ///< its times on the links are known
         std::vector<Waiter> waiters;
     };
     struct Meeting {
@@ -154,7 +154,7 @@ private:
 
     Slot& at(std::uint64_t n) { return slots_[n - first_]; }
 
-    /// Every rank has started it.
+    /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
     void complete(std::uint64_t n, Slot& slot) {
         if (const int misfit = collective::first_misfit(slot.calls); misfit >= 0) {
             simulation_->fail(collective::mismatch(n, slot.calls, misfit, [this](int r) { return world_rank(r); }));
@@ -166,7 +166,7 @@ private:
         simulation_->scheduler.add_event(slot.ready, [self = shared_from_this(), n, bytes] { self->place(n, bytes); });
     }
 
-    /// Nobody can start anything earlier any more: the links are taken in the order of readiness.
+    /// No rank can start anything earlier any more, so collectives take the links in the order of readiness.
     void place(std::uint64_t n, std::size_t bytes) {
         Slot& slot = at(n);
         const Network::Slot times = simulation_->network.reserve(route_, slot.name.operation, bytes, slot.ready);
@@ -191,7 +191,7 @@ private:
             if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);
     }
 
-    /// Waiter w has waited for collective n for as long as it may; those who came later than that are to blame, if any did.
+    /// Waiter w has waited for collective n up to its deadline. The ranks that arrived after it are to blame, if there are any.
     collective::Failure too_late(std::uint64_t n, const Waiter& w) {
         const Slot& slot = at(n);
         collective::Late late;
@@ -204,9 +204,9 @@ private:
     std::vector<int> world_ranks_;
     Network::Route route_;
     int number_;
-    std::deque<Slot> slots_;  ///< that not all ranks have retired, from collective `first_` on
+    std::deque<Slot> slots_;  ///< not retired by all ranks yet; the first is collective `first_`
     std::uint64_t first_ = 0;
-    std::vector<std::uint64_t> next_;  ///< by rank
+    std::vector<std::uint64_t> next_;  ///< by rank: number of its next collective
     std::vector<bool> gone_;
     std::vector<Meeting> meetings_;
     shared_memory::ChunkWorker worker_;

@@ -17,7 +17,7 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// One rank's side of a communicator, in virtual time. For the rank's own thread, but for `fail`.
+/// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test, wait, split or let time pass.
 class Engine final : public collective::Engine {
 public:
     Engine(std::shared_ptr<Communicator> communicator, int rank, std::chrono::nanoseconds timeout)
@@ -43,7 +43,7 @@ public:
     bool test(std::uint64_t n) override {
         auto lock = locked_by_own_thread();
         if (!world().failed() && !is_known(n)) {
-            // Somebody may still do something before the time that this rank's clock shows.
+            // Other ranks may still act before the time of this rank's clock.
             if (!scheduler().settle(own()) && !world().failed()) scheduler().yield(lock, own());
             if (!world().failed()) scheduler().settle(own());
         }
@@ -53,14 +53,14 @@ public:
         }
         if (world().failed()) throw_failure(communicator_->name(n).operation);
         if (++polls_ < polls_of_a_spin) return false;
-        // A rank that asks again and again, and does nothing else, waits.
+        // A rank that only polls is treated as waiting.
         polls_ = 0;
         if (is_known(n)) scheduler().advance_to(own(), communicator_->end(n));
         else communicator_->nap(lock, n, rank_, timeout_);
         return false;
     }
 
-    void look(std::uint64_t, collective::Deadline&) override {}  // no time passes by testing
+    void look(std::uint64_t, collective::Deadline&) override {}  // testing takes no virtual time
 
     void wait(std::uint64_t n) override {
         auto lock = locked_by_own_thread();
@@ -110,7 +110,7 @@ public:
             const auto lock = scheduler().lock();
             simulation->add_region(data, bytes);
         }
-        // The last one that lets go of it says so.
+        // The last owner removes the region.
         return collective::Memory(
             std::shared_ptr<void>(data, [kept = std::shared_ptr<LazyMemory>(std::move(memory)), simulation](void* region) {
                 const auto lock = simulation->scheduler.lock();
@@ -144,7 +144,7 @@ private:
         return lock;
     }
 
-    /// Is it known whether collective n is through by this rank's clock?
+    /// Are the times of collective n known?
     bool is_known(std::uint64_t n) const { return communicator_->is_placed(n); }
 
     [[noreturn]] void throw_failure(collective::Operation operation) const {
@@ -160,7 +160,7 @@ private:
     int rank_;
     std::chrono::nanoseconds timeout_;
     std::size_t numbers_ = 0;
-    int polls_ = 0;  ///< in vain, since this rank's clock has moved
+    int polls_ = 0;  ///< unsuccessful polls since this rank's clock has moved
 };
 
 }  // namespace gradsync::inline v0_2::simulation

@@ -14,8 +14,8 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// Zeroed memory, aligned to 64 bytes at least, that takes none as long as nobody writes to it: thousands of ranks can have
-/// buckets each.
+/// Zeroed memory, aligned to at least 64 bytes. On Linux it takes no physical memory until it is written, so that thousands of ranks can
+/// have buckets each.
 class LazyMemory {
 public:
     /// Throws std::bad_alloc.

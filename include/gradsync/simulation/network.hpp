@@ -11,8 +11,8 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// The links of a cluster, each of which carries one collective at a time: what runs between the ranks of one node takes that
-/// node's inner link; what runs between nodes takes the inner and the outer links of all of them.
+/// The links of a cluster. Each link carries one collective at a time. A collective within a node takes the inner link of that node; one
+/// between nodes takes the inner and outer links of all its nodes.
 class Network {
 public:
     Network(const plan::Cluster& cluster, plan::Algorithm algorithm)
@@ -22,15 +22,15 @@ public:
     plan::Algorithm algorithm() const noexcept { return algorithm_; }
     std::size_t node_of(int rank) const noexcept { return static_cast<std::size_t>(rank / cluster_.ranks_per_node); }
 
-    /// A group of ranks, as the network sees it.
+    /// The network's view of a group of ranks.
     struct Route {
         std::vector<std::size_t> nodes;
-        plan::Cluster shape;  ///< as if there was nothing but this group
+        plan::Cluster shape;  ///< the cluster reduced to this group
 
         bool crosses() const noexcept { return nodes.size() > 1; }
     };
 
-    /// Groups with another number of ranks on one node than on the next are taken to have one on each, and the slower link.
+    /// A group with different numbers of ranks per node counts as one rank per node, on the slower link.
     Route route(std::span<const int> world_ranks) const {
         Route route{{}, cluster_};
         std::vector<int> on_node(inner_.size());
@@ -53,7 +53,8 @@ public:
         double start, end;
     };
 
-    /// The next collective of this route, that all of its ranks have started by `ready`.
+    /// Reserves the links for a collective of this route that all of its ranks have started by `ready`. `bytes`: of the whole buffer; times
+    /// in virtual seconds.
     Slot reserve(const Route& route, collective::Operation operation, std::size_t bytes, double ready) {
         double start = ready;
         for (const std::size_t node : route.nodes) {
@@ -69,8 +70,8 @@ public:
     }
 
 private:
-    /// A reduction to one rank costs what a broadcast does, a gather or scatter what an all-gather does, a barrier what an
-    /// all-reduce of nothing does.
+    /// A reduction to one rank costs as much as a broadcast; a gather or scatter as much as an all-gather; a barrier as much as an empty
+    /// all-reduce.
     static plan::Collective kind_of(collective::Operation operation) noexcept {
         switch (operation) {
             case collective::Operation::all_reduce:
@@ -84,7 +85,7 @@ private:
 
     plan::Cluster cluster_;
     plan::Algorithm algorithm_;
-    std::vector<double> inner_, outer_;  ///< by node: until when the link is taken
+    std::vector<double> inner_, outer_;  ///< by node: the time until which the link is taken
 };
 
 }  // namespace gradsync::inline v0_2::simulation

@@ -14,19 +14,18 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// Virtual time. Every rank has a thread and a clock of its own; one of them runs at a time, and goes on until what it asks
-/// depends on others. Then it is the turn of the rank whose clock shows least, in the order in which they gave up their
-/// turns where several show the same. So what happens is the same in every run, and ranks need no locks against one
-/// another.
+/// Virtual time. Every rank has a thread and a clock of its own. One rank runs at a time, until its next call depends on others. Then the
+/// rank with the earliest clock gets the turn; among equal clocks, the one that gave up its turn first. So every run goes the same way, and
+/// ranks need no locks against each other.
 ///
-/// Beside ranks there are events, which happen when no rank is left whose clock shows less.
+/// There are also events, which happen when no rank that may still act has an earlier clock.
 ///
-/// Everything is called with the lock held that `lock()` gives; a rank's functions from its own thread.
+/// All calls need the lock from `lock()`. The functions of a rank are for its own thread.
 class Scheduler {
 public:
     using Lock = std::unique_lock<std::mutex>;
 
-    /// Rank 0 has its turn first.
+    /// Rank 0 has the first turn.
     explicit Scheduler(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {
         for (int r = 1; r < ranks; ++r) make_ready(r);
         ranks_[0].state = State::running;
@@ -35,13 +34,13 @@ public:
 
     Lock lock() { return Lock(mutex_); }
 
-    /// The calling thread is that of `rank`; returns when it has its turn.
+    /// Makes the calling thread that of `rank`; returns when it has its turn.
     void enter(Lock& lock, int rank) {
         Rank& self = at(rank);
         self.thread = std::this_thread::get_id();
         take_turn(lock, rank);
     }
-    /// It is the last that this thread does; its turn passes on.
+    /// The last call of this thread: passes the turn on.
     void leave(int rank) {
         at(rank).state = State::gone;
         at(rank).thread = {};
@@ -50,16 +49,16 @@ public:
     bool is_thread_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)].thread == std::this_thread::get_id(); }
 
     double now(int rank) const { return ranks_[static_cast<std::size_t>(rank)].clock; }
-    /// Nothing of what others do shows before the rank asks for it.
+    /// Actions of other ranks until then show when the rank asks for them.
     void advance_to(int rank, double time) {
         if (time > at(rank).clock) at(rank).clock = time;
     }
 
-    /// `happen` runs when no rank that may still act has a clock that shows less than `time`.
+    /// Runs `happen` when no rank that may still act has a clock before `time`.
     void add_event(double time, std::function<void()> happen) { events_.push({time, ++sequence_, std::move(happen)}); }
 
-    /// Lets events happen that are due by this rank's clock, as far as no other rank is behind them. True if none of them is
-    /// left, and all other ranks are later than this one: then nothing can become known before its clock moves.
+    /// Runs the events that are due by this rank's clock, unless another rank is behind them. Returns true if none is left and all other
+    /// ranks are later: then nothing new can happen before its clock moves.
     bool settle(int rank) {
         const double time = now(rank);
         for (;;) {
@@ -70,14 +69,14 @@ public:
         }
     }
 
-    /// Lets everybody else go first whose clock shows no more than this rank's.
+    /// Gives the turn to all ranks whose clock is not later than this rank's.
     void yield(Lock& lock, int rank) {
         make_ready(rank);
         pass_on();
         take_turn(lock, rank);
     }
 
-    /// Sleeps until somebody calls `wake`.
+    /// Sleeps until another rank or an event calls `wake`.
     void block(Lock& lock, int rank) {
         at(rank).state = State::blocked;
         ++blocked_;
@@ -85,12 +84,12 @@ public:
         take_turn(lock, rank);
     }
 
-    /// Whose turn it is, -1: nobody's; and how many turns there have been.
+    /// The rank that has the turn, or -1; and the number of turns so far.
     int running() const { return running_; }
     std::uint64_t turn() const { return turn_; }
     bool is_blocked(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state == State::blocked; }
 
-    /// The rank may go on, not before this time.
+    /// Lets a blocked rank go on, no earlier than at `time`. No-op if it is not blocked.
     void wake(int rank, double time) {
         if (!is_blocked(rank)) return;
         --blocked_;
@@ -101,10 +100,10 @@ public:
         for (std::size_t r = 0; r < ranks_.size(); ++r) wake(static_cast<int>(r), 0);
     }
 
-    /// What to do where everybody who is left waits for somebody else; has to wake one at least.
+    /// Sets what to run when all remaining ranks are blocked. It must wake at least one.
     void on_deadlock(std::function<void()> resolve) { resolve_ = std::move(resolve); }
 
-    /// Later than anything.
+    /// Later than any time.
     static constexpr double endless = 1e300;
 
 private:
@@ -142,7 +141,7 @@ private:
         event();
     }
 
-    /// Nobody has the turn: gives it to whoever is next.
+    /// Gives the turn to the next rank, after the events before it.
     void pass_on() {
         running_ = -1;
         for (;;) {

@@ -21,16 +21,16 @@ namespace gradsync::inline v0_2::simulation {
 
 /// One collective, as the network saw it. Times are virtual seconds.
 struct CollectiveRecord {
-    int communicator = 0;      ///< 0: of all ranks; others by the order in which they were made
-    std::uint64_t number = 0;  ///< within the communicator, from 0 on
+    int communicator = 0;      ///< 0: the one of all ranks; others in the order in which they were made
+    std::uint64_t number = 0;  ///< number within the communicator, from 0
     collective::Operation operation = collective::Operation::barrier;
     std::size_t bytes = 0;      ///< of the whole buffer
-    double first = 0;           ///< when the first rank started it,
-    double ready = 0;           ///< and the last
-    double start = 0, end = 0;  ///< on the links
+    double first = 0;           ///< when the first rank started it
+    double ready = 0;           ///< when the last rank started it
+    double start = 0, end = 0;  ///< its times on the links
 };
 
-/// What all ranks and communicators of a simulation share.
+/// The state that all ranks and communicators of a simulation share.
 class Simulation : collective::OwnState, public collective::World {
 public:
     Simulation(const plan::Cluster& cluster, plan::Algorithm algorithm, bool moves_buckets)
@@ -46,9 +46,9 @@ public:
     Scheduler scheduler;
     Network network;
     std::vector<CollectiveRecord> records;
-    int communicators = 0;  ///< made so far
+    int communicators = 0;  ///< number made so far
 
-    /// Ends the simulation on all ranks, if this is the first failure.
+    /// Fails the simulation on all ranks. Only the first failure counts.
     void fail(const collective::Failure& failure) {
         World::fail(failure);
         scheduler.wake_all();
@@ -56,7 +56,7 @@ public:
 
     // ------------------------------------------------------------------------------------------------------- waiting
 
-    /// What a blocked rank waits for: how to say that it has waited too long.
+    /// The wait of a blocked rank: its deadline in virtual seconds, and the failure to report at a time-out.
     struct Wait {
         double deadline = Scheduler::endless;
         std::function<collective::Failure()> complain = {};
@@ -68,7 +68,7 @@ public:
         scheduler.block(lock, world_rank);
         own = {};
     }
-    /// Blocks the rank until a collective has found its place on the links, whichever.
+    /// Blocks the rank until any collective has got its place on the links.
     void nap(Scheduler::Lock& lock, int world_rank, std::function<collective::Failure()> complain) {
         nappers_.push_back(world_rank);
         block(lock, world_rank, {Scheduler::endless, std::move(complain)});
@@ -78,10 +78,10 @@ public:
         nappers_.clear();
     }
 
-    /// How long this rank may keep its turn, in real time: nobody else can see to it that waits end.
+    /// Sets how long this rank may keep its turn in real time: no other rank runs meanwhile that could end it.
     void set_limit(int world_rank, std::chrono::nanoseconds limit) { limits_[static_cast<std::size_t>(world_rank)] = limit; }
 
-    /// For a thread of its own, until `stop_watching`: ends the simulation where a rank keeps its turn for too long.
+    /// Run it in a thread of its own, until `stop_watching`. It fails the simulation if a rank keeps its turn too long.
     void watch() {
         using Clock = std::chrono::steady_clock;
         Scheduler::Lock lock = scheduler.lock();
@@ -108,7 +108,7 @@ public:
 
     // -------------------------------------------------------------------------------------------------------- memory
 
-    /// Is this memory of `allocate` whose contents do not matter?
+    /// Is this memory from `allocate` whose contents are not moved?
     bool is_unmoved(const void* data) const {
         if (moves_buckets_ || data == nullptr) return false;
         auto region = regions_.upper_bound(static_cast<const std::byte*>(data));
@@ -120,7 +120,7 @@ public:
     void remove_region(const void* data) { regions_.erase(static_cast<const std::byte*>(data)); }
 
 private:
-    /// All ranks wait for one another: time passes until the first of them has had enough.
+    /// All ranks wait for one another: moves time to the earliest deadline, and reports that time-out.
     void end_the_earliest_wait() {
         std::size_t first = waits_.size();
         for (std::size_t r = 0; r < waits_.size(); ++r)
