@@ -19,14 +19,14 @@ struct ReadyGradient {
     friend constexpr bool operator==(ReadyGradient, ReadyGradient) = default;
 };
 
-/// A bucket on its way: ready with its last gradient, started when the one before is through.
+/// Times of a bucket, in seconds: ready with its last gradient, started when the bucket before has ended.
 struct BucketTime {
     double ready = 0, start = 0, end = 0;
     std::size_t bytes = 0;
 };
 
-/// One link, one collective at a time, in this order: start = max(ready, end of the one before). Takes `ready` and `bytes` of
-/// each, fills in the rest, and returns when the last one ends (0 without any).
+/// Schedules buckets in order on one link, one collective at a time: start = max(ready, end of the bucket before). Reads `ready` and
+/// `bytes` of each bucket and fills in `start` and `end`. Returns the end of the last one (0 if there are none).
 inline double schedule(std::span<BucketTime> buckets, CallCost cost) noexcept {
     double free = 0;
     for (BucketTime& b : buckets) {
@@ -36,7 +36,7 @@ inline double schedule(std::span<BucketTime> buckets, CallCost cost) noexcept {
     return free;
 }
 
-/// Buckets of consecutive gradients: bucket b ends before gradient `ends[b]`. `gradients` in order of readiness.
+/// Buckets of consecutive gradients: bucket b ends before gradient `ends[b]`. `gradients` are in order of readiness.
 inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends) {
     std::vector<BucketTime> buckets;
     std::size_t i = 0;
@@ -51,7 +51,7 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
     return buckets;
 }
 
-/// The buckets of a plan, in its order; `gradients` by parameter.
+/// The buckets of a plan, in its order. `gradients` are by parameter.
 inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, const BucketPlan& plan) {
     std::vector<BucketTime> buckets(plan.size());
     for (std::size_t b = 0; b < plan.size(); ++b)
@@ -62,7 +62,7 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
     return buckets;
 }
 
-/// When the last of these buckets has been reduced.
+/// The time at which the last of these buckets has been reduced.
 template <class Buckets>
 double finish_time(std::span<const ReadyGradient> gradients, const Buckets& buckets, CallCost cost) {
     std::vector<BucketTime> times = buckets_of(gradients, buckets);

@@ -10,23 +10,23 @@
 
 namespace gradsync::inline v0_2::plan {
 
-/// GBS = MBS x GA x DP: samples of one optimizer step = samples of a micro-batch x micro-batches that each device
-/// accumulates x devices. Tokens = samples x sequence length.
+/// GBS = MBS x GA x DP: samples per optimizer step = samples per micro-batch x micro-batches that each device accumulates x devices.
+/// Tokens = samples x sequence length.
 struct BatchTarget {
     std::uint64_t global_tokens = 0;  ///< wanted in one optimizer step
-    std::uint64_t sequence = 1;       ///< tokens of a sample
+    std::uint64_t sequence = 1;       ///< tokens per sample
     std::uint64_t micro_batch = 1;    ///< samples that fit into a device at a time
     std::uint64_t devices = 1;
 };
 
-/// What may be rounded, to have whole numbers.
+/// The quantity that is rounded to get whole numbers.
 enum class BatchRounding : std::uint8_t {
-    none,                 ///< nothing: the target comes out exactly
+    none,                 ///< nothing: the target is met exactly
     fewer_steps,          ///< accumulate less often, a smaller batch
     more_steps,           ///< accumulate once more, a larger batch
-    uneven_steps,         ///< some devices accumulate once less than others; means weighted by count, see Averaging
+    uneven_steps,         ///< some devices accumulate once less than others; weight means by count, see Averaging
     fewer_devices,        ///< leave devices idle
-    smaller_micro_batch,  ///< less than fits
+    smaller_micro_batch,  ///< fewer samples than fit
 };
 
 constexpr std::string_view name_of(BatchRounding rounding) noexcept {
@@ -34,28 +34,28 @@ constexpr std::string_view name_of(BatchRounding rounding) noexcept {
     return names[static_cast<std::size_t>(rounding)];
 }
 
-/// One way to run it, in whole numbers.
+/// One way to run the target, in whole numbers.
 struct BatchChoice {
     BatchRounding rounding = BatchRounding::none;
     std::uint64_t micro_batch = 0, accumulate = 0, devices = 0;
     std::uint64_t devices_with_one_less = 0;  ///< of `devices`, those that accumulate once less (uneven_steps)
-    std::uint64_t samples = 0;                ///< that one optimizer step has then
+    std::uint64_t samples = 0;                ///< of one optimizer step
     std::uint64_t tokens = 0;
-    double relative_error = 0;  ///< of the tokens, to the target
+    double relative_error = 0;  ///< (tokens - target) / target
 };
 
 struct BatchPlan {
-    double samples = 0;           ///< of the target; not whole where the sequence does not divide the tokens
+    double samples = 0;           ///< of the target; not whole if the sequence does not divide the tokens
     double accumulate_exact = 0;  ///< GA = samples / (MBS x DP)
     double devices_for_no_accumulation_exact = 0;
-    std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest that reach the target with GA = 1
+    std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest devices that reach the target with GA = 1
     bool more_devices_than_work = false;            ///< GA < 1: not every device has a micro-batch of this size
-    std::vector<BatchChoice> choices;               ///< the nearest to the target first
+    std::vector<BatchChoice> choices;               ///< nearest to the target first
 };
 
 namespace detail {
 
-/// A choice, with the batch that it makes.
+/// A choice, with its samples, tokens and error filled in.
 inline BatchChoice batch_choice(const BatchTarget& target, BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
                                 std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
     BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
@@ -71,15 +71,15 @@ inline BatchChoice batch_choice(const BatchTarget& target, BatchRounding roundin
 
 }  // namespace detail
 
-/// What the target asks for, and the ways to have it in whole numbers. Throws Error(invalid_argument) where a number is 0,
-/// or 64 bits do not hold the result.
+/// The exact numbers for a target, and the ways to run it in whole numbers. Throws Error(invalid_argument) if a number of the target is 0,
+/// or if a result does not fit into 64 bits.
 inline BatchPlan plan_batch(const BatchTarget& target) {
     detail::positive(target.global_tokens, "the number of tokens");
     detail::positive(target.sequence, "the sequence length");
     detail::positive(target.micro_batch, "the micro-batch");
     detail::positive(target.devices, "the number of devices");
-    const std::uint64_t step = (CheckedSize(target.micro_batch) * target.sequence).value();  // tokens of a micro-batch
-    const std::uint64_t round = (CheckedSize(step) * target.devices).value();                // of one on every device
+    const std::uint64_t step = (CheckedSize(target.micro_batch) * target.sequence).value();  // tokens per micro-batch
+    const std::uint64_t round = (CheckedSize(step) * target.devices).value();                // with one on every device
 
     BatchPlan plan;
     const double tokens = static_cast<double>(target.global_tokens);
@@ -101,9 +101,9 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
 
     const std::uint64_t micro_batches = target.global_tokens / step;
     const bool divides = target.global_tokens % step == 0;
-    // Over all devices, as evenly as it goes. Every device has one at least.
+    // Over all devices, as evenly as possible. Every device has at least one.
     if (divides && whole > 0) add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
-    // On fewer devices, but more than half of them, all of which do the same.
+    // On fewer devices, but more than half of them, with equal work.
     std::uint64_t tries = 1'000'000;
     if (divides)
         for (std::uint64_t d = devices < micro_batches ? devices : micro_batches; d > devices / 2 && tries-- > 0; --d)
@@ -113,7 +113,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
             }
     if (plan.more_devices_than_work && micro_batches > 0 && (plan.choices.back().rounding != BatchRounding::fewer_devices))
         add(BatchRounding::fewer_devices, micro, std::uint64_t{1}, micro_batches);
-    // Smaller micro-batches on all devices, that divide what each has to do.
+    // Smaller micro-batches on all devices, which divide the samples of a device.
     if (target.global_tokens % target.sequence == 0) {
         const std::uint64_t samples = target.global_tokens / target.sequence;
         if (samples % devices == 0) {
@@ -126,7 +126,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
                 }
         }
     }
-    // By distance from the target; among equals as they stand. Insertion: there are five at most.
+    // A stable insertion sort by distance from the target: there are few choices.
     const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };
     for (std::size_t i = 1; i < plan.choices.size(); ++i)
         for (std::size_t k = i; k > 0 && off(plan.choices[k]) < off(plan.choices[k - 1]); --k) {
@@ -137,9 +137,9 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     return plan;
 }
 
-/// The largest micro-batch up to `limit` for which `fits(micro_batch)` says true, or 0 if not even 1 does; found by
-/// doubling, then bisection. `fits` runs a step of that size, say, and catches std::bad_alloc: a size that is larger than
-/// one that did not fit is never tried.
+/// The largest micro-batch up to `limit` for which `fits(micro_batch)` returns true, or 0 if 1 does not fit. It doubles, then bisects, and
+/// never tries a size that is larger than one that did not fit. `fits` may run a step of that size and catch std::bad_alloc. Throws
+/// Error(invalid_argument) if `limit` is 0.
 template <class Fits>
 std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{1} << 20) {
     std::uint64_t good = 0, bad = detail::positive(limit, "the limit of the micro-batch") + 1;

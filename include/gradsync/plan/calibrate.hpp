@@ -18,22 +18,22 @@
 namespace gradsync::inline v0_2::plan {
 
 struct CalibrationOptions {
-    std::size_t min_bytes = 1024;                    ///< sizes grow fourfold from here on,
-    std::size_t max_bytes = std::size_t{64} << 20;   ///< up to here,
-    double longest_call = 0.25;                      ///< or until a call took so many seconds
-    std::size_t burst_bytes = std::size_t{2} << 20;  ///< calls are timed in bursts of so many bytes together,
-    int max_in_flight = 64;                          ///< but of no more calls
-    int warm_up = 1;                                 ///< bursts of each size that are not counted
-    int bursts = 5;                                  ///< of each size, whose median counts
+    std::size_t min_bytes = 1024;                    ///< the smallest size; sizes grow fourfold
+    std::size_t max_bytes = std::size_t{64} << 20;   ///< the limit of sizes
+    double longest_call = 0.25;                      ///< seconds; a size whose calls take longer is the last, after two at least
+    std::size_t burst_bytes = std::size_t{2} << 20;  ///< the bytes of a burst of calls, which is timed as a whole
+    int max_in_flight = 64;                          ///< the limit of calls per burst
+    int warm_up = 1;                                 ///< bursts per size that are not counted
+    int bursts = 5;                                  ///< timed bursts per size; their median counts
 };
 
-/// What an all-reduce costs on this backend: f32 sums of several sizes, in memory of `allocate`. Small ones are started many
-/// at a time, as in a backward, and what counts is by how much one more of them lengthens the whole. Of each size a rank takes
-/// the median, and all ranks the largest of their medians; so every rank gets the same numbers, and plans alike with them.
-/// Collective. Throws Error(invalid_argument) where the options make fewer than two sizes, or with one rank.
+/// Measures the cost of an all-reduce on this backend: f32 sums of several sizes, in memory of `allocate`. Small calls are started many at
+/// a time, as in a backward; the cost of a call is the time of the burst divided by its calls. Each rank takes the median of a size, and
+/// all ranks take the largest of their medians. Every rank thus gets the same numbers and makes the same plans. Collective. Throws
+/// Error(invalid_argument) if the options make fewer than two sizes or are otherwise invalid, and if there is only one rank.
 ///
-/// Nothing else should run meanwhile: it is the cost of a link that is free. Where ranks compute on the cores that move the
-/// bytes, it is less than what a call takes beside a backward.
+/// Nothing else should run at the same time: the result is the cost on an idle link. If ranks compute on the cores that move the bytes, a
+/// call during a backward takes longer.
 template <Backend B>
 Fit calibrate(B backend, const CalibrationOptions& options = {}) {
     const auto refuse = [&](const std::string& what) {

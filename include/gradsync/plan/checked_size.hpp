@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2::plan {
 
-/// A count of elements, samples or bytes that says so if 64 bits do not hold it: a plan with a wrong figure is worse than
-/// none. Sums and products throw Error(invalid_argument).
+/// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64 bits, because a plan
+/// with a wrong number is worse than none.
 class CheckedSize {
 public:
     constexpr CheckedSize(std::uint64_t value) noexcept : value_(value) {}
@@ -42,7 +42,7 @@ private:
 
 namespace detail {
 
-/// Throws Error(invalid_argument) where a size that has to be positive is 0.
+/// Returns `value`. Throws Error(invalid_argument) if it is 0.
 inline std::uint64_t positive(std::uint64_t value, const char* what) {
     if (value == 0) throw Error(Errc::invalid_argument, std::string(what) + " is 0, but must be positive", {.operation = "plan"});
     return value;

@@ -13,23 +13,24 @@
 
 namespace gradsync::inline v0_2::plan {
 
-/// What compute and communication leave each other where both need the same cores, as over TCP without a network processor: the
-/// share of its own speed that each keeps while the other is at work. 1 and 1: neither notices.
+/// The contention of compute and communication for the same cores, as over TCP without a network processor. Each number is the share of its
+/// speed that one keeps while the other is at work. 1 and 1 mean no contention.
 ///
-/// Two measured steps tell both, one with all communication after the backward and one with overlap. Of the second, hidden is the time
-/// that buckets were on their way while nobody waited, `communication_seconds - exposed_seconds` of its statistics; busy is what the same
-/// calls take when nothing else is done, with gradients that live in the buckets, as copies count as exposed:
+/// Both follow from two measured steps: one with all communication after the backward ("apart"), and one with overlap ("overlapped").
+/// `hidden` is the time in the second step in which buckets were in flight and nothing waited: `communication_seconds - exposed_seconds` of
+/// its statistics. `busy` is the time of the same calls when nothing else runs. Measure with gradients that live in the buckets, because
+/// copies count as exposed.
 ///
 ///     compute = 1 - ((step - exposed)_overlapped - (step - exposed)_apart) / hidden
 ///     link    = (busy - exposed_overlapped) / hidden
 struct Contention {
     double compute = 1;  ///< in (0, 1]
-    double link = 1;     ///< the same
+    double link = 1;     ///< in (0, 1]
 
     friend constexpr bool operator==(Contention, Contention) = default;
 };
 
-/// Throws Error(invalid_argument) where a share is not in (0, 1].
+/// Throws Error(invalid_argument) if a share is not in (0, 1].
 inline void check(Contention contention) {
     const auto refuse = [](const char* which, double share) {
         throw Error(Errc::invalid_argument,
@@ -41,20 +42,20 @@ inline void check(Contention contention) {
     if (!(contention.link > 0 && contention.link <= 1)) refuse("the link", contention.link);
 }
 
-/// A backward and the communication of its gradients, in seconds from the backward's beginning.
+/// A backward and the communication of its gradients, in seconds.
 struct ContendedBackward {
-    double finish = 0;   ///< both are over
-    double hidden = 0;   ///< for so long both were at work: the backward took (1 - compute) times as much longer
+    double finish = 0;   ///< the end of both, from the beginning of the backward
+    double hidden = 0;   ///< how long both were at work, which made the backward (1 - compute) * hidden longer
     double exposed = 0;  ///< from the end of the backward to `finish`
 };
 
-/// As `schedule` in backward.hpp, for a backward of `backward` seconds that shares its cores with the link. `ready` of each bucket is in
-/// seconds of a backward that nothing disturbs, at most `backward`; `start` and `end` are filled in, and are later than those by what
-/// the backward has been held up.
+/// Schedules buckets as `schedule` in backward.hpp does, for a backward of `backward` seconds that shares its cores with the link. `ready`
+/// of each bucket is in seconds of an undisturbed backward, at most `backward`. Fills in `start` and `end`, which include the delay of the
+/// backward.
 inline ContendedBackward schedule(std::span<BucketTime> buckets, CallCost cost, double backward, Contention contention) {
     check(contention);
     ContendedBackward result;
-    double now = 0, computed = 0;  // the second in seconds of an undisturbed backward
+    double now = 0, computed = 0;  // `computed` counts seconds of an undisturbed backward
     for (BucketTime& b : buckets) {
         if (computed < b.ready) {
             now += b.ready - computed;
@@ -78,14 +79,14 @@ inline ContendedBackward schedule(std::span<BucketTime> buckets, CallCost cost, 
     return result;
 }
 
-/// When gradients would have become ready had no bucket been on its way: `gradients`, in order of readiness, are as they were measured
-/// beside the collectives of these buckets of consecutive ones (`ends`: see partition.hpp).
+/// The times at which gradients would become ready without communication. `gradients`, in order of readiness, were measured during the
+/// collectives of buckets of consecutive gradients (`ends`: see partition.hpp).
 inline std::vector<ReadyGradient> undisturbed(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends, CallCost cost,
                                               Contention contention) {
     check(contention);
     std::vector<ReadyGradient> result(gradients.begin(), gradients.end());
     std::vector<BucketTime> buckets = buckets_of(gradients, ends);
-    // As long as the backward goes on, which is as far as these times reach, a call takes this.
+    // The cost of a call during the backward; these times do not reach beyond it.
     schedule(buckets, {cost.fixed / contention.link, cost.per_byte / contention.link});
     std::size_t next = 0;
     double busy = 0;  // before bucket `next`

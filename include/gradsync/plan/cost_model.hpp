@@ -10,20 +10,20 @@
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 
-/// What collectives cost, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-/// MPICH" (2005): a message of n bytes takes alpha + beta n seconds; what the reduction itself takes is left out.
+/// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+/// MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is left out.
 
 namespace gradsync::inline v0_2::plan {
 
-/// What messages of one rank, or of one node, take.
+/// The cost of messages of one rank, or of one node.
 struct Link {
     double alpha = 0;  ///< seconds before the first byte
-    double beta = 0;   ///< seconds for each byte, one over the bandwidth
+    double beta = 0;   ///< seconds per byte, one over the bandwidth
 
     friend constexpr bool operator==(Link, Link) = default;
 };
 
-/// A collective call of n bytes takes  fixed + per_byte n  seconds, whichever way it is done.
+/// The cost of a collective call, for any algorithm: n bytes take  fixed + per_byte n  seconds.
 struct CallCost {
     double fixed = 0;
     double per_byte = 0;
@@ -39,7 +39,7 @@ enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, b
 enum class Algorithm : std::uint8_t {
     ring,               ///< each byte passes every rank: fewest bytes, most messages
     tree,               ///< down a tree and up again, in pieces: few messages, whole buffers
-    recursive_halving,  ///< partners at distances 1, 2, 4, ...: fewest bytes and few messages; dearer where p is no power of 2
+    recursive_halving,  ///< partners at distances 1, 2, 4, ...: fewest bytes and few messages; costs more if p is not a power of 2
     hierarchical,       ///< within the nodes, across them, within the nodes
 };
 
@@ -52,15 +52,15 @@ constexpr std::string_view name_of(Algorithm algorithm) noexcept {
 struct Cluster {
     int ranks = 1;
     int ranks_per_node = 1;
-    Link between = {};                   ///< of a node to the others; its ranks share it
+    Link between = {};                   ///< from a node to the others; its ranks share it
     Link within = {};                    ///< between the ranks of a node
-    double call_overhead = 0;            ///< seconds that every call costs besides
-    Algorithm across = Algorithm::ring;  ///< of `hierarchical`, between the nodes
+    double call_overhead = 0;            ///< seconds that every call costs in addition
+    Algorithm across = Algorithm::ring;  ///< the algorithm of `hierarchical` between the nodes
 
     int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }
 };
 
-/// Throws Error(invalid_argument) where no such cluster can be.
+/// Throws Error(invalid_argument) if the cluster is invalid.
 inline void check(const Cluster& c) {
     const auto refuse = [](const std::string& what) { throw Error(Errc::invalid_argument, what, {.operation = "plan"}); };
     if (c.ranks < 1) refuse("a cluster has at least 1 rank, not " + std::to_string(c.ranks));
@@ -75,11 +75,11 @@ inline void check(const Cluster& c) {
 
 namespace detail {
 
-/// p ranks that are all alike.
+/// The cost for p ranks that all have the same link.
 constexpr CallCost flat_cost(Collective what, Algorithm algorithm, int p, Link link) noexcept {
     if (p <= 1) return {};
     const double n = p, alpha = link.alpha, beta = link.beta;
-    const double share = (n - 1) / n;  // of the bytes: all but a rank's own part
+    const double share = (n - 1) / n;  // the share of the bytes that are not a rank's own
     const bool all_reduce = what == Collective::all_reduce, broadcast = what == Collective::broadcast;
     const double up = std::bit_width(static_cast<unsigned>(p) - 1);  // log2, rounded up
     switch (algorithm) {
@@ -94,7 +94,7 @@ constexpr CallCost flat_cost(Collective what, Algorithm algorithm, int p, Link l
             const double steps = std::bit_width(q) - 1, part = (q - 1.0) / q;
             const double halves = all_reduce ? 2 : 1;
             CallCost cost{halves * steps * alpha, halves * part * beta};
-            // Ranks beyond the power of two hand all they have to another one first, and get their result from it.
+            // Each rank beyond the power of two first sends all its data to another rank, and gets its result from it.
             if (static_cast<int>(q) != p) cost = cost + CallCost{2 * alpha, (all_reduce ? 2 : 1 + 1 / n) * beta};
             return cost;
         }
@@ -110,16 +110,19 @@ constexpr Link slower(Link a, Link b) noexcept {
 
 }  // namespace detail
 
-/// What a collective over all ranks costs, where `n` of `CallCost` are the bytes of the whole buffer.
+/// The cost of a collective over all ranks. The n bytes of `CallCost` are those of the whole buffer.
 ///
-/// - ring: 2 (p-1) alpha + 2 (p-1)/p n beta for an all-reduce, half of it for a reduce-scatter or an all-gather.
-/// - tree: 2 log2(p) alpha + 2 n beta, half of it for a broadcast.
-/// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta, half of it for a reduce-scatter or an all-gather.
-/// - hierarchical: a reduce-scatter within the nodes (a ring), an all-reduce of each of its g shards across the nodes, all at
-///   once over links that the g ranks of a node share, an all-gather within.
+/// - ring: 2 (p-1) alpha + 2 (p-1)/p n beta for an all-reduce, half of it for a reduce-scatter or an all-gather,
+///   (p-1) alpha + n beta for a broadcast.
+/// - tree: 2 log2(p) alpha + 2 n beta for an all-reduce, half of it for a broadcast, 2 log2(p) alpha + (1 + (p-1)/p) n beta for a
+///   reduce-scatter or an all-gather.
+/// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta for an all-reduce or a broadcast, half of it for a reduce-scatter or an
+///   all-gather. If p is not a power of 2, the next lower one counts, and the other ranks' data travel before and after.
+/// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g shards across the nodes, and a
+///   ring all-gather within. The shards travel at the same time over links that the g ranks of a node share.
 ///
-/// On several nodes ring and tree go as fast as the slower of the two links. Recursive halving takes near partners
-/// first, so that it is hierarchical by nature. Logarithms are rounded up. Throws Error(invalid_argument), see `check`.
+/// On several nodes ring and tree go as fast as the slower of the two links. Recursive halving takes near partners first, so that it is
+/// hierarchical by nature. A tree's logarithms are rounded up. Throws Error(invalid_argument), see `check`.
 inline CallCost collective_cost(Collective what, Algorithm algorithm, const Cluster& cluster) {
     check(cluster);
     if (cluster.ranks == 1) return {};
@@ -138,17 +141,17 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
     return overhead + across + detail::flat_cost(what, inner, each, cluster.within);
 }
 
-/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it more ranks only add
-/// to the time.
+/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it more ranks only
+/// add to the time.
 constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
 
 // ------------------------------------------------------------------------------------- bandwidths, as nccl-tests print them
 
-/// Bytes of the whole buffer, over time.
+/// Bytes of the whole buffer per second.
 constexpr double algorithm_bandwidth(double bytes, double seconds) noexcept { return bytes / seconds; }
 
-/// What to multiply the algorithm bandwidth by, to have one that does not depend on the number of ranks, and to compare with
-/// that of a link: 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
+/// The factor from algorithm bandwidth to bus bandwidth, which does not depend on the number of ranks and can be compared with a link's:
+/// 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
 constexpr double bus_factor(Collective what, int ranks) noexcept {
     const double share = (ranks - 1.0) / ranks;
     return what == Collective::all_reduce ? 2 * share : what == Collective::broadcast ? 1 : share;

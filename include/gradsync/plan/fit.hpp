@@ -17,19 +17,18 @@ struct TimedCall {
     double seconds = 0;
 };
 
-/// A cost model and how well it describes what it was made of.
+/// A cost model, and how well it fits the calls that it was made of.
 struct Fit {
     CallCost cost;
     std::vector<TimedCall> calls;
-    std::vector<double> residuals;  ///< of each call: predicted / measured - 1
+    std::vector<double> residuals;  ///< by call: predicted / measured - 1
     double rms_residual = 0;
     double worst_residual = 0;  ///< the largest, without its sign
 };
 
-/// The `fixed` and `per_byte` of least squares: of the relative errors, sum of (predicted / measured - 1)^2, as calls of
-/// bytes and calls of megabytes are to count alike. Neither is less than 0: where the best one would be, it is 0 and the
-/// other one is fitted alone. Throws Error(invalid_argument) where there are not two different sizes, or a time is not
-/// positive.
+/// Fits `fixed` and `per_byte` by least squares of the relative errors, sum of (predicted / measured - 1)^2, so that calls of bytes and
+/// calls of megabytes count alike. Neither is negative: if the best value of one is, it becomes 0 and the other is fitted alone. Throws
+/// Error(invalid_argument) if there are fewer than two different sizes, a size is negative, or a time is not positive and finite.
 inline Fit fit(std::span<const TimedCall> calls) {
     const auto refuse = [](const char* what) { throw Error(Errc::invalid_argument, what, {.operation = "fit"}); };
     bool differ = false;

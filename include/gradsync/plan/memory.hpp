@@ -12,7 +12,7 @@
 
 namespace gradsync::inline v0_2::plan {
 
-/// How the state of a model is split over data-parallel ranks (ZeRO, arXiv 1910.02054).
+/// The way to split the state of a model over data-parallel ranks (ZeRO, arXiv 1910.02054).
 enum class ZeroStage : std::uint8_t {
     none,        ///< every rank holds everything
     optimizer,   ///< stage 1: the optimizer's state is split
@@ -25,8 +25,8 @@ constexpr std::string_view name_of(ZeroStage stage) noexcept {
     return names[static_cast<std::size_t>(stage)];
 }
 
-/// Bytes that a model's state takes for each parameter. Where there is a master copy of the weights, it is part of the
-/// optimizer's state, and is split with it.
+/// Bytes of a model's state per parameter. A master copy of the weights, if there is one, belongs to the optimizer's state and is split
+/// with it.
 struct StateBytes {
     std::uint64_t weights = 4;
     std::uint64_t gradients = 4;
@@ -40,15 +40,16 @@ inline constexpr StateBytes mixed_precision_adam{2, 2, 12};
 /// All in 16 bits, the moments too.
 inline constexpr StateBytes half_precision_adam{2, 2, 4};
 
-/// Bytes of one rank.
+/// Bytes per rank.
 struct StateMemory {
     std::uint64_t weights = 0, gradients = 0, optimizer = 0;
 
     std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer).value(); }
 };
 
-/// What each of `ranks` holds. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For mixed precision
-/// and n ranks: 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n.
+/// The memory of each of `ranks` ranks. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For mixed precision, P
+/// parameters and n ranks, the stages take 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n. Throws Error(invalid_argument) if `ranks` is 0,
+/// or a number does not fit into 64 bits.
 inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, ZeroStage stage, std::uint64_t ranks) {
     detail::positive(ranks, "the number of ranks");
     const std::uint64_t shard = parameters / ranks + (parameters % ranks != 0);
@@ -73,7 +74,7 @@ struct Mlp {
         return sum.value();
     }
 
-    /// Elements that a forward pass keeps: the input and every layer's output.
+    /// The number of elements that a forward pass keeps: the input and every layer's output.
     std::uint64_t activations(std::uint64_t batch) const {
         check();
         CheckedSize sum = 0;
@@ -89,7 +90,7 @@ private:
     }
 };
 
-/// Blocks of two linear layers, d_model to d_ff and back, and nothing else: most of a very large transformer.
+/// Blocks of two linear layers, d_model to d_ff and back, and nothing else. They are most of a very large transformer.
 struct FeedForward {
     std::uint64_t d_model = 0, d_ff = 0, blocks = 0;
 
@@ -98,7 +99,7 @@ struct FeedForward {
         return (CheckedSize(2) * blocks * d_model * d_ff).value();
     }
 
-    /// Elements that a forward pass keeps of each token: every layer's input.
+    /// The number of elements that a forward pass keeps per token: every layer's input.
     std::uint64_t activations_per_token() const {
         check();
         return ((CheckedSize(d_model) + d_ff) * blocks).value();
@@ -119,11 +120,11 @@ private:
 struct Transformer {
     std::uint64_t vocabulary = 0, d_model = 0, blocks = 0, heads = 1;
     std::uint64_t d_ff = 0;               ///< 0: 4 d_model
-    std::uint64_t learned_positions = 0;  ///< rows of a table of positions; 0: none
+    std::uint64_t learned_positions = 0;  ///< rows of the table of positions; 0: none
     bool gated = false;                   ///< three matrices in the feed-forward layer, not two
     bool biases = true;                   ///< linear layers and norms have them
     bool tied = false;                    ///< output layer and embedding are one matrix
-    std::uint64_t kept_rows = 6;          ///< of d_model elements that a block keeps of each token for its backward
+    std::uint64_t kept_rows = 6;          ///< rows of d_model elements that a block keeps per token for its backward
 
     std::uint64_t parameters() const {
         check();
@@ -135,10 +136,10 @@ struct Transformer {
         return (block * blocks + tables + norm).value();
     }
 
-    /// Elements that a forward pass keeps, by the estimate  B C (2 V + l (k e + h C)):  of each token and block k rows, d_model
-    /// wide, and a row of attention weights a head; logits and their gradient. k = 6 counts three of attention's inputs, its
-    /// output, and two of the feed-forward layer; it depends on how a trainer is written. With `recompute` blocks keep
-    /// only their input, and one at a time the rest:  B C (2 V + l e + k e + h C).
+    /// The number of elements that a forward pass keeps, by the estimate  B C (2 V + l (k e + h C)):  for each token and block, k rows of
+    /// width d_model (e) and a row of attention weights per head (h); and the logits and their gradient. B is the batch, C the context, V
+    /// the vocabulary, l the blocks. k = 6 counts three of attention's inputs, its output, and two of the feed-forward layer; it depends on
+    /// the trainer. With `recompute` blocks keep only their input, and one block at a time the rest:  B C (2 V + l e + k e + h C).
     std::uint64_t activations(std::uint64_t batch, std::uint64_t context, bool recompute = false) const {
         check();
         const CheckedSize block = CheckedSize(kept_rows) * d_model + CheckedSize(heads) * context;

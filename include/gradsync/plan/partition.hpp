@@ -11,9 +11,8 @@
 #include "backward.hpp"
 #include "cost_model.hpp"
 
-/// How to cut gradients of one kind into buckets: the optimum, and two rules that others use. Gradients stand in order of
-/// readiness, times do not decrease and are not negative. A result lists where each bucket ends: `ends[b]` is the first
-/// gradient behind bucket b.
+/// Partitions of gradients of one kind into buckets: the optimum, and two rules that others use. Gradients are in order of readiness; times
+/// do not decrease and are not negative. A result lists the ends of the buckets: `ends[b]` is the first gradient behind bucket b.
 
 namespace gradsync::inline v0_2::plan {
 
@@ -25,7 +24,7 @@ inline std::vector<double> prefix_bytes(std::span<const ReadyGradient> gradients
     return sums;
 }
 
-/// `previous[i]`: where the last bucket of the best plan for the first i gradients begins.
+/// `previous[i]` is the beginning of the last bucket in the best plan for the first i gradients.
 inline std::vector<std::size_t> ends_of(std::span<const std::size_t> previous) {
     std::vector<std::size_t> ends;
     for (std::size_t i = previous.size() - 1; i > 0; i = previous[i]) ends.push_back(i);
@@ -35,11 +34,11 @@ inline std::vector<std::size_t> ends_of(std::span<const std::size_t> previous) {
 
 }  // namespace detail
 
-/// The buckets that are through earliest, as the equation stands, in O(n^2):
+/// The buckets that finish earliest, computed directly from the equation in O(n^2):
 ///
 ///     F(0) = 0;  F(i) = min over j < i of  max(F(j), r_i) + alpha + beta (S_i - S_j)
 ///
-/// with r the times of readiness, S the prefix sums of bytes, alpha and beta the cost of a call. F(n) is the earliest finish.
+/// r are the times of readiness, S the prefix sums of bytes, alpha and beta the cost of a call. F(n) is the earliest finish.
 inline std::vector<std::size_t> optimal_ends_quadratic(std::span<const ReadyGradient> gradients, CallCost cost) {
     const std::size_t n = gradients.size();
     const std::vector<double> bytes = detail::prefix_bytes(gradients);
@@ -58,9 +57,9 @@ inline std::vector<std::size_t> optimal_ends_quadratic(std::span<const ReadyGrad
     return detail::ends_of(previous);
 }
 
-/// The same in O(n). F does not decrease, and neither does p(i) = max{j < i : F(j) <= r_i}. Up to there the link is idle when
-/// gradient i is ready, and the fewer bytes are left the better: only j = p(i) counts. Behind it the link is busy, and
-/// what counts is the least F(j) - beta S_j in a window whose ends only advance.
+/// The same in O(n). F does not decrease, and neither does p(i) = max{j < i : F(j) <= r_i}. For j up to p(i) the link is idle when gradient
+/// i is ready; fewer remaining bytes are better, so that only j = p(i) counts. For larger j the link is busy. Only the least
+/// F(j) - beta S_j counts, in a window whose ends only advance.
 inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> gradients, CallCost cost) {
     const std::size_t n = gradients.size();
     const std::vector<double> bytes = detail::prefix_bytes(gradients);
@@ -89,11 +88,11 @@ inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> grad
     return detail::ends_of(previous);
 }
 
-/// MG-WFBP's rule (arXiv 1811.11141): the gradient that becomes ready at r joins the bucket before it, which would start
-/// at tau and take t, iff  r < tau + t  and  (r < tau or r - tau < alpha).
+/// The rule of MG-WFBP (arXiv 1811.11141): a gradient that becomes ready at r joins the bucket before it iff
+/// r < tau + t  and  (r < tau or r - tau < alpha).  That bucket would start at tau and take t.
 inline std::vector<std::size_t> merged_ends(std::span<const ReadyGradient> gradients, CallCost cost) {
     std::vector<std::size_t> ends;
-    double free = 0;  // when the buckets before the pending one are through
+    double free = 0;  // the time at which the buckets before the pending one have finished
     BucketTime pending;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
         const ReadyGradient& gradient = gradients[i];
@@ -114,9 +113,9 @@ inline std::vector<std::size_t> merged_ends(std::span<const ReadyGradient> gradi
     return ends;
 }
 
-/// The size of equal buckets where a bucket's communication takes about as long as its computation. What k of them leave
-/// exposed is one bucket's transfer and the overhead of all calls, s / (w k) + k o, for s bytes, bandwidth w and overhead o;
-/// least at k = sqrt(s / (w o)), which makes the size sqrt(s w o).
+/// The best size of equal buckets if a bucket's communication takes about as long as its computation. k buckets leave exposed the transfer
+/// of one bucket and the overhead of all calls: s / (w k) + k o, for s bytes, bandwidth w and overhead o. The minimum is at
+/// k = sqrt(s / (w o)), with buckets of sqrt(s w o) bytes.
 inline double square_root_bucket_bytes(double bytes, CallCost cost) noexcept {
     return gradsync::detail::square_root(bytes * cost.fixed / cost.per_byte);
 }

@@ -11,19 +11,19 @@
 #include "cost_model.hpp"
 #include "partition.hpp"
 
-/// How to cut gradients of several kinds, that no bucket mixes, into buckets for one link.
+/// Partitions of gradients of several kinds into buckets for one link. A bucket holds one kind.
 
 namespace gradsync::inline v0_2::plan {
 
 /// Gradients in order of readiness, each of one kind.
 struct KindedGradients {
     std::vector<ReadyGradient> gradients;
-    std::vector<std::size_t> kinds;  ///< of each, below `kind_count`
+    std::vector<std::size_t> kinds;  ///< the kind of each gradient, below `kind_count`
     std::size_t kind_count = 1;
 };
 
-/// Where buckets end: `bucket_of[i]` is the number of gradient i's bucket; buckets are numbered by their last gradient, in
-/// which order they are launched: no other is through earlier.
+/// A partition: `bucket_of[i]` is the number of gradient i's bucket. Buckets are numbered and launched in the order of their last
+/// gradients; no other order finishes earlier.
 struct KindedBuckets {
     std::vector<std::size_t> bucket_of;
     std::size_t count = 0;
@@ -31,8 +31,8 @@ struct KindedBuckets {
 
 namespace detail {
 
-/// Numbers the buckets. `closes[i]`: gradient i is the last one of a bucket, which holds all of its kind since the last that
-/// was closed.
+/// Numbers the buckets. If `closes[i]` is true, gradient i is the last of its bucket, which holds all gradients of its kind since the
+/// bucket before.
 inline KindedBuckets number_buckets(const KindedGradients& all, const std::vector<bool>& closes) {
     KindedBuckets result{std::vector<std::size_t>(all.gradients.size()), 0};
     std::vector<std::size_t> number(all.gradients.size());
@@ -46,11 +46,11 @@ inline KindedBuckets number_buckets(const KindedGradients& all, const std::vecto
     return result;
 }
 
-/// The optimum over all ways to cut each kind and to interleave the buckets of all:
+/// The optimum over all ways to cut each kind and to interleave the buckets of all kinds:
 ///
 ///     F(i_1, ..., i_K) = min over kinds k and j < i_k of  max(F(..., j, ...), r_k(i_k)) + alpha + beta (S_k(i_k) - S_k(j))
 ///
-/// where F is when the first i_k gradients of every kind k are through. `states`: the product of all n_k + 1.
+/// F is the time at which the first i_k gradients of every kind k have finished. `states` is the product of all n_k + 1.
 inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cost, std::size_t states) {
     struct Kind {
         std::vector<std::size_t> places;
@@ -86,7 +86,7 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
                     best = f;
                     previous[state] = before;
                 }
-                if (finish[before] <= ready) break;  // fewer before it only make the bucket larger
+                if (finish[before] <= ready) break;  // an earlier j only makes the bucket larger
             }
         }
         finish[state] = best;
@@ -101,19 +101,19 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
     return closes;
 }
 
-/// The best of those in which all kinds are cut at the same places, with a call for each kind that there is in between:
+/// The best of the partitions that cut all kinds at the same places, with one call per kind between two cuts:
 ///
 ///     F(i) = min over j < i of  max(F(j), r_i) + alpha kinds(j, i) + beta (S_i - S_j)
 ///
-/// As kinds(j, i) takes few values, least ones over what lies behind the last place of each kind are enough: O(n K log n).
+/// kinds(j, i) takes few values, and changes with j only at the last place of each kind. A minimum for each value is enough: O(n K log n).
 inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost) {
     const std::size_t n = all.gradients.size();
     const std::vector<double> bytes = prefix_bytes(all.gradients);
     std::vector<double> finish(n + 1), rest(n + 1);
     std::vector<std::size_t> previous(n + 1);
-    std::vector<std::size_t> least;                 // places whose rest increases: the first at or behind j is the least of all behind j
-    std::vector<std::size_t> recent;                // kinds, the one that came last in front
-    std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each
+    std::vector<std::size_t> least;                 // places whose rest increases: the first at or behind j has the least rest from j on
+    std::vector<std::size_t> recent;                // kinds, the most recent first
+    std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each kind
     std::size_t idle = 0;
     for (std::size_t i = 1; i <= n; ++i) {
         const ReadyGradient& gradient = all.gradients[i - 1];
@@ -139,7 +139,7 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
             }
         };
         for (std::size_t calls = 1; calls <= recent.size(); ++calls) {
-            const std::size_t from = calls < recent.size() ? last[recent[calls]] : 0;  // with so many calls, j >= from
+            const std::size_t from = calls < recent.size() ? last[recent[calls]] : 0;  // from <= j <= until: `calls` calls
             const std::size_t until = last[recent[calls - 1]] - 1;
             if (from > until) continue;
             if (from <= idle) consider(gradsync::detail::smaller(idle, until), calls);
@@ -168,11 +168,11 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
 
 }  // namespace detail
 
-/// So many states are looked at for the exact optimum over several kinds: 2 kinds of a thousand gradients, 3 of a hundred.
+/// The limit of states for the exact optimum over several kinds: enough for 2 kinds of a thousand gradients, or 3 of a hundred.
 inline constexpr std::size_t exact_states = std::size_t{1} << 20;
 
-/// The buckets that are through earliest. Exact for one kind, in O(n); for several while the product of their counts, plus one
-/// each, is at most `states`; beyond it the best of those that cut all kinds at the same places.
+/// The buckets that finish earliest. Exact for one kind, in O(n). Exact for several kinds if the product of (count + 1) over the kinds is
+/// at most `states`. Otherwise the best of the partitions that cut all kinds at the same places.
 inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, std::size_t states = exact_states) {
     if (all.gradients.empty()) return {};
     std::vector<std::size_t> counts(all.kind_count);

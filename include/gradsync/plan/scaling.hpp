@@ -14,7 +14,7 @@
 
 namespace gradsync::inline v0_2::plan {
 
-/// The compute of one step of one rank, in seconds.
+/// The compute of one step on one rank, in seconds.
 struct StepTimes {
     double forward = 0;
     double backward = 0;
@@ -23,15 +23,15 @@ struct StepTimes {
     constexpr double sum() const noexcept { return forward + backward + optimizer; }
 };
 
-/// What a step is expected to take.
+/// The expected times of a step.
 struct StepForecast {
     double step = 0;           ///< seconds
-    double communication = 0;  ///< seconds while collectives are under way
-    double exposed = 0;        ///< what of it the step waits for
+    double communication = 0;  ///< seconds in which collectives are in flight
+    double exposed = 0;        ///< the part of `communication` that the step waits for
     double efficiency = 1;     ///< compute / step
 };
 
-/// A step whose buckets leave when they are ready (`overlap`), or all after the backward. `ready` of each counts from the
+/// Forecasts a step whose buckets leave when they are ready (`overlap`), or all after the backward. `ready` of each bucket counts from the
 /// beginning of the backward.
 inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime> buckets, CallCost cost, bool overlap) {
     std::vector<BucketTime> times(buckets.begin(), buckets.end());
@@ -46,24 +46,24 @@ inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime>
     return forecast;
 }
 
-// ------------------------------------------------------------- where data parallelism becomes bound by its communication
+// -------------------------------------------------------------------- the limit at which communication bounds data parallelism
 
-/// What stays the same as ranks are added.
+/// The quantity that stays constant as ranks are added.
 enum class Growth : std::uint8_t {
     weak,    ///< each rank's batch, and so its compute
     strong,  ///< the global batch: compute is divided by the ranks
 };
 
-/// The fewest ranks at which communication takes longer than the compute that it could hide behind. None: it never does.
+/// The fewest ranks at which communication takes longer than the compute that could hide it. Empty if it never does.
 struct CommunicationBound {
     std::optional<int> data_parallel;  ///< an all-reduce of the gradients, behind the backward
     std::optional<int> fsdp_forward;   ///< an all-gather of the weights, behind the forward
     std::optional<int> fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, behind the backward
 };
 
-/// `compute`: of one rank (weak), or of all work done by one rank (strong). The number of ranks of `cluster` is ignored: it is
-/// a node, or a rank where there is one on each, then 2, 3, ... nodes; powers of two with recursive halving. `calls`: how many
-/// the bytes are divided over.
+/// Finds the number of ranks at which communication bounds a step. `compute` is that of one rank (weak), or of all the work done by one
+/// rank (strong). The number of ranks of `cluster` is ignored: the search takes 1, 2, 3, ... nodes, and only powers of two with recursive
+/// halving. The bytes are divided over `calls` calls. Throws Error(invalid_argument), see `check`.
 inline CommunicationBound communication_bound(StepTimes compute, double weight_bytes, double gradient_bytes, Algorithm algorithm,
                                               Cluster cluster, Growth growth = Growth::weak, double calls = 1) {
     cluster.ranks = cluster.ranks_per_node;
