@@ -20,7 +20,7 @@ namespace gradsync::inline v0_2::plan {
 struct CalibrationOptions {
     std::size_t min_bytes = 1024;                    ///< the smallest size; sizes grow fourfold
     std::size_t max_bytes = std::size_t{64} << 20;   ///< the limit of sizes
-    double longest_call = 0.25;                      ///< seconds; a size whose calls take longer is the last one
+    double longest_call = 0.25;                      ///< seconds; a size whose calls take longer is the last, after two at least
     std::size_t burst_bytes = std::size_t{2} << 20;  ///< the bytes of a burst of calls, which is timed as a whole
     int max_in_flight = 64;                          ///< the limit of calls per burst
     int warm_up = 1;                                 ///< bursts per size that are not counted

@@ -117,13 +117,12 @@ constexpr Link slower(Link a, Link b) noexcept {
 /// - tree: 2 log2(p) alpha + 2 n beta for an all-reduce, half of it for a broadcast, 2 log2(p) alpha + (1 + (p-1)/p) n beta for a
 ///   reduce-scatter or an all-gather.
 /// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta for an all-reduce or a broadcast, half of it for a reduce-scatter or an
-///   all-gather. If p is not a power of 2, all but the scatter of a broadcast cost what they do for the next lower power of 2, and
-///   2 alpha + 2 n beta more for an all-reduce, 2 alpha + (1 + 1/p) n beta for a reduce-scatter or an all-gather.
+///   all-gather. If p is not a power of 2, the next lower one counts, and the other ranks' data travel before and after.
 /// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g shards across the nodes, and a
 ///   ring all-gather within. The shards travel at the same time over links that the g ranks of a node share.
 ///
 /// On several nodes ring and tree go as fast as the slower of the two links. Recursive halving takes near partners first, so that it is
-/// hierarchical by nature. Other logarithms are rounded up. Throws Error(invalid_argument), see `check`.
+/// hierarchical by nature. A tree's logarithms are rounded up. Throws Error(invalid_argument), see `check`.
 inline CallCost collective_cost(Collective what, Algorithm algorithm, const Cluster& cluster) {
     check(cluster);
     if (cluster.ranks == 1) return {};
@@ -142,7 +141,8 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
     return overhead + across + detail::flat_cost(what, inner, each, cluster.within);
 }
 
-/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it latency dominates.
+/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it more ranks only
+/// add to the time.
 constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
 
 // ------------------------------------------------------------------------------------- bandwidths, as nccl-tests print them
