@@ -173,7 +173,7 @@ public:
     }
 
 private:
-    // Fewer than would let a stage wait when it is begun: of all ranks' collectives, and of what becomes of them on a machine.
+    // Few enough that a stage never waits when it begins: collectives of all ranks, and those that they become on a machine.
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
     static constexpr int max_shards = 8;  ///< if each shard is a collective of its own
 
