@@ -23,8 +23,8 @@ struct FaultPoint {
     std::size_t bytes = 0;            ///< size of the largest buffer of the collective
 };
 
-/// A backend that injects faults, to test how a program copes. Each rank calls `fault` before it starts a collective. `fault` may throw,
-/// like any code of a rank; sleep, like a straggler, or past the time limit, like a rank that hangs; or end the process.
+/// A backend that injects faults, to test how a program copes. Each rank calls `fault` before it starts a collective. `fault` may throw, as
+/// the rank's own code might; sleep, like a straggler, or past the time limit, like a rank that hangs; or end the process.
 ///
 ///     gs::FaultyBackend faulty(comm, [](const gs::FaultPoint& at) {
 ///         if (at.rank == 1 && at.number == 100) std::raise(SIGKILL);

@@ -30,8 +30,9 @@ enum class MpiCommunicator : std::uint8_t {
                 ///< largest tag, MPI_TAG_UB, if ranks are missing.)
     attach,     ///< messages travel in yours: nothing else may ever send in it, no other backend either. It must live until MPI is
                 ///< finalised. Errors in it are returned meanwhile (MPI_ERRORS_RETURN)
-    take_ownership,  ///< as `attach`, but the backend owns it, and frees it when the last handle is gone and another backend is made or
-                     ///< goes later (never if its ranks have failed). If construction throws, do not use it again
+    take_ownership,  ///< as `attach`, but the backend owns it. It frees it at construction if no messages are needed; otherwise when the
+                     ///< last handle is gone and another backend is made or goes later (never if its ranks have failed). If construction
+                     ///< throws, do not use it again
 };
 
 /// Ranks are the processes of an MPI communicator.
@@ -56,8 +57,9 @@ enum class MpiCommunicator : std::uint8_t {
 class MpiBackend : public detail::ProcessBackend<MpiBackend> {
 public:
     /// Makes a backend of the ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over `comm`. Throws
-    /// Error(invalid_argument) if MPI is not initialised, and for MPI_COMM_NULL; Error(timeout) if not all ranks come (see
-    /// `MpiRendezvous`); and Error(parameter_mismatch) on every rank if their options differ.
+    /// Error(invalid_argument) if MPI is not initialised; for MPI_COMM_NULL; if another backend has attached to `comm` or taken it before;
+    /// and for ownership of MPI_COMM_WORLD or MPI_COMM_SELF. Throws Error(timeout) if not all ranks come (see `MpiRendezvous`), and
+    /// Error(parameter_mismatch) on every rank if their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate) {
         MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, communicator);

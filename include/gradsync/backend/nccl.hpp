@@ -29,8 +29,8 @@ struct NcclOptions {
     cudaStream_t stream = nullptr;                               ///< the stream that writes and reads buffers; `set_stream` changes it
     int device = -1;                                             ///< -1: the calling thread's
     int max_ctas = 0;                                            ///< limit for NCCL's kernels, to leave room for others; 0: NCCL decides
-    NcclMemory memory = NcclMemory::plain;  ///< memory from `allocate`; the same on all ranks. If it is less, `describe()` says what it is
-                                            ///< and why
+    NcclMemory memory = NcclMemory::plain;  ///< kind of memory from `allocate`; the same on all ranks. If they get a lesser kind,
+                                            ///< `describe()` names it and says why
     /// Consecutive buckets of a Reducer's backward leave as one launch if they have at most this many bytes together (32 buckets at most),
     /// and so do their gathers (OverlapForward). 0: each bucket is launched on its own. The same on all ranks.
     std::size_t group_bytes = std::size_t{1} << 20;
@@ -52,8 +52,8 @@ struct NcclOptions {
 /// - Ranks are meant to be processes. If they are threads of one process, NCCL may let them read one another's buffers: after a failure,
 ///   free no buffer before all ranks have stopped.
 /// - Collectives that are started while a `group()` lives are put on the device as one launch of NCCL's.
-/// - A thread of the library checks progress and failures every half millisecond. The device of a handle must be the calling thread's
-///   current device.
+/// - A thread of the library checks progress and failures: every half millisecond, or every 20 ms once nothing has been started for about a
+///   second. The device of a handle must be the calling thread's current device.
 /// - CUDA graphs cannot capture its collectives yet.
 ///
 /// docs/gpu.md says which parts have run on which device.

@@ -18,7 +18,7 @@ namespace gradsync::inline v0_2 {
 
 using TcpOptions = ProcessOptions;
 
-/// Ranks are processes, which any launcher may start that tells them their numbers. They need sockets only, no MPI.
+/// Ranks are processes. Any launcher can start them that tells each one its number. They need sockets only, no MPI.
 ///
 /// - **On one machine** ranks share memory, as those of MpiBackend do, at the same speed; sockets only serve to find one another.
 /// - **On several machines**, or if ranks cannot share memory (`describe()` says why), they send messages over TCP connections between all

@@ -36,7 +36,8 @@ class FileRendezvous {
     using Clock = std::chrono::steady_clock;
 
 public:
-    /// Collective. Throws Error if rank 0 finds that the folder exists, or another rank does not find it in time.
+    /// Collective. Throws Error if rank 0 finds that the folder exists, another rank does not find it in time, or not all ranks arrive in
+    /// time; and Error(invalid_argument) for an invalid rank, size or time limit.
     FileRendezvous(std::string folder, int rank, int size, FileRendezvousOptions options = {})
         : folder_(std::move(folder)), rank_(rank), size_(size), options_(options) {
         if (size < 1 || rank < 0 || rank >= size)

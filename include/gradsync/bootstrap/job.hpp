@@ -34,7 +34,7 @@ struct Job {
     /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the token is
     /// made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports.
     ///
-    /// Throws Error(invalid_argument) that names the variable.
+    /// Throws Error(invalid_argument), which names the variable.
     template <class Lookup>
     static Job from(Lookup&& variable);
 

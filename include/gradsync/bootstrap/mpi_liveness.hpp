@@ -81,7 +81,7 @@ public:
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
             const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
             // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank. Questions of an
-            // earlier liveness check that nobody received say nothing.
+            // earlier liveness check that no rank received say nothing.
             if (call > earlier_) heard_[source] = gradsync::detail::larger(heard_[source], asked_ ? call_ : call);
             tell(source);
         }

@@ -34,7 +34,8 @@ class TcpRendezvous {
 
 public:
     /// Collective. Throws Error on every rank if not all arrive in time (naming those that did not), or if the size of the job differs
-    /// between ranks. Throws Error on the ranks concerned if two ranks have one number, tokens differ, or the port is taken.
+    /// between ranks. Throws Error on the ranks concerned if two ranks have one number, tokens differ, or the port is taken. Throws
+    /// Error(invalid_argument) for an invalid rank, size, time limit or token.
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {}) : job_(std::move(job)), options_(std::move(options)) {
         if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));

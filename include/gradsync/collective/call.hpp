@@ -30,7 +30,7 @@ struct Call {
     std::size_t in_count = 0;
     std::size_t out_count = 0;
     Contribution contribution;
-    int root = 0;  ///< of rooted operations; in others, the code of the CollectiveTag
+    int root = 0;  ///< root of a rooted operation; in others, the code of the CollectiveTag
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;

@@ -22,7 +22,7 @@ namespace gradsync::inline v0_2 {
 
 /// Options of the backends whose ranks are processes; the same on all ranks (except `domain` and `timeout`).
 struct ProcessOptions {
-    /// The time limit of every wait, construction included; `set_timeout` changes it.
+    /// The time limit of every wait, construction included; must be positive. `set_timeout` changes it.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory, so that a machine can be
@@ -38,7 +38,7 @@ struct Paths {
     bool share = false;                 ///< whether ranks of one machine can share memory
     std::string problem = {};           ///< why memory is not shared
     std::string unwatched = {};         ///< text about ranks whose death would not be noticed: ", but ...", or empty
-    std::string messages = "messages";  ///< what they send if they do not share memory
+    std::string messages = "messages";  ///< kind of messages that they send if they do not share memory
     bool any_thread = true;             ///< whether any thread may send messages, at any time
 
     int machine_count() const {

@@ -78,7 +78,7 @@ private:
 
     std::shared_ptr<Engine> engine_;
     std::uint64_t number_ = 0;
-    collective::Deadline deadline_;  ///< of tests
+    collective::Deadline deadline_;  ///< time limit of repeated tests
 };
 
 /// The common part of backends that are a handle to an engine. It checks what one rank alone can check, and makes a `Call` of it. The

@@ -41,7 +41,7 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
 struct Late {
     enum class Did { not_start, not_go_on, not_answer };
     std::vector<int> ranks = {};  ///< world ranks; empty if unknown
-    Did did = Did::not_start;     ///< what these ranks did; `not_go_on`: every rank has started it
+    Did did = Did::not_start;     ///< the failure of these ranks; `not_go_on`: every rank has started it
     bool certain = true;          ///< if not, these ranks, or unknown ones, may wait themselves for a rank that others see
 };
 

@@ -56,7 +56,7 @@ struct Placement {
 
     int rank, size;
     int rank_here = 0;
-    std::vector<collective::ProcessIdentity> processes;  ///< of all ranks
+    std::vector<collective::ProcessIdentity> processes;  ///< by rank
     std::vector<int> machines;                           ///< by rank: the first rank on its machine, which names the machine
     std::vector<int> neighbours;                         ///< the ranks on this machine
     int machine_count = 0;

@@ -41,7 +41,7 @@ struct ProcessIdentity {
     std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: unknown
     std::uint64_t system = 0;   ///< the same with the process namespace, in which numbers mean the same; 0: unknown
     std::int64_t number = 0;
-    std::int64_t cores = 0;  ///< of the machine; 0: unknown
+    std::int64_t cores = 0;  ///< the machine's cores; 0: unknown
 
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;

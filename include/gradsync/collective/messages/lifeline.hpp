@@ -22,9 +22,9 @@ namespace gradsync::inline v0_2::message_passing {
 /// Notices when a process on another machine dies in any state: its system then closes its connections. Every rank has a connection to the
 /// two ranks after it, and so watches four others; all ranks learn what one sees.
 ///
-/// Only the first and the last byte travel, and the system's keep-alive probes after half a minute of silence: so firewalls that forget
-/// quiet connections keep these, and a machine that lost its power is noticed. Without a connection, a death shows by the time limit only.
-/// `lost` is thread-safe.
+/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after half a minute of silence. So
+/// firewalls that forget quiet connections keep these, and a machine that lost its power is noticed. Without a connection, a death shows by
+/// the time limit only. `lost` is thread-safe.
 class Lifeline {
 public:
 #if defined(__linux__)

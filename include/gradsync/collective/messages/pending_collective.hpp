@@ -46,8 +46,8 @@ struct HelloRoute {
 /// does then.)
 class PendingCollective {
 public:
-    /// `room`: the most bytes of data that a hello carries. `quick`: the transport's. `few_owners`: few ranks own all elements if they are
-    /// few.
+    /// `room`: the most bytes of data that a hello carries. `quick`: the transport's. `few_owners`: if there is little data, few ranks own
+    /// all of it.
     PendingCollective(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
         : calls_(static_cast<std::size_t>(ranks)),
           ranks_(ranks),
@@ -91,7 +91,7 @@ public:
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
-        // An element without weight is not read; zeroes are sent instead, which no rank uses.
+        // The elements of a rank with scale 0 are not read; zeroes are sent instead, which no rank uses.
         const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? std::min(brought, call.in_count * width) : 0;
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
@@ -262,8 +262,8 @@ private:
         return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0;
     }
 
-    /// Bytes that `rank` sends with its hello, if all ranks have started the same. A rank without weight sends as many, because the others
-    /// do not know about its weight.
+    /// Bytes that `rank` sends with its hello, if all ranks have started the same. A rank with scale 0 sends as many, because the others do
+    /// not know its scale.
     std::size_t brought_by(int rank) const noexcept {
         if (!small_) return 0;
         const bool brings = call_.operation != Operation::broadcast || rank == call_.root;

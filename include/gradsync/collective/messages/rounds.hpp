@@ -91,7 +91,7 @@ private:
 
     std::vector<Round> rounds_;
     std::uint64_t opened_ = 0, closed_ = 0;
-    std::size_t next_piece_ = 0;  ///< of the collective that is being opened
+    std::size_t next_piece_ = 0;  ///< next piece of the collective that is being opened
     RoundContext context_;
 };
 

@@ -11,8 +11,8 @@ namespace gradsync::inline v0_2::message_passing {
 /// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
 /// receives match them in the order in which they began. Messages move only inside these calls.
 ///
-/// Buffers belong to the transport until the message's ticket is `complete`. Calls throw std::exception if the transport itself has failed.
-/// The caller must hold `mutex()`.
+/// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if the transport itself
+/// has failed. The caller must hold `mutex()`.
 class Transport {
 public:
     using Ticket = std::uint32_t;

@@ -76,7 +76,7 @@ public:
             std::uint64_t oldest;
             {
                 std::lock_guard lock(mutex_);
-                // The direct seat remembers which collectives need staging only for so many.
+                // The direct seat remembers only for its last Board::slots collectives which of them need staging.
                 if (first_ == calls_.size() || calls_.size() - classified_ < Board::slots / 2) {
                     const std::uint64_t n = direct_.start(call);
                     calls_.push_back({n, call});

@@ -20,7 +20,7 @@ class StagedPieces {
 public:
     /// A piece that fits into the area.
     struct Piece {
-        ElementRange range;  ///< of the whole buffer; the area holds nothing else
+        ElementRange range;  ///< elements of the whole buffer; the area holds only these
         int owner = 0;       ///< owner of the shard, if shards have owners
     };
     /// The part of a piece that a rank copies in or out, as a range of the whole buffer; `begins` is the element of the whole buffer at
