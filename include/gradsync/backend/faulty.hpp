@@ -18,25 +18,24 @@ namespace gradsync::inline v0_2 {
 /// A collective that a rank is about to start.
 struct FaultPoint {
     int rank = 0;                     ///< in its communicator
-    std::uint64_t number = 0;         ///< of the communicator's collectives: this rank has been about to start so many before
+    std::uint64_t number = 0;         ///< collectives that this rank has reached before in this communicator
     std::string_view operation = {};  ///< "all_reduce"
-    std::size_t bytes = 0;            ///< of the largest buffer that it was given
+    std::size_t bytes = 0;            ///< size of the largest buffer of the collective
 };
 
-/// A backend on which things go wrong, to test what a program makes of that: each rank calls `fault` before it starts a collective. That
-/// may throw, as what the rank does next might; sleep, as a straggler does, or, for longer than the time limit, a rank that hangs; or end
-/// the process.
+/// A backend that injects faults, to test how a program copes. Each rank calls `fault` before it starts a collective. `fault` may throw, as
+/// the rank's own code might; sleep, like a straggler, or past the time limit, like a rank that hangs; or end the process.
 ///
 ///     gs::FaultyBackend faulty(comm, [](const gs::FaultPoint& at) {
 ///         if (at.rank == 1 && at.number == 100) std::raise(SIGKILL);
 ///     });
 ///     gs::Reducer<gs::FaultyBackend<gs::MpiBackend>> sync(faulty, parameters);
 ///
-/// All else is B's: its memory, its time limits, its bits. `fault` is shared by all copies of a handle, and by the communicators that are
-/// made of it, which count anew; it is called by whichever threads start collectives, the overlap policy's among them, on several ranks at
-/// a time. A rank that gets an exception from it has started nothing, and gets it again from each later collective of that communicator,
-/// without a call: so it is seen also where the first was a thread's for progress, which keeps it to itself. Not asked are `split`,
-/// `duplicate` and what goes on in `host()` of a backend of device memory.
+/// Everything else is B's: memory, time limits, bits. All copies of a handle share `fault`, and so do the communicators made from it, which
+/// count from 0. Any thread that starts a collective calls it, the overlap policy's included, and several ranks call it at a time. If it
+/// throws, the collective does not start, and every later collective of that communicator on that rank rethrows the exception without a
+/// call: so the program sees it even if the first one went to a progress thread, which swallows it. `split`, `duplicate` and collectives of
+/// `host()` (backends of device memory) do not call it.
 template <Backend B>
 class FaultyBackend : public B {
 public:
@@ -82,7 +81,7 @@ public:
     FaultyBackend duplicate() { return {B::duplicate(), fault_}; }
 
 private:
-    /// Of a rank in a communicator.
+    /// The state of one rank in one communicator.
     struct State {
         std::mutex mutex;
         std::uint64_t reached = 0;
@@ -93,7 +92,7 @@ private:
         : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
 
     void reach(std::string_view operation, std::size_t bytes) {
-        if (!state_) return;  // moved from, as B will say
+        if (!state_) return;  // moved from: B throws
         FaultPoint at{.rank = this->rank(), .operation = operation, .bytes = bytes};
         {
             const std::lock_guard lock(state_->mutex);

@@ -24,40 +24,42 @@ namespace gradsync::inline v0_2 {
 
 using MpiOptions = ProcessOptions;
 
-/// What an `MpiBackend` does with the communicator that it is given (Boost.MPI's `comm_create_kind`); the same on all ranks.
+/// The use that an `MpiBackend` makes of the communicator that it is given, like Boost.MPI's `comm_create_kind`. The same on all ranks.
 enum class MpiCommunicator : std::uint8_t {
-    duplicate,  ///< messages travel in a duplicate: yours stays yours, and may be freed afterwards. (Its largest tag, MPI_TAG_UB, is the
-                ///< library's, for ranks that wait for one another at construction.)
-    attach,     ///< they travel in yours, in which nobody else ever sends anything, no other backend either; it stays until MPI is
-                ///< finalised. Its errors are returned as long (MPI_ERRORS_RETURN)
-    take_ownership,  ///< the same, but it is the backend's, which frees it when the last handle is gone and another backend is made or
-                     ///< goes later (not where its ranks have failed); where construction throws, leave it alone
+    duplicate,  ///< messages travel in a duplicate; yours stays yours, and you may free it afterwards. (Construction sends in yours with its
+                ///< largest tag, MPI_TAG_UB, if ranks are missing.)
+    attach,     ///< messages travel in yours: nothing else may ever send in it, no other backend either. It must live until MPI is
+                ///< finalised. Errors in it are returned meanwhile (MPI_ERRORS_RETURN)
+    take_ownership,  ///< as `attach`, but the backend owns it. It frees it at construction if no messages are needed; otherwise when the
+                     ///< last handle is gone and another backend is made or goes later (never if its ranks have failed). If construction
+                     ///< throws, do not use it again
 };
 
-/// Ranks that are the processes of an MPI communicator.
+/// Ranks are the processes of an MPI communicator.
 ///
-/// - **On one machine** they share memory, and MPI serves to find one another at construction; no call after that is
-///   MPI's, so any thread level will do. Buffers from `allocate` are worked on where they lie (the Reducer's buckets are);
-///   others are copied through a staging area.
-/// - **On several machines**, or where they cannot share memory (`describe()` says why), they send messages, in a
-///   communicator of their own (`MpiCommunicator`). MPI moves these only inside calls: of `progress()`, `test()` and `wait()`. It must have
-///   been initialised for the threads from which these are called (MPI_THREAD_MULTIPLE: all).
-/// - **On several machines with several ranks on some**, an all-reduce does both: it is reduced on each machine, then between them, so
-///   that little crosses the network.
-/// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy.
-///   In the case just named they are made in rank order on each machine and then in the machines' order: the same for every
-///   run and policy, but others than ThreadBackend's, and types of 16 and 8 bits are rounded twice. `MpiOptions::reproducible` sends
-///   messages between all ranks instead, which costs as many times the traffic as a machine has ranks.
-/// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names
-///   it. From then on every call on any communicator of the same origin throws the same. (That a process on another machine has
-///   died shows by a TCP connection between neighbours; where none is to be had, by the time limit.) Keep the launcher from ending the
-///   survivors too, where they are to go on (Open MPI: `mpirun --enable-recovery`).
-/// - MPI is neither initialised nor finalised here; handles may outlive it.
+/// - **On one machine** ranks share memory. MPI only serves to find one another at construction; no later call uses MPI, so any thread
+///   level will do. Collectives work in place on buffers from `allocate`, such as the Reducer's buckets; others are copied through a
+///   staging area.
+/// - **On several machines**, or if ranks cannot share memory (`describe()` says why), they send messages in a communicator of their own
+///   (`MpiCommunicator`). MPI moves messages only inside calls of `progress()`, `test()` and `wait()`. It must have been initialised for
+///   the threads that call these (MPI_THREAD_MULTIPLE: all).
+/// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines, so that little
+///   crosses the network.
+/// - Sums use the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy. In the case just
+///   named, sums are in rank order on each machine and then in the machines' order: the bits are the same for every run and policy, but
+///   differ from ThreadBackend's, and types of 16 and 8 bits are rounded twice. `MpiOptions::reproducible` sends messages between all ranks
+///   instead; the traffic grows by a factor of the ranks per machine.
+/// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. From then on
+///   every call on any communicator of the same origin throws the same Error. A TCP connection between neighbours shows that a process on
+///   another machine has died; without one, the time limit does. If the survivors are to go on, keep the launcher from ending them too
+///   (Open MPI: `mpirun --enable-recovery`).
+/// - This class neither initialises nor finalises MPI; handles may outlive it.
 class MpiBackend : public detail::ProcessBackend<MpiBackend> {
 public:
-    /// The ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over it. Throws Error(invalid_argument) where MPI is
-    /// not initialised, and for MPI_COMM_NULL, Error(timeout) where not all ranks come (see `MpiRendezvous`), and Error(parameter_mismatch)
-    /// on every rank where their options differ.
+    /// Makes a backend of the ranks of `comm` (a `boost::mpi::communicator` converts to one). Collective over `comm`. Throws
+    /// Error(invalid_argument) if MPI is not initialised; for MPI_COMM_NULL; if another backend has attached to `comm` or taken it before;
+    /// and for ownership of MPI_COMM_WORLD or MPI_COMM_SELF. Throws Error(timeout) if not all ranks come (see `MpiRendezvous`), and
+    /// Error(parameter_mismatch) on every rank if their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate) {
         MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, communicator);
@@ -93,7 +95,7 @@ private:
         detail::check_same_options(all, meeting.rank(), "MpiBackend", "MpiOptions");
     }
 
-    /// Messages of two backends would be taken for one another's, those of one that has failed also by another that comes after it.
+    /// Two backends would take each other's messages for their own, even those left by a backend that has failed.
     static void refuse_second(MPI_Comm comm) {
         const std::lock_guard lock(bootstrap::mpi_mutex());
         static const int mark = [] {
@@ -111,7 +113,7 @@ private:
         MPI_Comm_set_attr(comm, mark, nullptr);
     }
 
-    /// Ranks that do not see one another's processes have themselves told by the network; as far as that works, see Paths::unwatched.
+    /// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
     static std::string watch(message_passing::MessageWorld& world, MpiRendezvous& meeting, const detail::Placement& ranks) {
         const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
         const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };

@@ -25,62 +25,63 @@ namespace gradsync::inline v0_2 {
 
 /// Options of `NcclBackend`.
 struct NcclOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of every wait and every collective; `set_timeout` changes it
-    cudaStream_t stream = nullptr;                               ///< on which buffers are written and read; `set_stream` changes it
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of every wait and every collective; `set_timeout` changes it
+    cudaStream_t stream = nullptr;                               ///< the stream that writes and reads buffers; `set_stream` changes it
     int device = -1;                                             ///< -1: the calling thread's
-    int max_ctas = 0;                       ///< of a kernel of NCCL's, so that it leaves room for others; 0: as NCCL likes
-    NcclMemory memory = NcclMemory::plain;  ///< from `allocate`; the same on all ranks. `describe()` says what it is, if less, and why
-    /// Buckets of a Reducer's backward that follow one another and together have no more bytes leave as one launch, 32 at
-    /// most, and so do their gathers (OverlapForward); 0: each on its own; the same on all ranks.
+    int max_ctas = 0;                                            ///< limit for NCCL's kernels, to leave room for others; 0: NCCL decides
+    NcclMemory memory = NcclMemory::plain;  ///< kind of memory from `allocate`; the same on all ranks. If they get a lesser kind,
+                                            ///< `describe()` names it and says why
+    /// Consecutive buckets of a Reducer's backward leave as one launch if they have at most this many bytes together (32 buckets at most),
+    /// and so do their gathers (OverlapForward). 0: each bucket is launched on its own. The same on all ranks.
     std::size_t group_bytes = std::size_t{1} << 20;
 };
 
-/// Ranks with a device each, among which NCCL moves data.
+/// Ranks have one device each; NCCL moves data between the devices.
 ///
-/// - A collective reads and writes its buffers after all that is on the compute stream (`set_stream`) when it is started, or, in a
-///   group, when the group leaves, and runs on a stream of its own. `Work::wait()` keeps the host until it is complete;
-///   `Work::wait_on(stream)` makes a stream wait, and returns at once: the Work counts as complete then, and its buffers are in use until
+/// - A collective reads and writes its buffers after all work that is on the compute stream (`set_stream`) when it is started, or, in a
+///   group, when the group leaves. It runs on a stream of its own. `Work::wait()` blocks the host until it is complete.
+///   `Work::wait_on(stream)` makes a stream wait, and returns at once: the Work then counts as complete, and its buffers are in use until
 ///   that stream gets there.
-/// - Means are scaled in f32 (f64 for f64); the sum of the weights is agreed on the device, no host waits for it. Types
-///   of 16 and 8 bits are scaled before they are added up, and rounded then and in NCCL's sum; those of 8 bits need
-///   NCCL 2.24.3 and devices of compute capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max`
-///   a NaN may lose. Means, and the Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one
-///   file).
-/// - Beside the data, ranks tell one another over TCP what they start, which nothing on a device waits for: a rank that starts
-///   something else, fails, leaves, dies or reaches its time limit is named on every other, as on the other backends, and what
-///   is under way is aborted. `host()` is those connections as a backend, for what ranks say to one another on the host.
-/// - Ranks are meant to be processes. Where they are threads of one, NCCL may let them read one another's buffers: after a
-///   failure, free none before all have stopped.
-/// - Several collectives can be put on the device as one launch of NCCL's: those that are started while a `group()` lives.
-/// - A thread of the library looks after it all every half millisecond. The device of a handle has to be the calling thread's.
-/// - Not in a CUDA graph: its starts cannot be captured yet.
+/// - Means are scaled in f32 (f64 for f64). The sum of the weights is agreed on the device; no host waits for it. Types of 16 and 8 bits
+///   are scaled before they are added up, and rounded both then and in NCCL's sum; those of 8 bits need NCCL 2.24.3 and devices of compute
+///   capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max` a NaN may lose. Means, and the Reducer, need the
+///   library's kernels: link gradsync::cuda (nvcc compiles that one file).
+/// - Beside the data, ranks tell one another over TCP what they start; nothing on a device waits for that. A rank that starts something
+///   else, fails, leaves, dies or reaches its time limit is named on every other rank, as on the other backends, and collectives under way
+///   are aborted. `host()` is a backend over those connections, for what ranks exchange on the host.
+/// - Ranks are meant to be processes. If they are threads of one process, NCCL may let them read one another's buffers: after a failure,
+///   free no buffer before all ranks have stopped.
+/// - Collectives that are started while a `group()` lives are put on the device as one launch of NCCL's.
+/// - A thread of the library checks progress and failures: every half millisecond, or every 20 ms once nothing has been started for about a
+///   second. The device of a handle must be the calling thread's current device.
+/// - CUDA graphs cannot capture its collectives yet.
 ///
-/// What of this has run on which device is said in docs/gpu.md.
+/// docs/gpu.md says which parts have run on which device.
 class NcclBackend : public detail::EngineCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
 public:
     static constexpr BackendAbilities abilities{
         .poll = true, .wait_on = true, .failed = true, .tags = true, .check_reduces = true, .groups = true, .device_passes = true};
 
-    /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error, on every rank.
+    /// Makes a backend of the ranks that meet at `rendezvous`, which may be destroyed afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
     explicit NcclBackend(R& rendezvous, NcclOptions options = {})
         : NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, nullptr) {}
 
-    /// The same over a communicator that is there, of the same ranks in the same order. It stays yours, and outlives this; after
-    /// a failure it is aborted, though, and gone.
+    /// The same over an existing communicator of the same ranks in the same order. It stays yours, and must outlive the backend; but after
+    /// a failure it is aborted, and gone. Throws Error(invalid_argument) if `comm` and `rendezvous` differ.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
         auto adopted = detail::NcclCommunicator::attach(checked(comm, rendezvous.rank(), rendezvous.size()));
         return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
     }
-    /// The same, and it is the library's from now on.
+    /// The same, but the backend owns `comm` from now on.
     template <Rendezvous R>
     static NcclBackend take_ownership(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
         auto adopted = detail::NcclCommunicator::take_ownership(checked(comm, rendezvous.rank(), rendezvous.size()));
         return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
     }
 
-    /// The ranks of the job that the environment tells of (see `Job::from_environment`), each with the device of its local rank.
+    /// Makes a backend of the job that the environment describes (see `Job::from_environment`), each rank on the device of its local rank.
     static NcclBackend from_environment(NcclOptions options = {}) {
         const Job job = Job::from_environment();
         int devices = 0;
@@ -100,16 +101,16 @@ public:
                detail::nccl_version_text(detail::nccl_version()) + (memory.empty() ? "" : ", " + memory);
     }
 
-    /// The stream whose work comes before that of a collective that is started from now on. It stays yours, until another one is
-    /// set or this and all memory from `allocate` are gone.
+    /// Sets the compute stream: collectives that are started from now on come after its work. It stays yours, and must live until another
+    /// one is set, or until this and all memory from `allocate` are gone.
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
 
-    /// Collectives that are started while the object lives leave together when it goes, as one launch of NCCL's, which is much less
-    /// work where they are small. All ranks form the same groups (others are noticed, and named), of collectives that need nothing of
-    /// one another. A wait inside it lets leave what was started. So does another one that is started when 128 are under way, which
-    /// keeps the host waiting for the oldest, as outside of groups. Where an exception passes nothing leaves: Works that are dropped
-    /// end it on all ranks. For one thread at a time.
+    /// Groups collectives: those that are started while the object lives leave together when it goes, as one launch of NCCL's, which is
+    /// much less work if they are small. All ranks must form the same groups (a difference is noticed, and the rank named). Collectives of
+    /// a group must not depend on one another. A wait inside the group launches the collectives started so far. Starting one more with 128
+    /// under way does, too, and blocks the host until the oldest is over, as outside of groups. If an exception destroys the object,
+    /// nothing leaves; the dropped Works fail the communicator on all ranks. For one thread at a time.
     ///
     ///     {
     ///         const auto group = comm.group();
@@ -124,19 +125,19 @@ public:
         host_.set_timeout(limit);
     }
 
-    /// Throws Error(invalid_argument), the same sentence on all ranks, where they cannot add up elements of this type.
-    /// A Reducer asks at construction.
+    /// Throws Error(invalid_argument), with the same text on all ranks, if they cannot add up elements of this type. A Reducer calls it at
+    /// construction.
     void check_reduces(DType dtype) const { engine_->check_reduces(dtype, "Reducer"); }
 
-    /// What a Reducer does to device memory, on the compute stream.
+    /// The passes that a Reducer makes over device memory, on the compute stream.
     detail::DevicePasses<detail::NcclEngine> passes() const { return detail::DevicePasses<detail::NcclEngine>(engine_); }
 
-    /// The same ranks, for what they tell one another in host memory. Of the same origin: it fails with this, and this with it.
+    /// A backend of the same ranks, for what they exchange in host memory. It has the same origin: if one fails, both do.
     TcpBackend& host() noexcept { return host_; }
 
-    /// Device memory in which collectives are fastest; see the concept. It keeps the communicator, and goes when what is on the
-    /// compute stream then, and all collectives, are over: the host waits for that, up to the time limit. Other streams that a Work
-    /// was handed over to have to be done with it.
+    /// Returns device memory in which collectives are fastest; see the concept. The memory keeps the communicator alive. Its destruction
+    /// waits on the host, up to the time limit, for all collectives and the work that is on the compute stream then. Other streams that a
+    /// Work was handed over to must be done with it.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:

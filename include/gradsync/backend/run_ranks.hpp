@@ -24,8 +24,8 @@ inline std::string describe_current_exception() {
     }
 }
 
-/// What is run on each rank, without its type: programs run many functions on ranks, and what starts and joins the threads is
-/// compiled once for all of them.
+/// A reference to a function without its type. Programs run many functions on ranks; the code that starts and joins the threads is compiled
+/// once for all of them.
 template <class... Args>
 class FunctionRef {
 public:
@@ -44,11 +44,11 @@ private:
 template <class Backend>
 void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backend&> f, FunctionRef<std::size_t, FunctionRef<>> around) {
     std::vector<std::exception_ptr> errors(handles.size());
-    // Errors that ranks throw because another rank failed point at that rank.
+    // The rank that each error blames: ranks that throw because another rank failed name that rank.
     std::vector<int> blamed(handles.size(), -1);
 
     const auto run_rank = [&](std::size_t r) {
-        // Ours is the last handle of the rank to go: not before its failure is on record.
+        // This is the last handle of the rank: it must not go before the rank's failure is on record.
         Backend handle = std::move(handles[r]);
         try {
             f(r, handle);
@@ -70,7 +70,7 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
     threads.reserve(handles.size());
     try {
         for (std::size_t r = 0; r < handles.size(); ++r) threads.emplace_back([&run_thread, r] { run_thread(r); });
-    } catch (...) {  // no thread to be had: release those that run
+    } catch (...) {  // no thread can be started: release those that run
         Backend(handles.back()).fail("its thread could not be started");
         const auto nothing = [] {};
         for (std::size_t r = threads.size(); r < handles.size(); ++r) around(r, nothing);
@@ -79,18 +79,17 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
     }
     for (std::thread& thread : threads) thread.join();
 
-    // The cause is an exception that blames nobody else; failing that, the first that there is.
+    // The cause is an exception that blames no other rank; if there is none, the first exception.
     for (const bool causes_only : {true, false})
         for (std::size_t r = 0; r < errors.size(); ++r)
             if (errors[r] && (!causes_only || blamed[r] < 0 || blamed[r] == static_cast<int>(r))) std::rethrow_exception(errors[r]);
 }
 
-/// Runs `f(handle)` for each of these handles, one thread each, and returns when all have returned: nothing, or the results by
-/// rank if `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do something before and
-/// after it.
+/// Runs `f(handle)` for each handle on a thread of its own, and returns when all have returned. Returns nothing, or the results by rank if
+/// `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do something before and after.
 ///
-/// If a rank throws, `fail` is called on its handle, and the exception that was the cause (the first, by rank, that blames no other
-/// one) is rethrown here, of its own type.
+/// If a rank throws, `fail` is called on its handle. The exception that was the cause (by rank, the first that blames no other rank) is
+/// rethrown here with its own type.
 template <class Backend, class F, class Around>
 auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
     using Result = std::invoke_result_t<F&, Backend>;

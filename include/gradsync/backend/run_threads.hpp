@@ -12,15 +12,15 @@ namespace gradsync::inline v0_2 {
 
 /// Options of `run_threads`.
 struct ThreadOptions {
-    std::chrono::nanoseconds timeout = ThreadBackend::default_timeout;  ///< of every wait; `set_timeout` changes it
+    std::chrono::nanoseconds timeout = ThreadBackend::default_timeout;  ///< limit of every wait; `set_timeout` changes it
 };
 
-/// Runs `f(ThreadBackend)` on `size` threads, one a rank, and returns when all have returned: nothing, or the
-/// results by rank if `f` returns something.
+/// Runs `f(ThreadBackend)` on `size` threads, one per rank, and returns when all have returned. Returns nothing, or the results by rank if
+/// `f` returns something.
 ///
-/// If a rank throws, the others are released from whatever collective they wait for, with an Error that names it,
-/// and the exception that was the cause (the first, by rank, that blames no other one) is rethrown here, of its own type. A rank that
-/// neither communicates nor returns cannot be stopped from outside: run_threads waits for it.
+/// If a rank throws, the others are released from any collective that they wait for, with an Error that names it. The exception that was
+/// the cause (by rank, the first that blames no other rank) is rethrown here with its own type. A rank that neither communicates nor
+/// returns cannot be stopped from outside: run_threads waits for it.
 template <class F>
 auto run_threads(int size, F&& f, ThreadOptions options = {}) {
     return detail::run_ranks(ThreadBackend::make(size, options.timeout), std::forward<F>(f), [](std::size_t, auto&& run) { run(); });

@@ -28,30 +28,29 @@ struct Straggler {
     double factor = 1;
 };
 
-/// What is simulated.
+/// The cluster that is simulated.
 struct SimulatedCluster {
-    plan::Cluster cluster = {};  ///< how many ranks, on which nodes, over which links
+    plan::Cluster cluster = {};  ///< number of ranks, their nodes and links
     plan::Algorithm algorithm = plan::Algorithm::ring;
     std::vector<Straggler> stragglers = {};
-    double jitter = 0;       ///< every compute takes up to this part longer, at random: 0.1 is 10 %
-    std::uint64_t seed = 1;  ///< of the jitter
-    /// Whether collectives move what lies in memory of `allocate`, buckets that is. If not, everything takes the same time, but
-    /// the gradients of thousands of ranks need no memory and no work.
+    double jitter = 0;       ///< every compute takes up to this fraction longer, at random: 0.1 is 10 %
+    std::uint64_t seed = 1;  ///< seed of the jitter
+    /// Whether collectives move data in memory from `allocate`, that is, buckets. If not, all times stay the same, but the gradients of
+    /// thousands of ranks need no memory and no work.
     bool moves_buckets = true;
-    /// Of every wait: in virtual time, and in real time where a rank keeps all others from going on. (Who tests again and again sleeps
-    /// until something happens.)
+    /// Limit of every wait: in virtual time, and in real time if one rank keeps all others from going on. (A rank that tests repeatedly
+    /// sleeps until something happens.)
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
 };
 
-/// Ranks in virtual time: collectives are real, but take the time of a cost model; compute takes what it is said to take. So
-/// real Reducers and policies can be watched on thousands of ranks, on one core, and each run is like any other.
+/// Ranks in virtual time. Collectives are real, but take the time of a cost model; compute takes the time that it is given. Real Reducers
+/// and policies can so be observed on thousands of ranks, on one core, and every run is the same.
 ///
-/// - A collective begins when its last rank has started it and its links are free, one collective at a time: see
-///   simulation::Network. `plan::collective_cost` says how long it takes.
-/// - Ranks have a thread each, and take turns: one runs at a time, so they may share what they capture without locks.
-/// - Sums have the bits of ThreadBackend's. `now()` is the rank's clock, in seconds; nothing else moves it but
-///   `compute()`, and waiting.
-/// - `run_simulated` starts the ranks and returns what the network saw.
+/// - A collective begins when its last rank has started it and its links are free, one collective at a time: see simulation::Network.
+///   `plan::collective_cost` gives its duration.
+/// - Ranks have a thread each, but only one runs at a time: they may share captured variables without locks.
+/// - Sums have the bits of ThreadBackend's. `now()` is the rank's clock, in seconds; only `compute()` and waiting advance it.
+/// - `run_simulated` starts the ranks and returns the network's records.
 class SimulatedBackend : public detail::EngineCollectives<SimulatedBackend, simulation::Engine> {
 public:
     static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .clock = true};
@@ -66,14 +65,14 @@ public:
                std::string(name_of(network.algorithm())) + ")";
     }
 
-    /// Memory that takes none until it is written; see the concept.
+    /// Memory that takes no space until it is written; see the concept.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
-    /// This rank's clock, seconds since the simulation began.
+    /// This rank's clock, in seconds since the simulation began.
     double now() const { return engine_->now(); }
 
-    /// This rank computes for so many seconds, or as the cluster's stragglers and jitter make of it. Throws
-    /// Error(invalid_argument) where that is negative or not finite.
+    /// Advances this rank's clock by `seconds`, times the factors of the cluster's stragglers and jitter. Throws Error(invalid_argument) if
+    /// `seconds` is negative or not finite.
     void compute(double seconds) {
         if (!(seconds >= 0) || !detail::is_finite(seconds))
             throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
@@ -86,7 +85,7 @@ private:
     template <class F>
     friend auto run_simulated(const SimulatedCluster& options, F&& f);
 
-    /// How much longer than said a rank computes.
+    /// The factor by which a rank's computes are longer than given.
     class Pace {
     public:
         Pace(double factor, double jitter, std::uint64_t seed) : factor_(factor), jitter_(jitter), state_(seed) {}
@@ -116,9 +115,9 @@ private:
 
 static_assert(Backend<SimulatedBackend>);
 
-/// What a simulation came to.
+/// The result of a simulation.
 struct SimulatedRun {
-    std::vector<double> rank_seconds;                       ///< each rank's clock at its end
+    std::vector<double> rank_seconds;                       ///< each rank's clock when its function returned
     std::vector<simulation::CollectiveRecord> collectives;  ///< in the order in which they took their links
 
     double seconds() const noexcept {
@@ -128,9 +127,8 @@ struct SimulatedRun {
     }
 };
 
-/// Runs `f(SimulatedBackend)` for every rank of the cluster and returns when all have returned. Ranks take turns, so that `f` may
-/// write to what it has captured. Exceptions as with `run_threads`. Throws Error(invalid_argument) where there can be no such
-/// cluster.
+/// Runs `f(SimulatedBackend)` for every rank of the cluster and returns when all have returned. Ranks take turns, so `f` may write to
+/// captured variables. Exceptions: as with `run_threads`. Throws Error(invalid_argument) if the options are invalid.
 template <class F>
 auto run_simulated(const SimulatedCluster& options, F&& f) {
     plan::check(options.cluster);

@@ -33,11 +33,11 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory: while one piece is on its
-/// way to the host, another is reduced there and a third is on its way back.
+/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory. While one piece travels to the host,
+/// another is reduced there and a third travels back.
 ///
-/// Pieces start on the host in one order, that of the collectives, so all ranks have the same. A thread moves things on, and so
-/// do `test`, `wait` and `progress`. For use from several threads.
+/// Pieces start on the host in the order of the collectives, so the order is the same on all ranks. A thread advances them, and so do
+/// `test`, `wait` and `progress`. Thread-safe.
 template <Backend Host>
 class StagingEngine final : collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
@@ -45,7 +45,7 @@ class StagingEngine final : collective::ProgressHook {
     using Operation = collective::Operation;
 
 public:
-    /// What the communicators of one origin share.
+    /// State that the communicators of one origin share.
     struct Watch {
         collective::ProgressHooks hooks;
         DeviceWatch thread;
@@ -99,7 +99,7 @@ public:
         return false;
     }
 
-    /// The host's backend knows the limit of who tests again and again, and whom to name.
+    /// Repeated tests time out in the host's backend, which knows the limit and which rank to name.
     void look(std::uint64_t n, collective::Deadline&) {
         const std::lock_guard lock(mutex_);
         if (n < first_ || failed_ || oldest_ == reducing_ || slot_of(oldest_).stage != Slot::Stage::reducing) return;
@@ -110,7 +110,7 @@ public:
         wait_until([&] { return n < first_; });
     }
 
-    /// Returns once all that is left to do for collective n is on its way back to the device.
+    /// Returns once the rest of collective n is on its way back to the device.
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         wait_until([&] { return n < first_ || started(n).returning == started(n).pieces; });
         const std::lock_guard lock(mutex_);
@@ -131,7 +131,7 @@ public:
         fail("dropped " + what + " before it was complete; keep the Work and wait() for it");
     }
 
-    /// Nothing touches the buffers of collectives afterwards.
+    /// Buffers of collectives are not touched afterwards.
     void fail(const std::string& what) noexcept {
         host_.fail(what);
         settle_copies();
@@ -140,23 +140,23 @@ public:
 private:
     static constexpr std::size_t slot_count = 4;
 
-    /// A collective; its pieces start in order, and come back in order.
+    /// A collective; its pieces start and return in order.
     struct Started {
         Call call;
         std::size_t pieces = 1;
         std::size_t opened = 0;     ///< pieces that have left the device
-        std::size_t returning = 0;  ///< pieces whose copies back were begun
+        std::size_t returning = 0;  ///< pieces whose copies back have begun
         std::size_t over = 0;
-        cuda::Event ready = {};  ///< what the compute stream had to do before
+        cuda::Event ready = {};  ///< marks the compute stream's earlier work
     };
 
-    /// One piece's place on the host.
+    /// The host buffers and state of one piece.
     struct Slot {
         enum class Stage { free, leaving, reducing, returning };
         Stage stage = Stage::free;
-        std::uint64_t number = 0;  ///< of its collective
-        Call call;                 ///< on the host
-        void* out = nullptr;       ///< on the device
+        std::uint64_t number = 0;  ///< number of its collective
+        Call call;                 ///< with the host's buffers
+        void* out = nullptr;       ///< destination on the device
         cuda::PinnedMemory in_memory, out_memory;
         cuda::Event copied;
         typename Host::WorkType work;
@@ -176,11 +176,11 @@ private:
         if (lock) advance();
     }
 
-    // All below: under the mutex.
+    // All functions below require the mutex.
 
     Started& started(std::uint64_t n) noexcept { return started_[static_cast<std::size_t>(n - first_)]; }
 
-    /// Pieces are numbered through; each has the place of its number.
+    /// Pieces are numbered across collectives; the number selects the slot.
     Slot& slot_of(std::uint64_t piece) noexcept { return slots_[piece % slot_count]; }
 
     void advance() noexcept {
@@ -197,7 +197,7 @@ private:
         }
     }
 
-    /// The next piece leaves the device.
+    /// Sends the next piece off the device.
     void open(Slot& slot) {
         Started& whole = started(opening_);
         const Call& call = whole.call;
@@ -259,7 +259,7 @@ private:
         ++started(slot.number).returning;
     }
 
-    /// Is the piece back on the device?
+    /// Returns whether the piece is back on the device.
     bool comes_back(Slot& slot) {
         if (slot.stage != Slot::Stage::returning || !cuda::is_over(slot.copied)) return false;
         slot.stage = Slot::Stage::free;
@@ -291,7 +291,7 @@ private:
         }
     }
 
-    /// The host's backend knows how to wait, for how long, and whom to name.
+    /// The host's backend knows how to wait, for how long, and which rank to name.
     template <class F>
     void on_host(F&& f) {
         try {
@@ -330,7 +330,8 @@ private:
     std::vector<cuda::Event> spare_events_;
     std::uint64_t first_ = 0, next_ = 0;
     std::uint64_t opening_ = 0;                             ///< the collective whose pieces leave
-    std::uint64_t oldest_ = 0, reducing_ = 0, opened_ = 0;  ///< pieces: not back yet; not started on the host yet; not left yet
+    std::uint64_t oldest_ = 0, reducing_ = 0, opened_ = 0;  ///< first pieces that are not back, not started on the host, and not off the
+                                                            ///< device yet
     std::unique_ptr<Error> failed_;
 };
 
@@ -338,19 +339,19 @@ private:
 
 /// Options of `StagingBackend`, the same on all ranks.
 struct StagingOptions {
-    cudaStream_t stream = nullptr;                   ///< on which buffers are written and read; `set_stream` changes it
-    std::size_t piece_bytes = std::size_t{4} << 20;  ///< of what is copied at once
+    cudaStream_t stream = nullptr;                   ///< the stream that writes and reads buffers; `set_stream` changes it
+    std::size_t piece_bytes = std::size_t{4} << 20;  ///< size of one copy
 };
 
-/// Device buffers over a backend that reads host memory only (ThreadBackend, MpiBackend, TcpBackend): copied to the host, reduced
-/// there, and back, in pieces that overlap. For machines whose devices NCCL does not connect; and it has the host backend's bits.
+/// Device buffers over a backend that reads host memory only (ThreadBackend, MpiBackend, TcpBackend). Buffers are copied to the host,
+/// reduced there and copied back, in pieces that overlap. For machines whose devices NCCL does not connect, and for the host backend's
+/// bits.
 ///
-/// - A collective reads its buffers after all that is on the compute stream when it is started. A thread of the library moves
-/// copies and
-///   the host's collectives on beside the backward: MPI, where the host's messages are its, must let threads in
+/// - A collective reads its buffers after all work that is on the compute stream when it is started. A thread of the library advances the
+///   copies and the host's collectives during the backward. If the host's messages are MPI's, MPI must allow calls from any thread
 ///   (MPI_THREAD_MULTIPLE).
-/// - `Work::wait_on(stream)` keeps the host until the result is on its way back, and makes the stream wait for the rest.
-/// - The device of a handle has to be the calling thread's.
+/// - `Work::wait_on(stream)` blocks the host until the result is on its way back, and makes the stream wait for the rest.
+/// - The device of a handle must be the calling thread's current device.
 template <Backend Host>
 class StagingBackend : public detail::EngineCollectives<StagingBackend<Host>, detail::StagingEngine<Host>, MemorySpace::device> {
     using Engine = detail::StagingEngine<Host>;
@@ -359,7 +360,8 @@ class StagingBackend : public detail::EngineCollectives<StagingBackend<Host>, de
 public:
     static constexpr BackendAbilities abilities{.poll = true, .wait_on = true, .tags = abilities_of<Host>.tags, .device_passes = true};
 
-    /// Duplicates `host`, twice: collective. It lies on the calling thread's device.
+    /// Duplicates `host`, twice: collective. Uses the calling thread's current device. Throws Error(invalid_argument) if `piece_bytes` is
+    /// less than 64.
     explicit StagingBackend(Host host, StagingOptions options = {})
         : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(current_device())) {}
 
@@ -370,15 +372,15 @@ public:
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
 
-    /// What a Reducer does to device memory, on the compute stream.
+    /// The passes that a Reducer makes over device memory, on the compute stream.
     detail::DevicePasses<Engine> passes() const { return detail::DevicePasses<Engine>(engine_); }
 
-    /// The same ranks, for what they tell one another in host memory.
+    /// A backend of the same ranks, for what they exchange in host memory.
     Host& host() noexcept { return host_; }
 
     std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
     void set_timeout(std::chrono::nanoseconds limit) {
-        host_.set_timeout(limit);  // first: it says where this was moved from
+        host_.set_timeout(limit);  // first: throws if this was moved from
         engine_->host().set_timeout(limit);
     }
     std::chrono::nanoseconds progress_time() const noexcept { return engine_->host().progress_time(); }

@@ -18,25 +18,25 @@ namespace gradsync::inline v0_2 {
 
 using TcpOptions = ProcessOptions;
 
-/// Ranks that are processes, started by whatever tells them their numbers: nothing but sockets is needed, no MPI.
+/// Ranks are processes. Any launcher can start them that tells each one its number. They need sockets only, no MPI.
 ///
-/// - **On one machine** they share memory, as those of MpiBackend do, at its speed; sockets serve to find one another.
-/// - **On several machines**, or where they cannot share memory (`describe()` says why), they send messages, over connections of TCP
-///   between all of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread may call: between machines
-///   `OverlapBackward` has one that does.
-/// - **On several machines with several ranks on some**, an all-reduce does both.
-/// - Sums are made by the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy. In the case
-///   just named they are others, unless `TcpOptions::reproducible` is set; see MpiBackend.
-/// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A
-///   death shows at once, on other machines too: its system closes the connections.
+/// - **On one machine** ranks share memory, as those of MpiBackend do, at the same speed; sockets only serve to find one another.
+/// - **On several machines**, or if ranks cannot share memory (`describe()` says why), they send messages over TCP connections between all
+///   of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread may call. Between machines, a thread of
+///   `OverlapBackward` does.
+/// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines.
+/// - Sums use the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy. In the case just
+///   named they differ, unless `TcpOptions::reproducible` is set; see MpiBackend.
+/// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A death shows at
+///   once, even on other machines, because the system closes the connections of a process that dies.
 class TcpBackend : public detail::ProcessBackend<TcpBackend> {
 public:
-    /// The ranks that meet at `rendezvous`, which may go afterwards. Collective. Throws Error(parameter_mismatch) on every rank where their
-    /// options differ.
+    /// Makes a backend of the ranks that meet at `rendezvous`, which may be destroyed afterwards. Collective. Throws
+    /// Error(parameter_mismatch) on every rank if their options differ.
     template <Rendezvous R>
     explicit TcpBackend(R& rendezvous, TcpOptions options = {}) : ProcessBackend(connect(rendezvous, options)) {}
 
-    /// The ranks of the job that the environment tells of; see `Job::from_environment`. Collective.
+    /// Makes a backend of the job that the environment describes; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
         TcpRendezvous rendezvous(Job::from_environment(),
                                  {.timeout = detail::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});

@@ -22,14 +22,14 @@ namespace detail {
 
 using ThreadSeat = shared_memory::Seat<shared_memory::OneAddressSpace>;
 
-/// The world of ranks that are threads, and where the members of a new group find one another.
+/// The world of ranks that are threads. Members of a new group find one another here.
 class ThreadWorld : collective::OwnState, public collective::World {
 public:
     explicit ThreadWorld(int ranks) : World(ranks, state) {}
 
-    // Templates of no argument: what they need is made where they are called, not wherever this header is included.
+    // Templates without arguments: code is generated only where they are called, not wherever this header is included.
 
-    /// The board that the members of a group share: made by the first of them who asks, forgotten once all have it.
+    /// Returns the board that the members of a group share. The first of them to ask makes it; it is forgotten once all have it.
     template <class = void>
     static std::shared_ptr<shared_memory::Board> meet(const shared_memory::Board& parent, const collective::Group& group) {
         auto& world = static_cast<ThreadWorld&>(parent.world());
@@ -75,23 +75,22 @@ private:
 /// A collective of a ThreadBackend. See the concept `Work`.
 using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 
-/// Ranks that are threads of one process. No dependency; the oracle that other backends are tested against.
+/// Ranks are threads of one process. There are no dependencies; the other backends are tested against this one.
 ///
-/// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks
-///   work on it, by chunks. Elements are combined in rank order: the bits depend on nothing else.
-/// - Collectives are advanced inside `progress()`, `test()` and `wait()` of any rank; there is no thread but the
-///   user's. A rank that waits also works on the shares of those that are late.
-/// - A handle may be used from several threads of its rank; the order of their starts is the order of the
-///   collectives.
-/// - If a rank fails, leaves early or reaches its time limit, every other rank's wait throws an Error that names it.
-///   From then on every call on any communicator of the same origin throws the same.
-/// - When the last handle of a rank goes, it counts as gone: collectives that others start later fail.
+/// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on it, by chunks.
+///   Elements are combined in rank order: the bits depend on nothing else.
+/// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank that waits also works
+///   on the shares of late ranks.
+/// - Several threads of a rank may use a handle. Collectives have the order in which they are started.
+/// - If a rank fails, leaves early or reaches its time limit, every other rank's wait throws an Error that names it. From then on every
+///   call on any communicator of the same origin throws the same Error.
+/// - When the last handle of a rank is destroyed, the rank counts as gone: collectives that others start later fail.
 class ThreadBackend : public detail::EngineCollectives<ThreadBackend, detail::ThreadSeat> {
 public:
     static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true};
     static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);
 
-    /// The handles of `size` new ranks, for threads that you run yourself; `run_threads` does it for you.
+    /// Returns the handles of `size` new ranks, for threads that you run yourself; `run_threads` runs them for you.
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
         if (size < 1) throw Error(Errc::invalid_argument, "a ThreadBackend needs at least 1 rank, not " + std::to_string(size));
@@ -108,11 +107,11 @@ public:
 
     std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
 
-    /// Bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice; where ranks are
-    /// more than cores and gradients few, more: see docs/performance.md.
+    /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
+    /// there are more ranks than cores and few gradients: see docs/performance.md.
     static constexpr std::size_t cheaper_alone_from() noexcept { return std::size_t{16} << 10; }
 
-    /// Memory for buckets; see the concept.
+    /// Returns memory for buckets; see the concept.
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }
 
 private:

@@ -25,18 +25,19 @@
 namespace gradsync::inline v0_2 {
 
 struct FileRendezvousOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of the meeting, and of every exchange after it
 };
 
-/// Ranks that meet in a folder that all of them see: on one machine, or in a file system that machines share.
+/// Ranks meet in a folder that all of them see: on one machine, or in a file system that machines share.
 ///
-/// Rank 0 makes the folder, which must not be there yet, and removes it when it and all others are done. What is left of a
-/// job that was killed has to be removed by hand; it is never taken for this one's. The folder is for its owner alone.
+/// Rank 0 makes the folder, which must not exist yet, and removes it when all ranks are done. Remove the folder of a killed job by hand; it
+/// is never taken for this job's. Only its owner can access the folder.
 class FileRendezvous {
     using Clock = std::chrono::steady_clock;
 
 public:
-    /// Collective. Throws Error where rank 0 finds the folder there, or another rank does not find it in time.
+    /// Collective. Throws Error if rank 0 finds that the folder exists, another rank does not find it in time, or not all ranks arrive in
+    /// time; and Error(invalid_argument) for an invalid rank, size or time limit.
     FileRendezvous(std::string folder, int rank, int size, FileRendezvousOptions options = {})
         : folder_(std::move(folder)), rank_(rank), size_(size), options_(options) {
         if (size < 1 || rank < 0 || rank >= size)
@@ -73,7 +74,7 @@ public:
         std::destroy_at(this);
         return *std::construct_at(this, std::move(other));
     }
-    /// Says good-bye; rank 0 waits a second at most for the others to.
+    /// Says good-bye; rank 0 waits up to a second for the others' good-byes.
     ~FileRendezvous() {
         if (!alive_) return;
         if (rank_ != 0) {
@@ -116,7 +117,7 @@ public:
 private:
     struct Header {
         std::uint64_t magic = 0x31656c6966647267u;
-        std::uint64_t job = 0;  ///< no two jobs have the same
+        std::uint64_t job = 0;  ///< unique to the job
         std::uint64_t bytes = 0;
         std::uint32_t rank = 0, size = 0;
     };
@@ -126,7 +127,7 @@ private:
 
     static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
-    /// The others take the number of rank 0's job; rank 0 waits for them to have it.
+    /// The others take the number of rank 0's job; rank 0 waits until they have it.
     void meet() {
         const auto deadline = Clock::now() + options_.timeout;
         if (rank_ == 0) {
@@ -154,7 +155,7 @@ private:
             refuse(Errc::peer_failed, std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
     }
 
-    /// A file appears with all that is in it, or not at all.
+    /// Writes a file that appears with its whole content, or not at all.
     bool write(const std::string& exchange, std::span<const std::byte> bytes) const noexcept {
         const std::string name = path(exchange, rank_), unfinished = name + ".new";
         std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
@@ -166,7 +167,7 @@ private:
         return (std::fclose(file) == 0) & written && std::rename(unfinished.c_str(), name.c_str()) == 0;
     }
 
-    /// False while it is not there.
+    /// Returns false while the file does not exist.
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = std::fopen(path(exchange, rank).c_str(), "rbe");
         if (file == nullptr) return false;
@@ -185,7 +186,7 @@ private:
                    "rank " + std::to_string(rank) + " was told that there are " + std::to_string(header.size) +
                        " ranks, this one that there are " + std::to_string(size_) + "; give all the same number",
                    rank);
-        if (job_ == 0) job_ = header.job;  // rank 0's arrival: the first that a rank reads
+        if (job_ == 0) job_ = header.job;  // rank 0's arrival is the first file that a rank reads
         if (header.job != job_)
             refuse(Errc::parameter_mismatch,
                    "file " + path(exchange, rank) + " is of another job; remove the folder, or choose another name", rank);
@@ -197,7 +198,7 @@ private:
             if (read(exchange, rank, blob)) return blob;
             Blob nothing;
             if (exchange != arrival && read(good_bye, rank, nothing)) {
-                if (read(exchange, rank, blob)) return blob;  // it was its last word
+                if (read(exchange, rank, blob)) return blob;  // written just before its good-bye
                 refuse(
                     Errc::peer_left,
                     "rank " + std::to_string(rank) + " left before " + exchange + "; all ranks must make the same calls in the same order",
@@ -218,7 +219,7 @@ private:
             while (const dirent* entry = ::readdir(folder))
                 if (entry->d_name[0] != '.') ::unlink((folder_ + "/" + entry->d_name).c_str());
             ::closedir(folder);
-            // Another rank that gives up just now may have put its good-bye there meanwhile. It does so once.
+            // Another rank that gives up just now may have put its good-bye there meanwhile; it does so only once.
             if (::rmdir(folder_.c_str()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
         }
     }

@@ -11,24 +11,30 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Which rank of how many this process is, and where rank 0 is to be found: what a launcher says in the environment.
+/// This process's rank, the number of ranks, and the address of rank 0, as a launcher sets them in the environment.
 struct Job {
     int rank = 0;
     int size = 1;
-    int local_rank = 0;                 ///< among the ranks of this machine: which of its devices is this rank's
+    int local_rank = 0;                 ///< among the ranks of this machine; selects this rank's device
     std::string address = "localhost";  ///< rank 0's machine
     std::uint16_t port = 29500;
     std::string token = {};  ///< the same on all ranks, and on no other job: keeps strangers out
 
-    /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, as torchrun and many others set them; else what mpirun sets, for programs
-    /// without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; a token is made of PMIX_NAMESPACE), or PMI_RANK, PMI_SIZE and
-    /// MPI_LOCALRANKID (MPICH and its kin); else what Slurm sets for the processes of `srun`: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
-    /// Inside Slurm ranks meet at the first of SLURM_STEP_NODELIST (mpirun's of SLURM_JOB_NODELIST), with a port and a token made of
-    /// SLURM_JOB_ID; elsewhere mpirun's meet on this machine. MASTER_ADDR, MASTER_PORT and GRADSYNC_JOB_TOKEN override all of these. torchrun's agent listens at MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE says so): then it is the port after
-    /// it, and the token is made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. Without any of
-    /// them: one rank. `variable(name)`: its value, or nullptr.
+    /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher whose variables are set
+    /// counts:
     ///
-    /// Throws Error(invalid_argument), naming the variable.
+    /// - torchrun and many others: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK.
+    /// - mpirun, for programs without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the token is made of PMIX_NAMESPACE),
+    ///   or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID (MPICH and its kin).
+    /// - srun of Slurm: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
+    /// - None of them: one rank.
+    ///
+    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun's: of SLURM_JOB_NODELIST), with a port and a token made of
+    /// SLURM_JOB_ID. Elsewhere, mpirun's ranks meet on this machine. MASTER_ADDR, MASTER_PORT and GRADSYNC_JOB_TOKEN override all of these.
+    /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the token is
+    /// made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports.
+    ///
+    /// Throws Error(invalid_argument), which names the variable.
     template <class Lookup>
     static Job from(Lookup&& variable);
 
@@ -62,7 +68,7 @@ public:
         return value != nullptr && *value != '\0' ? value : nullptr;
     }
 
-    /// A whole number from `least` to `most`.
+    /// Reads a whole number from `least` to `most`.
     long long number(const char* name, long long least, long long most) const {
         const char* const text = get(name);
         if (text == nullptr)
@@ -99,8 +105,8 @@ Job Job::from(Lookup&& lookup) {
                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
                     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
     const auto has = [&](const char* name) { return variables.get(name) != nullptr; };
-    // In a job of Slurm's the processes of mpirun have Slurm's variables, too: those of whatever has started them. Those of srun may have
-    // what MPICH's mpirun sets, but not all of it.
+    // In a Slurm job, mpirun's processes also have Slurm's variables, those of the process that has started them. srun's processes may have
+    // some of the variables of MPICH's mpirun, but not all.
     const bool of_mpich = has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"));
     const Launcher launcher = has("RANK") || has("WORLD_SIZE") ? by_names
                               : has("OMPI_COMM_WORLD_RANK")    ? open_mpi
@@ -114,7 +120,7 @@ Job Job::from(Lookup&& lookup) {
         job.local_rank = static_cast<int>(variables.number(names.local_rank, 0, job.size - 1, job.size == 1 ? 0 : job.rank));
     }
     if (launcher != none && launcher != by_names) {
-        // mpirun begins a step of its own on the other machines: what is said of steps differs from rank to rank.
+        // mpirun begins a step of its own on the other machines: variables of steps differ from rank to rank.
         const char* const step = launcher == slurm ? variables.get("SLURM_STEP_NODELIST") : nullptr;
         const char* const nodes = step != nullptr ? step : variables.get("SLURM_JOB_NODELIST");
         if (nodes != nullptr) job.address = bootstrap::first_host(nodes);

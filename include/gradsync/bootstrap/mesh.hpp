@@ -15,8 +15,8 @@
 
 namespace gradsync::inline v0_2::bootstrap {
 
-/// Connects every rank with every other; [r] is the connection to rank r, its own place is empty. Collective. Where one cannot
-/// be made within `limit`, every rank throws the same Error, which names the two.
+/// Connects every rank with every other; element r is the connection to rank r, and this rank's own is empty. Collective. If a connection
+/// cannot be made within `limit`, every rank throws the same Error, which names the two ranks.
 template <Rendezvous R>
 std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds limit) {
     const int rank = rendezvous.rank(), size = rendezvous.size();
@@ -27,7 +27,7 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
     const net::Reception reception = net::Reception::open();
     const std::vector<net::Contact> contacts = exchange(rendezvous, reception.contact());
     const auto deadline = net::Clock::now() + limit;
-    // Each calls the ranks below it, and answers those above; either may take its time.
+    // Each rank calls the ranks below it, and answers those above; the two must not wait for each other.
     std::thread answering([&] {
         for (int missing = size - 1 - rank; missing > 0; --missing) {
             auto [socket, caller] = reception.answer(deadline, [&](std::int64_t r) { return r > rank && r < size && !sockets[at(r)]; });

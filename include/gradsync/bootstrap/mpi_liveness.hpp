@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// The C interface alone: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
+// Only the C interface: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX
 #endif
@@ -19,16 +19,17 @@
 
 namespace gradsync::inline v0_2::bootstrap {
 
-/// The largest tag, which is ours: of the communicators that the library is given, as long as backends are made.
+/// The largest tag. The library uses it in the communicators that it is given, while backends are constructed.
 inline int liveness_tag() noexcept {
     void* bound = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // others need not have it: Open MPI copies it to duplicates only
-    return found ? *static_cast<int*>(bound) : 32767;               // what the standard guarantees
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // other communicators may lack it: Open MPI copies it to duplicates
+                                                                    // only
+    return found ? *static_cast<int*>(bound) : 32767;               // the minimum that the standard guarantees
 }
 
-/// The number of the last call of all liveness checks of a communicator, which is the same on all ranks: what was asked in an earlier one may
-/// still be on its way.
+/// The number of the last call of all liveness checks of a communicator; the same on all ranks. It tells this check's messages from those
+/// of an earlier check that are still on their way.
 inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     using Holder = std::shared_ptr<int>;
     static const int key = [] {
@@ -51,8 +52,9 @@ inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     return *made.release();
 }
 
-/// Who is there, where a collective of MPI's does not end: MPI itself does not say. A rank that has waited for too long tells all others
-/// which call it is in; those that wait, too, tell it theirs. Nothing is sent while nobody asks. For whoever may call MPI.
+/// Finds the ranks that are missing if a collective of MPI's does not end, since MPI itself does not say. A rank that has waited for too
+/// long tells all others which call it is in; the others that wait answer with theirs. Nothing is sent unless a rank asks. The caller must
+/// be allowed to call MPI.
 class MpiLivenessCheck {
 public:
     MpiLivenessCheck(MPI_Comm comm, int rank, int size)
@@ -64,13 +66,13 @@ public:
           heard_(static_cast<std::size_t>(size)),
           told_(heard_.size()) {}
 
-    /// The next call, the same on all ranks, begins.
+    /// Begins the next call, the same on all ranks.
     void begin() noexcept {
         call_ = ++*last_call_;
         asked_ = false;
     }
 
-    /// Takes in what others have told, and tells them.
+    /// Receives what other ranks have told, and answers them.
     void look() {
         for (;;) {
             int there = 0, call = 0;
@@ -78,8 +80,8 @@ public:
             if (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &there, &status) != MPI_SUCCESS || !there) return;
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
             const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
-            // Who answers is there, also where it has not come as far as this rank yet: it may wait for the same one. (What was asked in an
-            // earlier liveness check, and nobody took, says nothing.)
+            // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank. Questions of an
+            // earlier liveness check that no rank received say nothing.
             if (call > earlier_) heard_[source] = gradsync::detail::larger(heard_[source], asked_ ? call_ : call);
             tell(source);
         }
@@ -91,7 +93,7 @@ public:
             if (static_cast<int>(r) != rank_) tell(r);
     }
 
-    /// The ranks that have not come to this call, as far as this one was told.
+    /// Returns the ranks that have not come to this call, as far as this one was told.
     std::vector<int> silent() const {
         std::vector<int> ranks;
         for (std::size_t r = 0; r < heard_.size(); ++r)
@@ -100,24 +102,24 @@ public:
     }
 
 private:
-    /// Once a call.
+    /// Sends at most once a call.
     void tell(std::size_t rank) {
         if (told_[rank] == call_) return;
         told_[rank] = call_;
         const auto message = std::make_shared<int>(call_);
         MPI_Request request = MPI_REQUEST_NULL;
         if (MPI_Isend(message.get(), 1, MPI_INT, static_cast<int>(rank), tag_, comm_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
-        gradsync::detail::leak_until_exit(message);  // whoever it is for may never take it
+        gradsync::detail::leak_until_exit(message);  // its receiver may never take it
     }
 
     MPI_Comm comm_;
     int tag_, rank_;
     std::shared_ptr<int> last_call_;
     int earlier_;   ///< the last call of the liveness checks before this one
-    int call_ = 0;  ///< the number of the one under way
+    int call_ = 0;  ///< number of the call under way
     bool asked_ = false;
-    std::vector<int> heard_;  ///< by rank: the last call that it is known to have come to
-    std::vector<int> told_;   ///< by rank: the call that it was told of
+    std::vector<int> heard_;  ///< by rank: the last call that the rank is known to have reached
+    std::vector<int> told_;   ///< by rank: the last call that this rank has told it
 };
 
 }  // namespace gradsync::inline v0_2::bootstrap

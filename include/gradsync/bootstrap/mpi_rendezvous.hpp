@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "mpi_liveness.hpp"  // first of all that include mpi.h: without its C++ bindings
+#include "mpi_liveness.hpp"  // before anything else that includes mpi.h: without its C++ bindings
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -24,13 +24,14 @@ namespace gradsync::inline v0_2 {
 
 namespace bootstrap {
 
-/// Of the library's calls of MPI, which may let in one thread at a time (MPI_THREAD_SERIALIZED). The program's own are its own affair.
+/// Serialises the library's calls of MPI, which may allow one thread at a time only (MPI_THREAD_SERIALIZED). The program must serialise its
+/// own.
 inline std::mutex& mpi_mutex() noexcept {
     static std::mutex only;
     return only;
 }
 
-/// Why the calling thread may not call MPI, which was initialised for `level`; null where it may.
+/// Returns why the calling thread may not call MPI, which was initialised for `level`; null if it may.
 inline const char* refusal_of_thread(int level) noexcept {
     if (level >= MPI_THREAD_SERIALIZED) return nullptr;
     int is_main = 0;
@@ -40,7 +41,7 @@ inline const char* refusal_of_thread(int level) noexcept {
                      "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
 }
 
-/// What MPI says of a function that has failed.
+/// MPI's text for a function that has failed.
 inline std::string mpi_text(const char* function, int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
@@ -48,7 +49,7 @@ inline std::string mpi_text(const char* function, int code) {
     return std::string(function) + ": " + text;
 }
 
-/// While it lives, errors in a communicator are returned, whatever else they do there: MPI's default is to end the process.
+/// While it lives, errors in a communicator are returned, whatever its error handler is: MPI's default ends the process.
 class MpiErrorsReturned {
 public:
     explicit MpiErrorsReturned(MPI_Comm comm) noexcept : comm_(comm) {
@@ -70,18 +71,19 @@ private:
 }  // namespace bootstrap
 
 struct MpiRendezvousOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of each of MPI's calls, of which an exchange is two
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of each MPI call; an exchange makes two
 };
 
-/// Ranks that have MPI already. The communicator stays yours, and lives as long as this.
+/// Ranks that already have MPI. The communicator stays yours, and must outlive this.
 ///
-/// No call of MPI's blocks here. Where one reaches the time limit, MPI keeps what it was given until the process ends, and the communicator
-/// is good for no other collective (after `duplicate`, no new one can be counted on either); MPI_Finalize may wait for it, MPI_Abort does
-/// not. The error names the ranks that did not come: those that wait tell one another so (`MpiLivenessCheck`), in messages of the communicator's
-/// largest tag, which is the library's.
+/// No MPI call blocks here. After a time-out, MPI keeps its buffers until the process ends, and the communicator must not be used for other
+/// collectives (after a time-out of `duplicate`, it may not even give a new one). MPI_Finalize may then hang; MPI_Abort does not. The error
+/// names the ranks that did not come: ranks that wait tell one another so (`MpiLivenessCheck`), in messages with the communicator's largest
+/// tag, which the library reserves.
 class MpiRendezvous {
 public:
-    /// Throws Error(invalid_argument) where MPI is not at work, or not for this thread, for MPI_COMM_NULL, and for an intercommunicator.
+    /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
+    /// intercommunicator.
     explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
@@ -152,12 +154,12 @@ public:
         return all;
     }
 
-    /// Returns when all ranks have called it.
+    /// Returns when all ranks have called it. Collective.
     void barrier() {
         finish(std::make_shared<int>(), "MPI_Ibarrier", [&](int&, MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
     }
 
-    /// Another communicator of the same ranks, which the caller frees. Collective.
+    /// Returns another communicator of the same ranks, which the caller must free. Collective.
     MPI_Comm duplicate() {
         const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
         finish(copy, "MPI_Comm_idup", [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
@@ -165,13 +167,13 @@ public:
     }
 
 private:
-    /// Begins something of MPI's and returns when it is over. `memory`: what MPI works on meanwhile.
+    /// Begins an MPI call and returns when it is over. `memory`: the buffers that MPI uses meanwhile.
     template <class Memory, class Begin>
     void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
-        // To hear of the others, as `collective::Deadline` has it at a time limit.
+        // Time to hear from the others, as `collective::Deadline` allows at a time limit.
         const auto respite = gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
         bool asked = false;
         liveness_check_->begin();
@@ -193,7 +195,7 @@ private:
         }
         gradsync::detail::leak_until_exit(memory);
         const std::vector<int> silent = liveness_check_->silent();
-        // All were heard of: those have given up before, or are at another place.
+        // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
         const std::string ranks =
             silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
         refuse(Errc::timeout,
@@ -213,7 +215,7 @@ private:
 
     MPI_Comm comm_;
     MpiRendezvousOptions options_;
-    int rank_ = -1, size_ = 0;  ///< not known yet
+    int rank_ = -1, size_ = 0;  ///< set by the constructor
     std::optional<bootstrap::MpiLivenessCheck> liveness_check_;
 };
 

@@ -17,10 +17,10 @@
 
 namespace gradsync::inline v0_2::net {
 
-/// Where a process can be called by others of its job. Plain bytes, to be sent to all.
+/// The address at which others of the job can call a process. Plain bytes, to be sent to all.
 struct Contact {
-    std::uint64_t token = 0;  ///< proves who calls whom: the same address may mean another machine elsewhere
-    std::uint16_t port = 0;   ///< 0: nowhere
+    std::uint64_t token = 0;  ///< proves that the right process is called: the same address may mean another machine elsewhere
+    std::uint16_t port = 0;   ///< 0: cannot be called
     std::uint16_t count = 0;
     std::array<std::array<std::uint8_t, 16>, 8> hosts{};  ///< IPv6, or IPv4 mapped into it
 };
@@ -45,7 +45,7 @@ inline bool is_mapped(const std::array<std::uint8_t, 16>& bytes) noexcept {
     return std::memcmp(bytes.data(), ipv4.data(), 12) == 0;
 }
 
-/// This machine's addresses that others may reach: of loopback only where there is nothing else.
+/// Adds this machine's addresses that others may reach; loopback only if there is nothing else.
 inline void add_hosts(Contact& contact) {
     const auto add = [&](const std::array<std::uint8_t, 16>& host) {
         if (contact.count < contact.hosts.size()) contact.hosts[contact.count++] = host;
@@ -61,7 +61,7 @@ inline void add_hosts(Contact& contact) {
                     add(mapped(reinterpret_cast<const sockaddr_in*>(it->ifa_addr)->sin_addr));
                 } else {
                     const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr;
-                    if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // means nothing elsewhere
+                    if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // only valid on its own link
                     std::array<std::uint8_t, 16> host;
                     std::memcpy(host.data(), &address, host.size());
                     add(host);
@@ -74,12 +74,12 @@ inline void add_hosts(Contact& contact) {
 
 }  // namespace detail
 
-/// Takes calls of processes that know this one's `Contact`, and turns all others away.
+/// Takes calls from processes that know this one's `Contact`, and turns all others away.
 class Reception {
 public:
     Reception() = default;
 
-    /// Begins to listen, on all of this machine's networks. Where that cannot be, `contact().port` is 0.
+    /// Begins to listen, on all of this machine's networks. If that fails, `contact().port` is 0.
     static Reception open() {
         Reception reception;
         sockaddr_in6 any6{};
@@ -102,14 +102,14 @@ public:
     const Contact& contact() const noexcept { return contact_; }
     void close() noexcept { listener_ = {}; }
 
-    /// A call, and the number that the caller gave, if `expects(number)`; no socket at the deadline.
+    /// Returns a call, and the number that the caller gave, if `expects(number)`; no socket at the deadline.
     template <class Expects>
     std::pair<Socket, std::int64_t> answer(Clock::time_point deadline, Expects&& expects) const {
         while (listener_) {
             Socket caller = listener_.accept(deadline);
             if (!caller) break;
             detail::Greeting greeting{};
-            // Who calls says so at once; a stranger may not keep the others waiting.
+            // Callers greet at once; a stranger must not keep the others waiting.
             if (caller.receive_all(&greeting, sizeof greeting, Clock::now() + std::chrono::milliseconds(500)) &&
                 greeting.token == contact_.token && expects(greeting.number) && caller.send_all(&detail::welcome, 1, deadline)) {
                 caller.send_without_delay();
@@ -126,8 +126,8 @@ private:
     Contact contact_;
 };
 
-/// Calls a process, and says that this one is `number`. Each of its addresses is tried for `limit`: one that leads nowhere
-/// leaves the others theirs.
+/// Calls a process, and introduces this one as `number`. Tries each address for up to `limit`, so that an unreachable one takes no time
+/// from the others. Returns no socket if none answers.
 inline Socket call(const Contact& contact, std::int64_t number, std::chrono::milliseconds limit) {
     for (std::size_t i = 0; i < contact.count && i < contact.hosts.size() && contact.port != 0; ++i) {
         const auto deadline = Clock::now() + limit;

@@ -16,22 +16,21 @@
 
 namespace gradsync::inline v0_2 {
 
-using Blob = std::vector<std::byte>;  ///< a few bytes that ranks tell one another before they have a backend
+using Blob = std::vector<std::byte>;  ///< a few bytes that ranks exchange before they have a backend
 
 /// The most bytes that one rank may bring to an exchange.
 inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 
-/// How ranks that have nothing yet but a number find one another: they exchange a few bytes, out of which a backend makes
-/// its connections. Not for data: it is as slow as it is simple.
+/// Ranks that know only their numbers find one another here: they exchange a few bytes, from which a backend makes its connections. Too
+/// slow for data.
 ///
 /// | call | effect |
 /// |---|---|
 /// | `broadcast(own)` | rank 0's bytes, on every rank; what the others give is not read |
 /// | `all_gather(own)` | every rank's bytes, by rank; they may be of different lengths |
 ///
-/// Both are collective, the same calls in the same order on all ranks, and limited in time and in bytes (`largest_blob`). They
-/// throw Error where another rank did not arrive, or is gone: the message names it. A model is for one thread
-/// at a time.
+/// Both are collective: the same calls in the same order on all ranks. Both have a time limit and a size limit (`largest_blob`). They throw
+/// an Error that names the rank if another rank did not arrive, or is gone. A model is for one thread at a time.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -48,7 +47,7 @@ std::span<const std::byte> bytes_of(const T& value) noexcept {
     return std::as_bytes(std::span<const T, 1>(&value, 1));
 }
 
-/// `blob` as a T, which rank `sender` has sent.
+/// Returns `blob`, which rank `sender` has sent, as a T.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 T value_of(const Blob& blob, int sender) {
@@ -62,7 +61,7 @@ T value_of(const Blob& blob, int sender) {
     return value;
 }
 
-/// `own` of all ranks, by rank.
+/// Returns `own` of all ranks, by rank. Collective.
 template <class T, Rendezvous R>
 std::vector<T> exchange(R& rendezvous, const T& own) {
     std::vector<T> all;
@@ -70,7 +69,7 @@ std::vector<T> exchange(R& rendezvous, const T& own) {
     return all;
 }
 
-/// Rank 0's `own`.
+/// Returns rank 0's `own`. Collective.
 template <class T, Rendezvous R>
 T from_first(R& rendezvous, const T& own) {
     return value_of<T>(rendezvous.broadcast(bytes_of(own)), 0);

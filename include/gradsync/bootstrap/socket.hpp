@@ -19,13 +19,13 @@
 #include "../core/clock.hpp"
 #include "../core/unique_handle.hpp"
 
-/// Sockets of TCP, none of which ever blocks without a limit. POSIX; Linux.
+/// TCP sockets; none of them ever blocks without a limit. POSIX; Linux.
 
 namespace gradsync::inline v0_2::net {
 
 using Clock = std::chrono::steady_clock;
 
-/// What the system says of an error number.
+/// The system's text for an error number.
 inline std::string describe_error(int error) { return std::strerror(error); }
 
 struct DescriptorTraits {
@@ -34,7 +34,7 @@ struct DescriptorTraits {
     static void close(Handle descriptor) noexcept { ::close(descriptor); }
 };
 
-/// Owns a descriptor; it does not block, and is closed in programs that this one starts.
+/// Owns a descriptor that does not block, and is closed in programs that this one starts.
 class Socket : public UniqueHandle<DescriptorTraits> {
 public:
     using UniqueHandle::UniqueHandle;
@@ -52,7 +52,7 @@ public:
         }
     }
 
-    /// All `bytes` before the deadline? If not, `errno` says why: 0 where the other side has closed.
+    /// Sends all `bytes`; false at the deadline or on an error. `errno` then says why: 0 if the other side has closed.
     bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
         auto* at = static_cast<const std::byte*>(data);
         while (bytes != 0) {
@@ -83,7 +83,7 @@ public:
         return true;
     }
 
-    /// A connection to `name` before the deadline? If not, `errno` says why.
+    /// Connects to `name`; false at the deadline or on an error, and `errno` says why.
     bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
         if (::connect(get(), name, size) == 0) return true;
         if (errno != EINPROGRESS && errno != EINTR) return false;
@@ -98,7 +98,7 @@ public:
         return error == 0;
     }
 
-    /// The next caller, or none before the deadline.
+    /// Returns the next caller, or no socket at the deadline.
     Socket accept(Clock::time_point deadline) const noexcept {
         while (await(POLLIN, deadline)) {
             Socket caller(::accept4(get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -108,13 +108,13 @@ public:
         return {};
     }
 
-    /// Small messages leave at once.
+    /// Makes small messages leave at once.
     void send_without_delay() const noexcept {
         const int on = 1;
         ::setsockopt(get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
-    /// The system asks the other end for a sign of life when nothing was heard for so long, and takes it for dead when it gives none in
-    /// half a minute.
+    /// Makes the system probe the other end when it has been quiet for `quiet`, and take it for dead if no answer comes within half a
+    /// minute.
     void keep_alive(std::chrono::seconds quiet) const noexcept {
         const int on = 1, idle = static_cast<int>(quiet.count()), interval = 10, probes = 3;
         ::setsockopt(get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -133,10 +133,10 @@ private:
     }
 };
 
-/// The addresses of a host and port, as the system knows them: of both families.
+/// The addresses of a host and port, of both families, as the system resolves them.
 class Addresses {
 public:
-    /// An empty host: all addresses of this machine. `problem` is empty, or says why there are none.
+    /// An empty host means all addresses of this machine. `problem` is empty, or says why there are none.
     Addresses(const std::string& host, std::uint16_t port, bool to_listen, std::string& problem) {
         addrinfo hints{};
         hints.ai_socktype = SOCK_STREAM;
@@ -170,18 +170,18 @@ private:
     addrinfo* first_ = nullptr;
 };
 
-/// Listens at `name`; no socket, and `errno`, where that cannot be. On an IPv6 address that means any, for IPv4 too.
+/// Listens at `name`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
 inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
     Socket socket = Socket::of_family(name->sa_family);
     if (!socket) return {};
     const int on = 1, off = 0;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // a port whose last user has just gone is free
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // reuses a port whose last user has just gone
     if (name->sa_family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (::bind(socket.get(), name, size) != 0 || ::listen(socket.get(), backlog) != 0) return {};
     return socket;
 }
 
-/// The port that a listening socket has, in the host's byte order.
+/// The port of a listening socket, in the host's byte order; 0 on an error.
 inline std::uint16_t port_of(const Socket& socket) noexcept {
     sockaddr_storage name{};
     socklen_t size = sizeof name;

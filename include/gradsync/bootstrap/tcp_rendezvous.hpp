@@ -19,22 +19,23 @@
 namespace gradsync::inline v0_2 {
 
 struct TcpRendezvousOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< of the meeting, and of every exchange after it
-    /// The address at which rank 0 listens; "": the job's if it means this machine alone, else all of the machine's.
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of the meeting, and of every exchange after it
+    /// The address at which rank 0 listens. "": the job's if it is a loopback address, otherwise all of the machine's.
     std::string bind = {};
 };
 
-/// Ranks that meet at rank 0, which listens on a port that all know.
+/// Ranks meet at rank 0, which listens on a port that all know.
 ///
-/// A call is taken if it begins with the right words, the job's token and a rank that is missing; all others are turned away,
-/// and cost the ranks nothing but the time of the system call. The token keeps out strangers and other jobs; it is sent as it
-/// is, so the network has to be one that you trust. Linux.
+/// Rank 0 accepts a caller that sends the right greeting, the job's token and a rank that is missing. It turns all others away, at the cost
+/// of the system call. The token keeps out strangers and other jobs; it is sent in plain text, so the network must be one that you trust.
+/// Linux.
 class TcpRendezvous {
     using Clock = net::Clock;
 
 public:
-    /// Collective. Throws Error on every rank where not all arrive in time, naming those that did not, or where they differ in
-    /// the size of the job; on the ranks concerned where two have one number, tokens differ, or the port is taken.
+    /// Collective. Throws Error on every rank if not all arrive in time (naming those that did not), or if the size of the job differs
+    /// between ranks. Throws Error on the ranks concerned if two ranks have one number, tokens differ, or the port is taken. Throws
+    /// Error(invalid_argument) for an invalid rank, size, time limit or token.
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {}) : job_(std::move(job)), options_(std::move(options)) {
         if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
             refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
@@ -76,24 +77,24 @@ public:
     }
 
 private:
-    // Machines of one job have one byte order; another one's magic number is no match.
+    // Machines of one job must have one byte order; with another one, the magic number does not match.
     enum class Kind : std::uint32_t { welcome = 1, refusal, broadcast, all_gather };
     struct Hello {
         std::uint64_t magic = 0x31636e7973646172u;
         std::uint32_t version = 1;
         std::uint32_t size = 0;
         std::uint32_t rank = 0;
-        std::uint32_t token_bytes = 0;  ///< which follow
+        std::uint32_t token_bytes = 0;  ///< length of the token that follows
     };
     struct Header {
         std::uint32_t magic = 0x636e7973u;
         Kind kind = Kind::refusal;
-        std::uint64_t bytes = 0;  ///< which follow
+        std::uint64_t bytes = 0;  ///< length of the data that follows
     };
 
     static constexpr std::size_t longest_token = 256, longest_text = 1000;
-    static constexpr std::size_t max_undecided = 256;   ///< callers that have not said yet who they are
-    static constexpr std::chrono::seconds patience{5};  ///< with each of them
+    static constexpr std::size_t max_undecided = 256;   ///< callers that have not introduced themselves yet
+    static constexpr std::chrono::seconds patience{5};  ///< time for each of them to do so
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
@@ -109,7 +110,7 @@ private:
 
     // ------------------------------------------------------------------------------------------------ the meeting, rank 0
 
-    /// Somebody who has called.
+    /// A caller that has not introduced itself completely.
     struct Caller {
         net::Socket socket;
         Clock::time_point until;
@@ -124,10 +125,10 @@ private:
             where = job_.address;
         std::string problem;
         const net::Addresses addresses(where, job_.port, true, problem);
-        for (const bool ipv6 : {true, false})  // an IPv6 address that means any serves both
+        for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
             for (const addrinfo& address : addresses) {
                 if ((address.ai_family == AF_INET6) != ipv6) continue;
-                if (where == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always there
+                if (where == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
                 net::Socket socket = net::listen(address.ai_addr, address.ai_addrlen, job_.size + 16);
                 if (socket) return socket;
                 problem = net::describe_error(errno);
@@ -170,7 +171,7 @@ private:
         for (int r = 1; r < job_.size; ++r) send(r, Kind::welcome, {}, Clock::now() + options_.timeout);
     }
 
-    /// Reads what has come of a caller's words; as soon as one is wrong it is turned away.
+    /// Reads what has arrived of a caller's greeting, and turns it away at the first wrong byte.
     Verdict listen_to(Caller& caller) {
         const ssize_t count = ::recv(caller.socket.get(), caller.words + caller.got, sizeof caller.words - caller.got, 0);
         if (count < 0) return errno == EAGAIN || errno == EINTR ? Verdict::undecided : Verdict::gone;
@@ -208,7 +209,7 @@ private:
         return Verdict::taken;
     }
 
-    /// In a time that says nothing of where they differ.
+    /// Takes a time that does not depend on where the tokens differ.
     bool token_is(const std::byte* words, std::size_t bytes) const noexcept {
         unsigned difference = bytes != job_.token.size();
         for (std::size_t i = 0; i < bytes && i < job_.token.size(); ++i)
@@ -264,7 +265,7 @@ private:
                        "rank 0 was not to be reached at " + place() + " within " + bootstrap::format_duration(options_.timeout) + " (" +
                            problem + "); look at its output, and at MASTER_ADDR and MASTER_PORT",
                        0);
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it may not have begun yet
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0 may not listen yet
         }
     }
 
@@ -276,7 +277,7 @@ private:
         hello.rank = static_cast<std::uint32_t>(job_.rank);
         hello.token_bytes = static_cast<std::uint32_t>(job_.token.size());
         peers_[0].send_without_delay();
-        // Rank 0 knows who is missing: it gets a moment more than this rank to say so.
+        // Rank 0 knows which ranks are missing: it gets a moment more than this rank to report them.
         const auto later = deadline + std::chrono::seconds(2);
         if (!peers_[0].send_all(&hello, sizeof hello, deadline) || !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline))
             report_lost(0);
@@ -328,7 +329,7 @@ private:
              name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);
     }
 
-    /// The others hear of it through rank 0.
+    /// The others learn of the failure through rank 0.
     [[noreturn]] void fail(Errc code, const std::string& what, int culprit) {
         if (job_.rank == 0) tell_all(what);
         for (net::Socket& socket : peers_) socket = {};
@@ -337,7 +338,7 @@ private:
 
     Job job_;
     TcpRendezvousOptions options_;
-    std::vector<net::Socket> peers_;  ///< on rank 0 by rank; elsewhere the one to rank 0
+    std::vector<net::Socket> peers_;  ///< on rank 0: by rank; elsewhere: the one to rank 0
     int missing_ = 0;
     std::size_t turned_away_ = 0;
 };

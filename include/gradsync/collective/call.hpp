@@ -22,20 +22,20 @@ constexpr std::string_view name_of(Operation operation) noexcept {
     return names[static_cast<std::size_t>(operation)];
 }
 
-/// What one rank says of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}.
-/// In-place operations say the same on both sides.
+/// One rank's description of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}. In-place operations have the
+/// same buffer on both sides.
 struct Call {
     const void* in = nullptr;
     void* out = nullptr;
     std::size_t in_count = 0;
     std::size_t out_count = 0;
     Contribution contribution;
-    int root = 0;  ///< of operations that have one; of others in its place the CollectiveTag
+    int root = 0;  ///< root of a rooted operation; in others, the code of the CollectiveTag
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;
-    bool elsewhere : 1 = false;      ///< the ranks only meet here; the work is done elsewhere
-    std::uint8_t followers : 7 = 0;  ///< collectives after it that leave with it, as one group
+    bool elsewhere : 1 = false;      ///< the ranks only meet here; the data moves elsewhere
+    std::uint8_t followers : 7 = 0;  ///< number of collectives after it that leave with it, as one group
 };
 
 constexpr bool is_rooted(Operation operation) noexcept {
@@ -51,7 +51,7 @@ inline std::string describe(const Call& call) {
     text += '(';
     if (call.operation <= Operation::reduce_scatter) (text += name_of(call.op)) += ", ";
     text += name_of(call.dtype);
-    // Gather and scatter: this rank's shard and, at the root, the whole.
+    // Gather and scatter: this rank's shard and, at the root, the whole buffer.
     const bool gathers = call.operation == Operation::gather;
     if (gathers || call.operation == Operation::scatter) {
         const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
@@ -65,13 +65,13 @@ inline std::string describe(const Call& call) {
 
 constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
 
-/// Is `in`, or `out`, the shard of the rank that calls? Otherwise it is the whole buffer.
+/// Is `in`, or `out`, the shard of the calling rank? Otherwise it is the whole buffer.
 constexpr bool in_is_shard(Operation operation) noexcept { return operation == Operation::all_gather || operation == Operation::gather; }
 constexpr bool out_is_shard(Operation operation) noexcept {
     return operation == Operation::reduce_scatter || operation == Operation::scatter;
 }
 
-/// Does `rank` bring something to the share of the buffer that belongs to `owner`?
+/// Does `rank` contribute to the share of the buffer that belongs to `owner`?
 constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept {
     switch (ranks_call.operation) {
         case Operation::barrier: return false;
@@ -95,7 +95,7 @@ constexpr bool receives(const Call& call, int rank, int owner) noexcept {
     }
 }
 
-/// Elements of the whole buffer, which is split over the ranks.
+/// Number of elements of the whole buffer, which is split over the ranks.
 inline std::size_t whole_count(std::span<const Call> calls) noexcept {
     const Call& own = calls[0];
     switch (own.operation) {

@@ -10,8 +10,8 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// Combines elements of all ranks as their calls ask for. Keeps its scratch, so that a steady state allocates nothing;
-/// one thread at a time.
+/// Combines elements of all ranks as their calls ask for. Keeps its scratch, so that a steady state allocates nothing. For one thread at a
+/// time.
 class Combiner {
 public:
     explicit Combiner(std::size_t ranks) {
@@ -19,7 +19,7 @@ public:
         scales_.reserve(ranks);
     }
 
-    /// `inputs[r]`: `count` elements that rank r brings; not read where its scale is 0.
+    /// `inputs[r]`: the `count` elements of rank r; not read if its scale in a mean is 0.
     template <class = void>  // see isa.hpp
     void run(std::span<const Call> calls, std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count) {
         const Call& call = calls[0];

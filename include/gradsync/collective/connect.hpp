@@ -20,25 +20,26 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Options of the backends whose ranks are processes, the same on all ranks (except `domain` and `timeout`).
+/// Options of the backends whose ranks are processes; the same on all ranks (except `domain` and `timeout`).
 struct ProcessOptions {
-    /// The time limit of every wait, at construction too; `set_timeout` changes it.
+    /// The time limit of every wait, construction included; must be positive. `set_timeout` changes it.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
-    int domain = -1;            ///< if not -1, only ranks of one machine with the same number here share memory: a part of it
-    bool reproducible = false;  ///< the bits of ThreadBackend, also where several ranks run on one of several machines
+    int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory, so that a machine can be
+                                ///< divided
+    bool reproducible = false;  ///< the bits of ThreadBackend, even with several ranks on one of several machines
 };
 
 namespace detail {
 
 /// How ranks that are processes reach one another.
 struct Paths {
-    std::vector<int> machines = {};     ///< by rank: a number for its machine
-    bool share = false;                 ///< can those of one machine share memory?
+    std::vector<int> machines = {};     ///< by rank: the number of its machine
+    bool share = false;                 ///< whether ranks of one machine can share memory
     std::string problem = {};           ///< why memory is not shared
-    std::string unwatched = {};         ///< whose death would not be noticed: ", but ...", or nothing
-    std::string messages = "messages";  ///< what they send where they do not
-    bool any_thread = true;             ///< may any thread send them, at any time?
+    std::string unwatched = {};         ///< text about ranks whose death would not be noticed: ", but ...", or empty
+    std::string messages = "messages";  ///< kind of messages that they send if they do not share memory
+    bool any_thread = true;             ///< whether any thread may send messages, at any time
 
     int machine_count() const {
         std::vector<int> numbers = machines;
@@ -74,18 +75,19 @@ struct Connection {
     Paths paths;
 };
 
-/// What the ranks of one machine have in common.
+/// The state that the ranks of one machine share.
 struct Sharing {
     std::shared_ptr<shared_memory::ProcessWorld> world;
     std::shared_ptr<shared_memory::ProcessEngine> engine;
 };
 
-/// Nothing on any rank where that cannot be on some machine, for this `problem`. Collective over all ranks.
+/// Sets up shared memory on each machine. If that fails on any machine, returns nothing on every rank, and sets `problem`. Collective over
+/// all ranks.
 template <Rendezvous R>
 Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout, std::string& problem) {
     using namespace shared_memory;
     const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
-    // The creator's object lives until all have opened theirs.
+    // The creator's object must live until all ranks have opened theirs.
     const Segment created =
         ranks.rank_here == 0 ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
     const Segment::IpcHandle handle =
@@ -104,9 +106,9 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
     return {std::move(world), std::move(engine)};
 }
 
-/// The best way for ranks that are processes: memory that they share on one machine, messages between several. `transport()` makes
-/// what the messages travel by, where there are any, and `watch(world)` has their ranks watched, see `Paths::unwatched`; all ranks call both
-/// or none does. Collective.
+/// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
+/// the transport of the messages, if there are any. `watch(world)` sets up the detection of dead ranks and returns `Paths::unwatched`.
+/// Either all ranks call both or none does. Collective.
 template <Rendezvous R, class MakeTransport, class Watch>
 Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& options, MakeTransport&& transport, Watch&& watch) {
     using namespace message_passing;
@@ -129,7 +131,7 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
         if (sharing.engine) connection.engine = HierarchicalEngine::combine(std::move(messages), sharing.engine, ranks.machines);
         else connection.engine = std::move(messages);
     }
-    bootstrap::exchange(meeting, std::uint8_t{0});  // what ends a rank from now on ends no other rank's construction
+    bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction
     return connection;
 }
 
@@ -139,8 +141,8 @@ inline void check_limit(std::chrono::nanoseconds timeout) {
     if (!is_limit(timeout)) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
 }
 
-/// The options of all ranks, by rank, a byte each; `own` is the part that only this backend has. A rank without a time limit takes part,
-/// so that the others hear of it, and then throws. Collective.
+/// Returns the options of all ranks, by rank, one byte each; `own` is the part that only this backend has. A rank without a valid time
+/// limit takes part, so that the others learn of it, and then throws. Collective.
 template <Rendezvous R>
 std::vector<std::uint8_t> exchange_options(R& meeting, const ProcessOptions& options, int own = 0) {
     const int common = is_limit(options.timeout) * 4 + options.shared_memory * 2 + options.reproducible;
@@ -149,7 +151,7 @@ std::vector<std::uint8_t> exchange_options(R& meeting, const ProcessOptions& opt
     return all;
 }
 
-/// Throws Error(parameter_mismatch) where not all ranks ask for the same. `all`: by rank, the same on all of them.
+/// Throws Error(parameter_mismatch) if the options of the ranks differ. `all`: by rank, the same on all ranks.
 inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, const std::string& backend, const std::string& options) {
     const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
     if (other == all.end()) return;

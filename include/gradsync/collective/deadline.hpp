@@ -10,16 +10,16 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// What a wait that lasts has to look at: its time limit and, now and then, who is still there. It begins with the first
-/// look, so that waits of microseconds read no clock.
+/// The checks of a long wait: its time limit and, now and then, the liveness of other ranks. It begins with the first look, so that waits
+/// of microseconds read no clock.
 class Deadline {
     using Clock = std::chrono::steady_clock;
 
 public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
-    /// Once `limit` has passed calls `on_limit(by)`, `by` since it was first seen to have, and `liveness_check()` every few milliseconds: it
-    /// opens files.
+    /// Calls `on_limit(by)` if `limit` has passed; `by` is the time since that was first seen. Calls `liveness_check()` only every few
+    /// milliseconds, because it opens files.
     template <class OnLimit, class OnLivenessCheck>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check) {
         const auto now = Clock::now();
@@ -37,8 +37,8 @@ public:
         }
     }
 
-    /// Of the time since the last look no more than a second, or a sixteenth of the limit, is waiting: for looks between which somebody
-    /// does something else.
+    /// Counts at most a second, or a sixteenth of the limit if that is less, of the time since the last look as waiting. For callers that
+    /// do something else between looks.
     void forgive(std::chrono::nanoseconds limit) noexcept {
         const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
         const auto now = Clock::now();
@@ -46,8 +46,8 @@ public:
         last_ = now;
     }
 
-    /// A limit was seen to have passed `by` ago. Is it too early to name a rank that may be waiting itself? Those who know more have a
-    /// twentieth of the limit, but no less than a quarter of a second, for each of `stages` to say so first.
+    /// Returns whether it is too early to name a rank that may be waiting itself, `by` after the limit was seen to have passed. Ranks that
+    /// know more get a twentieth of the limit, but at least a quarter of a second, for each of `stages` to report first.
     static bool too_early(std::chrono::nanoseconds by, std::chrono::nanoseconds limit, int stages = 1) noexcept {
         return by < stages * gradsync::detail::larger<std::chrono::nanoseconds>(limit / 20, std::chrono::milliseconds(250));
     }
@@ -55,12 +55,13 @@ public:
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     Clock::time_point deadline_{}, liveness_check_{};
-    Clock::time_point last_{};        ///< forgiven
-    Clock::time_point limit_seen_{};  ///< to have passed: later than the deadline where the rank was off its core
+    Clock::time_point last_{};        ///< last call of `forgive`
+    Clock::time_point limit_seen_{};  ///< when the limit was first seen to have passed; later than the deadline if the rank was off its
+                                      ///< core
 };
 
-/// Finds out who is dead: a rank whose process has been gone for a while. Its last messages may still be on their way,
-/// one that says that it has left among them.
+/// Finds dead ranks: those whose process has been gone for a while. The delay is for their last messages, which may still be on their way
+/// and may say that the rank has left.
 class LivenessCheck {
 public:
     explicit LivenessCheck(std::size_t ranks) : gone_since_(ranks) {}

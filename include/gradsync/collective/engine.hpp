@@ -16,14 +16,14 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// Memory that an engine has made, for as long as the object lives.
+/// Memory that an engine has made; shared ownership, freed with the last copy.
 class Memory {
 public:
     Memory() = default;
     explicit Memory(std::shared_ptr<void> memory) noexcept : memory_(std::move(memory)) {}
     void* data() const noexcept { return memory_.get(); }
 
-    /// That of a buffer with a `data()`.
+    /// Wraps a buffer that has a `data()`, and owns it.
     template <class Buffer>
     static Memory of(Buffer buffer) {
         auto kept = std::make_shared<Buffer>(std::move(buffer));
@@ -35,7 +35,7 @@ private:
     std::shared_ptr<void> memory_;
 };
 
-/// What becomes of a split, for one of the ranks.
+/// The new communicator of one rank after a split.
 struct Group {
     std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
     int color = 0;
@@ -45,10 +45,13 @@ struct Group {
 
 /// One rank's side of a communicator, for backends that choose at run time how its ranks reach one another.
 ///
-/// `start` begins this rank's next collective and returns its number, from 0 on. `test` moves things on and says whether
-/// it is complete, `wait` returns when it is; both throw Error when the world has failed, `wait` also at the time limit.
-/// `abandon` says that nobody will wait for it. `fail` ends the world; it returns once no other rank touches this
-/// rank's buffers. The rest is as in the concept Backend.
+/// - `start` begins this rank's next collective and returns its number, counted from 0.
+/// - `test` makes progress and says whether the collective is complete. Throws Error if the world has failed.
+/// - `wait` returns when it is complete. Throws Error if the world has failed, or the time limit is reached.
+/// - `abandon` says that no one will wait for it.
+/// - `fail` ends the world; it returns once no other rank touches this rank's buffers.
+///
+/// The rest is as in the concept Backend.
 class Engine {
 public:
     Engine() = default;
@@ -64,8 +67,8 @@ public:
     virtual std::uint64_t start(const Call& call) = 0;
     virtual bool test(std::uint64_t number) = 0;
     virtual void wait(std::uint64_t number) = 0;
-    /// For who tests again and again: ends the world where `deadline`, which began with the first look, says that the time limit is reached,
-    /// or where a rank that is waited for has left or is dead.
+    /// For repeated tests: ends the world if `deadline`, which began with the first look, says that the time limit is reached, or if a rank
+    /// that is waited for has left or died.
     virtual void look(std::uint64_t number, Deadline& deadline) = 0;
     virtual void abandon(std::uint64_t number) noexcept = 0;
     virtual void fail(const Failure& failure) noexcept = 0;
@@ -75,17 +78,17 @@ public:
     virtual std::chrono::nanoseconds timeout() const noexcept = 0;
     virtual void set_timeout(std::chrono::nanoseconds limit) noexcept = 0;
 
-    /// A number for a split, or for what else all ranks make at the same place in the program.
+    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
     virtual std::size_t next_number() noexcept = 0;
-    /// Collective over all ranks, each with its own group.
+    /// Collective over all ranks; each passes its own group.
     virtual std::shared_ptr<Engine> split(const Group& group) = 0;
-    /// Memory in which collectives are fastest, zeroed, aligned to 64 bytes at least. Collective.
+    /// Returns memory in which collectives are fastest, zeroed and aligned to at least 64 bytes. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
 
-    /// What somebody who wonders at this communicator's speed should know: ", but ...", or nothing.
+    /// Explains a communicator that is slower than it could be: ", but ...", or empty.
     virtual std::string remark() const { return {}; }
 
-    /// `own` of all ranks, by rank. Collective.
+    /// Returns `own` of all ranks, by rank. Collective.
     template <class T>
         requires std::is_trivially_copyable_v<T>
     std::vector<T> exchange(const T& own) {

@@ -20,7 +20,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A collective that an engine knows by its number. See the concept `Work`.
+/// A collective that is known to its engine by number. See the concept `Work`.
 template <class Engine>
 class NumberedWork {
 public:
@@ -35,8 +35,9 @@ public:
         if (engine_) engine_->abandon(number_);
     }
 
-    /// Makes progress, never blocks; true if complete. Throws Error if the communicator has failed, or a rank has left or died; and when
-    /// tests have gone on for the backend's time limit (of a pause between two a second counts at most, or a sixteenth of the limit).
+    /// Makes progress without blocking; returns true if the collective is complete. Throws Error if the communicator has failed, a rank has
+    /// left or died, or tests have gone on for the backend's time limit. (A pause between two tests counts as a second at most, or as a
+    /// sixteenth of the limit if that is less.)
     bool test() {
         if (poll()) return true;
         if constexpr (requires { engine_->look(number_, deadline_); }) {
@@ -45,21 +46,21 @@ public:
         }
         return false;
     }
-    /// The same for who will wait, or test, later: without the time limit, and without a look at who is there.
+    /// The same without the time limit and the liveness check, for callers that wait or test later.
     bool poll() {
         if (engine_ && engine_->test(number_)) engine_.reset();
         return !engine_;
     }
 
-    /// Returns when complete. Throws Error, at the latest when the backend's time limit is reached.
+    /// Returns when the collective is complete. Throws Error, at the latest when the backend's time limit is reached.
     void wait() {
         if (!engine_) return;
         engine_->wait(number_);
         engine_.reset();
     }
 
-    /// Makes a stream of a device wait until it is complete, and returns at once; from then on it counts as complete, and its
-    /// buffers belong to what is on the stream. Throws Error if the communicator has failed.
+    /// Makes a device's stream wait until the collective is complete, and returns at once. From then on the Work counts as complete, and
+    /// its buffers belong to the work on the stream. Throws Error if the communicator has failed.
     template <class Stream>
         requires requires(Engine& engine, Stream stream) { engine.wait_on(std::uint64_t{}, stream); }
     void wait_on(Stream stream) {
@@ -77,15 +78,14 @@ private:
 
     std::shared_ptr<Engine> engine_;
     std::uint64_t number_ = 0;
-    collective::Deadline deadline_;  ///< of tests
+    collective::Deadline deadline_;  ///< time limit of repeated tests
 };
 
-/// What backends have in common that are a handle to an engine: it checks what can be checked on one rank and makes a
-/// `Call` of it. The concept `Backend` says what the calls do. Throws Error(invalid_argument), and then nothing was
-/// communicated.
+/// The common part of backends that are a handle to an engine. It checks what one rank alone can check, and makes a `Call` of it. The
+/// concept `Backend` says what the calls do. Throws Error(invalid_argument) before anything is communicated.
 ///
-/// `space` is where their buffers lie. Derived has `shared_engine()`, which starts, tests and waits for calls, `rank()`, `size()`,
-/// `world_rank()`, `join(group)`, which makes its handle to a new group, and `abilities`.
+/// `space` is the memory space of their buffers. Derived has `shared_engine()`, which starts, tests and waits for calls; `rank()`,
+/// `size()`, `world_rank()` and `abilities`; and `join(group)`, which makes its handle to a new group.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
     using WorkT = NumberedWork<Engine>;
@@ -141,7 +141,7 @@ public:
             all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
         else entries = self().shared_engine()->exchange(own);
 
-        // Ordered by (key, rank): each goes before those with a larger key.
+        // Ordered by (key, rank): each goes before the members with a larger key.
         const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
         for (int r = 0; r < self().size(); ++r) {
             if (entries[static_cast<std::size_t>(r)].color != color) continue;
@@ -153,26 +153,27 @@ public:
         return self().join(group);
     }
 
-    /// Collective: the same ranks, with an order of their own.
+    /// Collective: a communicator of the same ranks, whose collectives have an order of their own.
     Derived duplicate() {
         check_handle();
         return split(0, self().rank());
     }
 
-    /// What this handle's next collectives are for, those without a root. See CollectiveTag.
+    /// Sets the tag of this handle's next collectives without a root. See CollectiveTag.
     template <class D = Derived>
         requires(D::abilities.tags)
     void set_tag(CollectiveTag tag) noexcept {
         tag_ = tag;
     }
-    /// A number for a CollectiveTag's owner. Local; all ranks ask for them at the same places in the program.
+    /// Returns a number for a CollectiveTag's owner. Local; all ranks must ask for them at the same places in the program.
     template <class D = Derived>
         requires(D::abilities.tags)
     std::size_t next_owner() noexcept {
         return self().shared_engine()->next_number();
     }
 
-    /// The limit of every wait of this rank, here and in communicators made from this one later.
+    /// Sets the limit of every wait of this rank, here and in communicators made from this one later. Throws Error(invalid_argument) if it
+    /// is not positive.
     void set_timeout(std::chrono::nanoseconds limit) {
         check_handle();
         if (limit <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
@@ -183,18 +184,18 @@ public:
     /// Works on this rank's share of everything that all ranks have started; never blocks.
     void progress() noexcept { self().shared_engine()->progress(); }
 
-    /// The time that this rank has spent at work in `progress()` and `test()` so far.
+    /// The time that this rank has spent on work in `progress()` and `test()` so far.
     std::chrono::nanoseconds progress_time() const noexcept { return self().shared_engine()->progress_time(); }
 
-    /// Has it failed? Whatever is started then throws why.
+    /// Has the communicator failed? Later starts then throw the reason.
     template <class D = Derived>
         requires(D::abilities.failed)
     bool failed() const noexcept {
         return self().shared_engine()->world().failed();
     }
 
-    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, naming this
-    /// rank and `what`. Returns once no rank touches another's buffers.
+    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`.
+    /// Returns once no rank touches another's buffers.
     void fail(const std::string& what) noexcept {
         const int culprit = self().world_rank();
         self().shared_engine()->fail({Errc::peer_failed, culprit, "rank " + std::to_string(culprit) + " failed: " + what});
@@ -238,7 +239,7 @@ private:
 
     Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
         check_handle();
-        // No text is made unless it is thrown: this is on the path of every collective.
+        // The text is made only to be thrown: this is on the path of every collective.
         const auto refuse = [&](const std::string& what) {
             throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
                         {.operation = std::string(name_of(operation)), .rank = self().world_rank()});

@@ -13,18 +13,18 @@
 #include "call.hpp"
 #include "world.hpp"
 
-/// The sentences in which engines say what ended a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
+/// The texts in which engines say what ended a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
 
 namespace gradsync::inline v0_2::collective {
 
 /// "all_reduce(sum, f32, 8 elements), collective #3"
 inline std::string name_of(const Call& call, std::uint64_t n) { return describe(call) + ", collective #" + std::to_string(n); }
 
-/// What rank `misfit` of the communicator has started as collective n does not fit, see `first_misfit`. `world_rank(r)`: the
-/// world rank of rank r.
+/// Rank `misfit` of the communicator has started another collective n than the others, see `first_misfit`. `world_rank(r)`: the world rank
+/// of rank r.
 template <class WorldRank>
 Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, WorldRank&& world_rank) {
-    // Whoever gathers or scatters says how much it is; it may be rank 0 that does not fit that.
+    // The root of a gather or scatter sets its size; rank 0 may be the one that does not fit.
     const int other = misfit == 0 ? calls[0].root : 0;
     const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
     const bool by_tag = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
@@ -37,17 +37,17 @@ Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit, World
                 "; all ranks must start the same collectives in the same order"};
 }
 
-/// Which ranks keep a collective from completing, as far as one rank can tell.
+/// The ranks that keep a collective from completing, as far as one rank can tell.
 struct Late {
     enum class Did { not_start, not_go_on, not_answer };
-    std::vector<int> ranks = {};  ///< world ranks; empty where that is not known
-    Did did = Did::not_start;     ///< what those did; `not_go_on`: every rank has started it
-    bool certain = true;          ///< else these, or whoever it is, may wait themselves for one that others see
+    std::vector<int> ranks = {};  ///< world ranks; empty if unknown
+    Did did = Did::not_start;     ///< the failure of these ranks; `not_go_on`: every rank has started it
+    bool certain = true;          ///< if not, these ranks, or unknown ones, may wait themselves for a rank that others see
 };
 
 inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
     constexpr const char* did[] = {" did not start it", " started it, as all did, but did not go on",
-                                   " did not answer, or waits itself for one that did not start it,"};  // by Late::Did
+                                   " did not answer, or waits itself for one that did not start it,"};  // indexed by Late::Did
     const bool blames = !late.ranks.empty() && late.did != Late::Did::not_answer;
     std::string who = "its work did not end, though every rank started it";
     if (!late.ranks.empty()) {
@@ -71,7 +71,7 @@ inline Failure died(const std::string& what, int rank) {
                 " was under way; look at its own output, or at the system's log, for the cause"};
 }
 
-/// By the calling thread.
+/// The collective was abandoned by the calling thread.
 inline Failure abandoned(const std::string& what, int self) {
     if (std::uncaught_exceptions() > 0)
         return {Errc::peer_failed, self,
@@ -80,7 +80,7 @@ inline Failure abandoned(const std::string& what, int self) {
             "rank " + std::to_string(self) + " dropped " + what + " before it was complete; keep the Work and wait() for it"};
 }
 
-/// The failure as rank `self` throws it out of `operation`.
+/// Returns the failure as rank `self` throws it from `operation`.
 inline Error as_error(const Failure& failure, Operation operation, int self) {
     return Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
                  {.operation = std::string(name_of(operation)), .rank = self, .peer = failure.culprit});

@@ -24,22 +24,23 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A communicator over several machines, on some of which several of its ranks share memory.
+/// A communicator over several machines; on some of them several ranks share memory.
 ///
-/// An all-reduce is a reduce-scatter among the ranks of a machine, an all-reduce of each shard among the ranks of all
-/// machines that have it, and an all-gather on the machine: so every rank drives the network, and each element leaves a machine
-/// once. Where machines have different numbers of ranks, there are as many shards as the least of them has (eight at most), and the
-/// first ranks of each machine have them. Sums are made in rank order on each machine, then in the machines' order; types of 16 and 8
-/// bits are rounded after either. All other collectives are done by messages. All of them begin with messages among all ranks, which
-/// say what each has started.
+/// An all-reduce is a reduce-scatter among the ranks of a machine, an all-reduce of each shard among the ranks of all machines that have
+/// it, and an all-gather on the machine. So every rank drives the network, and each element leaves a machine once. If machines have
+/// different numbers of ranks, the smallest number (eight at most) is the number of shards, and the first ranks of each machine have them.
+/// Sums are in rank order on each machine, then in the machines' order; types of 16 and 8 bits are rounded after each of the two.
+///
+/// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
+/// started.
 class HierarchicalEngine final : public collective::Engine, collective::ProgressHook {
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
 
 public:
-    /// The best engine for the ranks of `flat`. `local`: of those on this machine, in the same order. `machines`: a number
-    /// for each rank's machine. Collective over `flat`.
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: by
+    /// rank, the number of its machine. Collective over `flat`.
     static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
                                                        std::vector<int> machines) {
         const Spread spread(machines);
@@ -106,7 +107,7 @@ public:
             if (is_complete(n)) return;
             met = at(n).met;
         }
-        told([&] { flat_->wait(met); });  // finds out who is missing
+        told([&] { flat_->wait(met); });  // finds out which ranks are missing
         collective::Backoff backoff = new_backoff();
         std::uint64_t arrivals = flat_->world().arrivals();
         collective::Deadline deadline;
@@ -150,7 +151,7 @@ public:
         for (collective::Engine* engine : engines()) engine->fail(failure);
     }
 
-    /// Memory of the machine's ranks, from and to which messages go without a copy.
+    /// Memory that the machine's ranks share; messages need no copy from and to it.
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
@@ -166,21 +167,21 @@ public:
             if (member == rank()) here.rank = static_cast<int>(here.members.size());
             here.members.push_back(local_rank(member));
         }
-        auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, on all ranks
+        auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, in the same order on all ranks
         auto local = split_here(*flat_, *aside_, here);
         return combine(std::move(flat), std::move(local), std::move(machines));
     }
 
 private:
-    // Fewer than would let a stage wait when it is begun: of all ranks' collectives, and of what becomes of them on a machine.
+    // Few enough that a stage never waits when it begins: collectives of all ranks, and those that they become on a machine.
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
-    static constexpr int max_shards = 8;  ///< where each is a collective of its own
+    static constexpr int max_shards = 8;  ///< if each shard is a collective of its own
 
     collective::Backoff new_backoff() const noexcept {
         return collective::Backoff(world().cores_are_shared, std::chrono::microseconds(50));
     }
 
-    /// How many ranks the machine that has the fewest has, and that with the most.
+    /// The numbers of ranks on the machine with the fewest, and on that with the most.
     struct Spread {
         int least, most = 0;
         explicit Spread(const std::vector<int>& machines) : least(static_cast<int>(machines.size())) {
@@ -198,10 +199,10 @@ private:
     struct Started {
         Call call;
         std::uint64_t met = 0;      ///< number of the collective in which all ranks say what they have started
-        std::uint64_t number = 0;   ///< of this stage's last collective
-        std::uint64_t parts = 0;    ///< how many it has, one after the other; none where this rank has no shard to send
-        std::uint64_t weighed = 0;  ///< in which the machine's scales and weights are added
-        double sums[2] = {};        ///< these
+        std::uint64_t number = 0;   ///< number of this stage's last collective
+        std::uint64_t parts = 0;    ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
+        std::uint64_t weighed = 0;  ///< number of the collective that adds the machine's scales and weights
+        double sums[2] = {};        ///< the sums of these scales and weights
         Stage stage = Stage::meeting;
     };
 
@@ -210,7 +211,7 @@ private:
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
     }
 
-    /// A part of a machine's ranks. Where it is not to be had on one machine, all ranks throw. Collective over `flat`.
+    /// Splits off a part of a machine's ranks. If that fails on one machine, all ranks throw. Collective over `flat`.
     static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
         std::shared_ptr<ProcessEngine> part;
         std::string problem;
@@ -242,7 +243,7 @@ private:
         for (int r = 0; r < engine.size(); ++r) group.members.push_back(r);
         return group;
     }
-    /// The ranks that have the same place on their machines, in the machines' order: every shard is added up in that.
+    /// The ranks that have the same place on their machines, in the machines' order: shards are summed in that order.
     collective::Group counterparts() const {
         collective::Group group;
         for (int r = 0; r < size(); ++r)
@@ -252,7 +253,7 @@ private:
         return group;
     }
 
-    // All below: under the mutex.
+    // All functions below require the mutex.
 
     Started& at(std::uint64_t n) noexcept { return started_[n % started_.size()]; }
     bool is_complete(std::uint64_t n) noexcept { return n < first_ || at(n).stage == Stage::complete; }
@@ -270,20 +271,20 @@ private:
     }
 
     bool has_shard() const noexcept { return scatter_->rank() < shards_; }
-    /// The shard of its machine's sum that the machine's rank `owner` has, which is one of the first `shards_`.
+    /// The shard of the machine's sum that its rank `owner` has; `owner` is less than `shards_`.
     ElementRange shard(const Call& call, int owner) const noexcept { return shard_range(call.out_count, shards_, owner); }
     static void* element(const Call& call, std::size_t index) noexcept {
         return static_cast<std::byte*>(call.out) + index * size_of(call.dtype);
     }
 
-    /// Starts `part(owner)` for the shard of each owner; the number of the last.
+    /// Starts `part(owner)` for the shard of each owner; returns the number of the last.
     template <class Part>
     std::uint64_t start_parts(ProcessEngine& engine, Part&& part) {
         std::uint64_t last = 0;
         for (int owner = 0; owner < shards_; ++owner) last = engine.start(part(owner));
         return last;
     }
-    /// All of a stage has been started: where that throws, `started` is where it was.
+    /// Records that all collectives of a stage have started: if a start throws, `started` stays as it was.
     static void enter(Started& started, Stage stage, int parts, std::uint64_t last) noexcept {
         started.stage = stage;
         started.parts = static_cast<std::uint64_t>(parts);
@@ -295,7 +296,7 @@ private:
         while (open > 0 && engine.test(started.number + 1 - open)) --open;
         return open == 0;
     }
-    /// Who is late in the first part of this stage that is not complete.
+    /// The ranks that are late in the first incomplete part of this stage.
     template <class E>
     static collective::Late late(E& engine, const Started& started) {
         collective::Late who;
@@ -306,8 +307,8 @@ private:
     void scatter(Started& started) {
         Call call = started.call;
         if (call.op == ReduceOp::mean) {
-            // A mean over the machine as well, weighted by the scales: no larger than what goes into it, so that low precision
-            // does not overflow.
+            // On the machine, compute a mean too, weighted by the scales: it is no larger than its inputs, so low precision does not
+            // overflow.
             const double scale = call.contribution.scale < 0 ? -call.contribution.scale : call.contribution.scale;
             started.sums[0] = scale;
             started.sums[1] = call.contribution.weight;
@@ -319,7 +320,7 @@ private:
             weigh.dtype = DType::f64;
             started.weighed = scatter_->start(weigh);
         }
-        const auto deliver_to = [&](int owner) {  // its result is that shard, on that rank
+        const auto deliver_to = [&](int owner) {  // the result is that shard, on that rank
             const ElementRange range = owner == scatter_->rank() ? shard(call, owner) : ElementRange{};
             Call part = call;
             part.out = range.size() == 0 ? nullptr : element(call, range.first);
@@ -383,7 +384,7 @@ private:
         }
     }
 
-    /// True if collective n is complete; throws Error where it is not, and the world has failed.
+    /// True if collective n is complete; throws Error if it is not and the world has failed.
     bool advance_to(std::uint64_t n) {
         std::exception_ptr failure;
         {
@@ -395,8 +396,8 @@ private:
         return false;
     }
 
-    /// Where this rank is told, by whatever `f` throws, that the world has failed: whichever engine it was that found out, none writes into
-    /// buffers from now on.
+    /// Runs `f`. If it throws because the world has failed, fails all engines before rethrowing, so that none of them writes into buffers
+    /// any more, no matter which one noticed.
     template <class F>
     std::invoke_result_t<F> told(F&& f) {
         try {
@@ -407,7 +408,8 @@ private:
         }
     }
 
-    /// Moves what can be moved. What is returned, if the world has failed, stopped one collective; those behind it may be complete.
+    /// Makes all possible progress. If the world has failed, returns the exception that stopped one collective; those behind it may be
+    /// complete.
     std::exception_ptr advance() noexcept {
         std::exception_ptr failure;
         Gates gates;
@@ -424,7 +426,7 @@ private:
         return failure;
     }
 
-    /// Each stage is begun in the order of the collectives: may it be, behind those that were looked at?
+    /// Each stage begins in the order of the collectives: the stages that may begin, given the collectives already visited.
     struct Gates {
         bool scatter = true, cross = true, gather = true;
         void close_behind(Stage stage) noexcept {
@@ -448,7 +450,7 @@ private:
     void try_advance() noexcept override {
         for (collective::Engine* engine : engines()) engine->progress();
         std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock && !world().failed()) advance();  // if that fails, who waits is told
+        if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
     }
 
     void report_dead() {
@@ -468,8 +470,8 @@ private:
         if (culprit >= 0) fail(collective::died(what, culprit));
     }
 
-    /// Called again and again when the time limit has passed. Who waits in a later stage may wait for one that waits itself for the rank
-    /// that stopped: it leaves those who know more some time to say so first, and those who began to wait a little later.
+    /// Called repeatedly once the time limit has passed. A rank in a later stage may wait for one that waits itself for the rank that
+    /// stopped. It therefore leaves ranks that know more, or began to wait a little later, some time to report first.
     void report_timeout(std::chrono::nanoseconds by) {
         using collective::Deadline;
         collective::Late who;
@@ -497,18 +499,18 @@ private:
         fail(collective::timed_out(what, who, world_rank(rank()), timeout()));
     }
 
-    const std::shared_ptr<MessageEngine> flat_;     ///< of all ranks
-    const std::shared_ptr<ProcessEngine> scatter_;  ///< of this machine's
+    const std::shared_ptr<MessageEngine> flat_;     ///< over all ranks
+    const std::shared_ptr<ProcessEngine> scatter_;  ///< over the ranks of this machine
     const std::vector<int> machines_;
-    const bool even_;   ///< machines have as many ranks each
-    const int shards_;  ///< of a machine's sum: one for each of its ranks then, else for its first ones
+    const bool even_;   ///< all machines have the same number of ranks
+    const int shards_;  ///< shards of a machine's sum: one for each of its ranks if even, otherwise one for each of its first ranks
     const std::shared_ptr<MessageEngine> across_;
-    // Of this machine's, with orders of their own: of gathers, and of what all ranks make at the same place in the program.
+    // Over this machine's ranks too, each with its own order: for gathers, and for objects that all ranks make at the same place.
     const std::shared_ptr<ProcessEngine> gather_, aside_;
     collective::LivenessCheck liveness_check_;
 
     std::mutex mutex_;
-    std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo its size
+    std::vector<Started> started_;  ///< numbers first_ to next_, each at its number modulo the size
     std::uint64_t first_ = 0;       ///< all below are complete
     std::uint64_t next_ = 0;
 };

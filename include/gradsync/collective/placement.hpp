@@ -17,9 +17,9 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Where the ranks that meet at a rendezvous run: a machine is processes that say the same host name and see one another.
+/// The machines of the ranks that meet at a rendezvous. Processes are on one machine if they have the same host name and see one another.
 struct Placement {
-    /// `domain`: only ranks with the same number here are taken to be on one machine. Collective.
+    /// `domain`: only ranks with the same number count as being on one machine. Collective.
     template <Rendezvous R>
     Placement(R& meeting, int domain) : rank(meeting.rank()), size(meeting.size()) {
         struct Place {
@@ -31,7 +31,7 @@ struct Placement {
         for (int r = 0; r < size; ++r) {
             const Place& place = places[static_cast<std::size_t>(r)];
             one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
-            // Memory is opened by way of processes: where their numbers mean something else, it cannot be.
+            // Shared memory is opened through process numbers, so both processes must see the same numbers.
             const auto first = std::find_if(places.begin(), places.end(), [&](const Place& p) {
                 return p.host == place.host && p.process.system == place.process.system && p.domain == place.domain;
             });
@@ -56,11 +56,11 @@ struct Placement {
 
     int rank, size;
     int rank_here = 0;
-    std::vector<collective::ProcessIdentity> processes;  ///< of all ranks
-    std::vector<int> machines;                           ///< of all ranks: the first rank on each one's, which names it
-    std::vector<int> neighbours;                         ///< the ranks on this one
+    std::vector<collective::ProcessIdentity> processes;  ///< by rank
+    std::vector<int> machines;                           ///< by rank: the first rank on its machine, which names the machine
+    std::vector<int> neighbours;                         ///< the ranks on this machine
     int machine_count = 0;
-    bool one_machine = true;  ///< whatever their domains
+    bool one_machine = true;  ///< all ranks run on one machine, regardless of their domains
 
 private:
     static std::uint64_t host_of_this_process() noexcept {

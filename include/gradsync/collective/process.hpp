@@ -19,7 +19,7 @@ namespace gradsync::inline v0_2::collective {
 
 namespace detail {
 
-/// A process that has died keeps its number until its parent asks for it.
+/// Returns whether a process has died but its parent has not waited for it: it keeps its number until then.
 inline bool is_zombie(std::int64_t process) noexcept {
     char path[48];
     std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(process));
@@ -28,7 +28,7 @@ inline bool is_zombie(std::int64_t process) noexcept {
     char text[256] = {};
     const std::size_t length = std::fread(text, 1, sizeof text - 1, file);
     std::fclose(file);
-    // "number (name) state ...": the name may hold anything, so the last parenthesis counts.
+    // Format: "number (name) state ...". The name may contain anything, so the last parenthesis counts.
     std::size_t at = length;
     while (at > 0 && text[at - 1] != ')') --at;
     return at != 0 && at + 1 < length && (text[at + 1] == 'Z' || text[at + 1] == 'X');
@@ -36,12 +36,12 @@ inline bool is_zombie(std::int64_t process) noexcept {
 
 }  // namespace detail
 
-/// A process, so that others can see whether it is alive. Plain bytes, to be sent.
+/// Identifies a process, so that others can see whether it is alive. Plain bytes, to be sent.
 struct ProcessIdentity {
-    std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: not known
-    std::uint64_t system = 0;   ///< likewise, and the process namespace: where numbers mean the same
+    std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: unknown
+    std::uint64_t system = 0;   ///< the same with the process namespace, in which numbers mean the same; 0: unknown
     std::int64_t number = 0;
-    std::int64_t cores = 0;  ///< of the machine; 0: not known
+    std::int64_t cores = 0;  ///< the machine's cores; 0: unknown
 
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
@@ -61,7 +61,7 @@ struct ProcessIdentity {
         return identity;
     }
 
-    /// False once it has died; true where that cannot be known from this process.
+    /// False once it has died; true if this process cannot know.
     bool alive([[maybe_unused]] const ProcessIdentity& self) const noexcept {
 #if defined(__linux__)
         if (system == 0 || system != self.system) return true;

@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What backends have in common whose ranks are processes that share memory on one machine and send messages between several. Derived
-/// can be made of a Connection, which this may do (a friend).
+/// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between several. Derived must
+/// be constructible from a Connection by this class (a friend).
 template <class Derived>
 class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
 public:
@@ -22,13 +22,13 @@ public:
     int rank() const noexcept { return connection_.engine->rank(); }
     int size() const noexcept { return connection_.engine->size(); }
 
-    /// Between machines messages move only inside calls: those of a thread, where any may send them.
+    /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
     bool wants_progress_thread() const { return connection_.paths.any_thread && connection_.paths.machine_count() > 1; }
 
-    /// How the ranks reach one another, and why not by the faster way.
+    /// Says how the ranks reach one another, and why not by the faster way.
     std::string describe() const { return connection_.paths.describe() + connection_.engine->remark(); }
 
-    /// Memory in which collectives are fastest; see the concept.
+    /// Returns memory in which collectives are fastest; see the concept. Collective.
     collective::Memory allocate(std::size_t bytes) { return connection_.engine->allocate(bytes); }
 
 protected:

@@ -6,18 +6,18 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// What has to be done for this rank by a thread of its own, whatever it waits for: it may wait in one communicator for a
-/// rank that waits in another.
+/// Work that one of this rank's threads must do for it, even while it waits for something else: it may wait in one communicator for a rank
+/// that waits in another.
 class ProgressHook {
 public:
-    /// As much as can be done at once; not if another thread is at it.
+    /// Does as much as it can at once; a no-op if another thread is doing it.
     virtual void try_advance() noexcept = 0;
 
 protected:
     ~ProgressHook() = default;
 };
 
-/// The hooks of all communicators of one rank. For concurrent use.
+/// The hooks of all communicators of one rank. Thread-safe.
 class ProgressHooks {
 public:
     void enlist(ProgressHook& hook) {

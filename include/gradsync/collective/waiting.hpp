@@ -27,7 +27,7 @@ inline void pause_briefly() noexcept {
 #endif
 }
 
-/// The core that the calling thread runs on just now, or `otherwise` where the system does not say.
+/// The core that the calling thread runs on, or `otherwise` if the system does not say.
 inline int current_core([[maybe_unused]] int otherwise) noexcept {
 #if defined(__linux__)
     const int core = ::sched_getcpu();
@@ -37,11 +37,10 @@ inline int current_core([[maybe_unused]] int otherwise) noexcept {
 #endif
 }
 
-/// Wakes sleepers, in this process or in others that share its memory. A `ring()` that nobody sleeps through costs
-/// one load.
+/// Wakes sleepers, in this process or in others that share its memory. A `ring()` costs one load if nobody sleeps.
 ///
-/// A ring may be missed by a thread that is just falling asleep: naps are short, so that it costs a millisecond
-/// and no fence on the path of those who do not sleep.
+/// A thread that is just falling asleep may miss a ring. Naps are short, so a miss costs a millisecond, and threads that do not sleep need
+/// no fence.
 class WaitQueue {
 public:
     void ring() noexcept {
@@ -52,7 +51,7 @@ public:
 #endif
     }
 
-    /// Returns when it rings, or after the time limit, which is less than a second.
+    /// Returns on a ring, or after `limit`, which must be less than a second.
     template <class Predicate>
     void nap(Predicate&& awake, std::chrono::nanoseconds limit) {
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -74,16 +73,16 @@ private:
 };
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4, "a futex is a 32-bit word");
 
-/// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning; with more ranks
-/// than cores a spinning rank keeps the one it waits for from running, so it yields almost at once; after half a
-/// millisecond the core is worth more to others than the microseconds are to us.
+/// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning. With more ranks than cores, a spinning rank
+/// keeps the one that it waits for from running, so it yields almost at once. After half a millisecond the core is worth more to others
+/// than the microseconds are to this rank.
 class Backoff {
 public:
-    /// `nap`: the longest that it sleeps without a look.
+    /// `nap`: the longest sleep between two looks.
     explicit Backoff(bool cores_are_shared, std::chrono::nanoseconds nap = std::chrono::milliseconds(1)) noexcept
         : spins_left_(cores_are_shared ? 20 : 50), nap_(nap) {}
 
-    /// One round. `awake` says whether to skip a nap.
+    /// One round. `awake` says whether to skip the nap.
     template <class Predicate>
     void wait_a_little(WaitQueue& wait_queue, Predicate&& awake) {
         if (spins_left_ > 0) {
@@ -97,7 +96,7 @@ public:
         else wait_queue.nap(awake, nap_);
     }
 
-    /// True once spinning is over: from then on a look at the clock and at flags costs nothing that matters.
+    /// True once spinning is over: from then on, looking at the clock and at flags costs little in comparison.
     bool patient() const noexcept { return spins_left_ == 0; }
 
 private:

@@ -16,18 +16,18 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// Why a world ended. Ranks are world ranks.
+/// The reason why a world ended. Ranks are world ranks.
 struct Failure {
     Errc code = Errc::peer_failed;
-    int culprit = -1;     ///< the rank to blame
-    std::string message;  ///< a sentence that makes sense on every rank
+    int culprit = -1;     ///< world rank to blame; -1: unknown
+    std::string message;  ///< text that makes sense on every rank
 };
 
-/// What all communicators that descend from one another share: the first failure, which ends all of them, and
-/// the wait_queue that wakes their sleepers.
+/// State that all communicators of one origin share: the first failure, which ends all of them, and the wait queue that wakes their
+/// sleepers.
 class World {
 public:
-    /// The part that lies in memory that all ranks see: of this process, or mapped by several. Zero at first.
+    /// The part in memory that all ranks see: of this process, or mapped by several. Initially zero.
     struct State {
         std::atomic<std::uint32_t> failed{0};  ///< 0: no; 1: being written; 2: yes
         std::int32_t code = 0;
@@ -36,7 +36,7 @@ public:
         WaitQueue wait_queue;
     };
 
-    /// `ranks`: how many run on this machine; `more_elsewhere`: are there others? `state` outlives the object.
+    /// `ranks`: number of ranks on this machine; `more_elsewhere`: whether there are others. `state` must outlive the object.
     World(int ranks, State& state, bool more_elsewhere = false) noexcept
         : wait_queue(state.wait_queue),
           cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
@@ -47,11 +47,11 @@ public:
     World& operator=(const World&) = delete;
     virtual ~World() = default;
 
-    /// Records the failure if it is the first, and wakes everybody.
+    /// Records the failure if it is the first, and wakes all sleepers.
     void fail(const Failure& failure) noexcept {
         std::uint32_t none = 0;
         if (!state_.failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
-            // Written in no time, unless its process died over it: then ours counts.
+            // Writing takes no time, unless its process died meanwhile: then this failure counts.
             const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
             while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
             if (failed()) return;
@@ -70,13 +70,13 @@ public:
     /// The first failure; only after `failed()`.
     Failure failure() const { return {static_cast<Errc>(state_.code), state_.culprit, state_.message}; }
 
-    /// Is the process of this world rank still there? Threads of one process always are.
+    /// Is the process of this world rank alive? Threads of one process always are.
     virtual bool alive(int /*world_rank*/) noexcept { return true; }
 
     WaitQueue& wait_queue;
     const int cores;
     const bool cores_are_shared;  ///< there are more ranks than cores
-    const bool spans_machines;    ///< not all ranks run on this one
+    const bool spans_machines;    ///< not all ranks run on this machine
 
 private:
     static constexpr std::uint32_t being_written = 1, written = 2;
@@ -84,7 +84,7 @@ private:
     State& state_;
 };
 
-/// The state of a world in one process: a base that comes before World.
+/// The state of a world in one process. A base class that must come before World.
 struct OwnState {
     World::State state;
 };

@@ -10,8 +10,7 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Memory that outlives every message from or to it: what messages may go to and come from without a copy between. For
-/// concurrent use.
+/// Memory that outlives every message from or to it, so that messages need no copy. Thread-safe.
 class KnownMemory {
 public:
     void add(const void* base, std::size_t bytes) {

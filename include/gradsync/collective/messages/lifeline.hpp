@@ -19,16 +19,16 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Notices when a process on another machine dies, whatever it was doing: its system closes its connections then. Every
-/// rank has one to the two ranks after it, and so sees four others; what one sees all hear of.
+/// Notices when a process on another machine dies in any state: its system then closes its connections. Every rank has a connection to the
+/// two ranks after it, and so watches four others; all ranks learn what one sees.
 ///
-/// No byte travels but at the beginning and the end, and the system's own when nothing has for half a minute: so firewalls that forget
-/// quiet connections leave these alone, and a machine that lost its power is noticed. Where no connection is to be had, a death shows by
-/// the time limit only. `lost` is for concurrent use.
+/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after half a minute of silence. So
+/// firewalls that forget quiet connections keep these, and a machine that lost its power is noticed. Without a connection, a death shows by
+/// the time limit only. `lost` is thread-safe.
 class Lifeline {
 public:
 #if defined(__linux__)
-    using Address = net::Contact;  ///< where a rank listens
+    using Address = net::Contact;  ///< the address at which a rank listens
 
     Lifeline() = default;
     Lifeline(const Lifeline&) = delete;
@@ -43,8 +43,9 @@ public:
         return reception_.contact();
     }
 
-    /// Connects this rank: collective, over the ranks whose addresses these are. `apart(r)`: whether r is a rank that can
-    /// only be watched so. Takes `limit` at most, or a few times that where addresses lead nowhere. How many there are to watch.
+    /// Connects this rank. Collective, over the ranks with these addresses. `apart(r)`: whether r is a rank that can only be watched this
+    /// way. Takes up to `limit`, or a few times that if addresses lead nowhere. Returns the number of connections that there should be;
+    /// `lines()` is the number that there are.
     template <class Apart>
     std::size_t connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
@@ -57,7 +58,7 @@ public:
         std::vector<Line> heard;
         const auto deadline = Clock::now() + limit;
         std::thread answering;
-        struct Joined {  // whatever happens, before what it works on goes
+        struct Joined {  // joins on every path, before the data of the thread goes
             std::thread& thread;
             ~Joined() {
                 if (thread.joinable()) thread.join();
@@ -65,7 +66,7 @@ public:
         } const joined{answering};
         try {
             answering = std::thread([&] { heard = answer(before, deadline); });
-        } catch (const std::system_error&) {  // no more threads: those who call are not watched
+        } catch (const std::system_error&) {  // no thread can be started: the calling ranks are not watched
         }
         for (const int other : after)
             if (net::Socket socket = net::call(all[static_cast<std::size_t>(other)], rank, limit / 4))
@@ -77,7 +78,7 @@ public:
         return after.size() + before.size();
     }
 
-    /// Has a process that this one watches died?
+    /// Has the process of this rank, which this one watches, died?
     bool lost(int rank) noexcept {
         std::lock_guard lock(mutex_);
         bool gone = std::find(lost_.begin(), lost_.end(), rank) != lost_.end();
@@ -90,7 +91,7 @@ public:
                 lost_.push_back(rank);
                 gone = true;
             }
-            line.socket = {};  // a word: it has said good-bye
+            line.socket = {};  // a byte is a good-bye
         }
         return gone;
     }
@@ -110,7 +111,7 @@ private:
         if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 
-    /// The connections of those who call.
+    /// Returns the connections of the ranks that call.
     std::vector<Line> answer(const std::vector<int>& expected, Clock::time_point deadline) const {
         std::vector<Line> heard;
         while (heard.size() < expected.size()) {

@@ -28,25 +28,26 @@ namespace gradsync::inline v0_2::message_passing {
 
 using collective::Failure;
 
-/// A communicator of ranks that send one another messages, on any memory.
+/// A communicator of ranks that send one another messages, for buffers in any memory.
 ///
-/// Every collective begins with a small message from every rank to every other, which says what it has started: so
-/// each knows who is there, and that all mean the same; or from every rank to rank 0, which knows it for all (see PendingCollective). Little
-/// data travels in it; more in rounds, some of which are under way at a time, of one collective after another.
+/// Every collective begins with a small message from every rank to every other, which says what it has started. So each rank knows which
+/// others have started, and that all have started the same. If few ranks do the work, the message goes to rank 0 only, which checks for all
+/// (see PendingCollective). Little data travels in this message. More data travels in rounds; several are under way at a time, of one
+/// collective after another.
 ///
-/// User memory is sent and received through areas of the engine's own, unless it is known to outlive every message: so a
-/// rank that fails can be unwound at once, whatever the others do.
+/// Messages from and to user memory go through buffers of the engine, unless that memory is known to outlive every message. So a rank that
+/// fails can be unwound at once, whatever the others do.
 ///
-/// May be used from several threads of the rank that the transport allows.
+/// Thread-safe, for the threads that the transport allows.
 class MessageEngine final : public collective::Engine, collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
 
 public:
-    static constexpr std::size_t slots = 256;  ///< collectives in flight before a start has to wait
-    static constexpr std::size_t streams = 8;  ///< of a communicator
+    static constexpr std::size_t slots = 256;  ///< collectives in flight before a start must wait
+    static constexpr std::size_t streams = 8;  ///< streams per communicator
 
-    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks, and not that of
-    /// another one which has ranks in common with it.
+    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks; communicators with a rank in
+    /// common must have different numbers.
     MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator,
                   std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
         : world_(std::move(world)),
@@ -80,7 +81,7 @@ public:
                 }
                 world_->say_left(communicator_, world_ranks_, next_);
             } catch (const std::exception&) {
-                // Who waits for this rank will run into the time limit.
+                // Ranks that wait for this rank will time out.
             }
         }
         world_->forget(communicator_);
@@ -96,7 +97,7 @@ public:
         timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
     }
 
-    /// A number for a split, or for what else all ranks make at the same place in the program.
+    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
     std::size_t next_number() noexcept override { return numbers_++; }
 
     /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
@@ -116,13 +117,13 @@ public:
         }
     }
 
-    /// Moves what can be moved; never blocks.
+    /// Makes all possible progress; never blocks.
     void progress() noexcept override { try_advance(); }
 
     /// The time that this rank has spent in `progress()` and `test()`.
     std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
 
-    /// The same; true if collective n is complete.
+    /// As `progress`; returns true if collective n is complete. Throws Error if it is not and the world has failed.
     bool test(std::uint64_t n) override {
         Operation operation;
         bool failed;
@@ -145,13 +146,13 @@ public:
         if (!is_complete(n) && !world_->failed()) look(deadline);
     }
 
-    /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
+    /// Returns when collective n is complete. Throws Error if the world fails or the time limit is reached.
     void wait(std::uint64_t n) override {
         wait_until([&] { return is_complete(n); }, n);
     }
 
 private:
-    /// `over` is asked under the mutex.
+    /// `over` is called under the mutex.
     template <class Predicate>
     void wait_until(Predicate&& over, std::uint64_t n) {
         collective::Backoff backoff = new_backoff();
@@ -165,9 +166,9 @@ private:
                 std::lock_guard lock(world_->mutex());
                 if (over()) return;
                 refuse_wrong_thread(operation = pending(n).call().operation);
-                // A message is often there in less time than it takes to leave the mutex and to come back.
+                // A message often arrives in less time than it takes to release and lock the mutex.
                 do {
-                    failed = world_->failed();  // before the look: another engine may take in the news, and what came before
+                    failed = world_->failed();  // read before the look: another engine may take in the failure, and messages before it
                     advance();
                     if (over()) return;
                 } while (--looks > 0 && !failed);
@@ -181,16 +182,17 @@ private:
     }
 
 public:
-    /// Is collective n known to be complete? Only looks.
+    /// Is collective n known to be complete? Does no work.
     bool done(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
         return is_complete(n);
     }
 
-    /// Who keeps collective n from completing.
+    /// The ranks that keep collective n from completing.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : detector_.late(pending(std::min(n, heard_)));  // of those behind it nothing was heard
+        return is_complete(n) ? collective::Late() : detector_.late(pending(std::min(n, heard_)));  // nothing was heard about later
+                                                                                                    // collectives
     }
 
     /// Has that rank said that it starts nothing more?
@@ -199,47 +201,46 @@ public:
         return world_->left(communicator_, world_rank(rank)).has_value();
     }
 
-    /// What a wait does every few milliseconds, for those that wait elsewhere: ends the world if a rank does not start what this one
-    /// has started, because it has left, or is dead.
+    /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
+    /// because it has left or died.
     void look_for_missing() noexcept {
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
         if (lock && !world_->failed()) report_missing();
     }
 
-    /// Collective n will not be waited for, and its buffers may be about to go.
+    /// Collective n will not be waited for, and its buffers may be freed soon.
     void abandon(std::uint64_t n) noexcept override {
         std::string what;
         {
             std::lock_guard lock(world_->mutex());
             if (is_complete(n)) return;
-            try_advance_locked();  // it may be over with nothing more to be waited for
+            try_advance_locked();  // it may need no more waiting to be over
             if (is_complete(n)) return;
             what = collective::name_of(pending(n).call(), n);
         }
         fail(collective::abandoned(what, world_rank(rank_)));
     }
 
-    /// Ends the world, and tells the others.
+    /// Ends the world, and tells the other ranks.
     void fail(const Failure& failure) noexcept override {
         world_->fail(failure);
         end();
         world_->deliver();
     }
 
-    /// Memory from and to which messages go without a copy. (It stays until the process ends if a message may still be
-    /// written into it.)
+    /// Memory that messages go from and to without a copy. (If a message may still be written into it, it stays until the process ends.)
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
     }
-    /// The same, in `bytes` bytes of other memory.
+    /// The same, in `bytes` bytes of memory that already exists.
     collective::Memory lend(collective::Memory memory, std::size_t bytes) {
         void* const data = memory.data();
         return collective::Memory(std::shared_ptr<void>(std::make_shared<LentMemory>(world_, known_, std::move(memory), bytes), data));
     }
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
-        // Any two communicators that have a rank in common get different numbers: each rank's only grow. (A rank makes one split
-        // at a time, see the concept.)
+        // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
+        // a time, see the concept.)
         const std::vector<int> proposals = exchange(world_->next_communicator());
         const int number = *std::max_element(proposals.begin(), proposals.end());
         if (number >= world_->transport().last_stream() / static_cast<int>(streams))
@@ -253,7 +254,7 @@ public:
     }
 
 private:
-    /// While it lives, messages find their buffers in it.
+    /// While this lives, messages find their buffers in it.
     struct LentMemory {
         LentMemory(std::shared_ptr<MessageWorld> world_, std::shared_ptr<KnownMemory> known_, collective::Memory memory_, std::size_t bytes)
             : world(std::move(world_)), known(std::move(known_)), memory(std::move(memory_)) {
@@ -268,13 +269,13 @@ private:
         collective::Memory memory;
     };
 
-    /// Nobody rings when a message comes: naps are short.
+    /// An arriving message rings no wait queue, so naps are short.
     collective::Backoff new_backoff() const noexcept {
         return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50));
     }
 
-    /// Of what a hello carries: as much as costs no more than another round trip. For some operations two ranks send one another no more so
-    /// than a share and its result.
+    /// Bytes of data that a hello carries: as many as cost no more than another round trip. With two ranks, some operations send no more
+    /// this way than as a share and its result.
     static constexpr std::size_t hello_room(std::size_t ranks, Operation operation) noexcept {
         const bool no_more =
             ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather);
@@ -284,13 +285,13 @@ private:
     enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
 
-    // All below: under the world's mutex.
+    // All functions below require the world's mutex, unless they say otherwise.
 
     PendingCollective& pending(std::uint64_t n) noexcept { return *pending_[n % slots]; }
-    /// Numbers below first_ are complete, and their objects used for others.
+    /// Numbers below first_ are complete, and their objects are reused.
     bool is_complete(std::uint64_t n) noexcept { return n < first_ || pending(n).complete(); }
 
-    /// The first that is not complete, or the last one. There is one.
+    /// The first incomplete collective, or the last one. There must be one.
     PendingCollective& oldest_open() noexcept {
         std::uint64_t n = first_;
         while (n + 1 < next_ && pending(n).complete()) ++n;
@@ -332,7 +333,7 @@ private:
         const bool failed = world_->failed();
         try_move([this, failed] {
             if (!failed) world_->poll();
-            // Also where the world has failed: what came with hellos before the news counts, and another engine may have taken both in.
+            // Hear even if the world has failed: hellos from before the failure count, and another engine may have received both.
             hear();
             if (failed) return;
             open_rounds();
@@ -354,7 +355,7 @@ private:
         progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
     }
 
-    /// Sees who has started what.
+    /// Finds out which ranks have started which collectives.
     void hear() {
         for (; heard_ < next_; ++heard_) {
             PendingCollective& next = pending(heard_);
@@ -412,21 +413,21 @@ private:
                         {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
     }
 
-    /// The world has failed, and this rank is told so: its buffers may be about to go, and nothing is written into them from now on, but
-    /// what was lent is on loan. Without the mutex.
+    /// Called when this rank learns that the world has failed. Its buffers may be freed soon, so nothing is written into them from now on,
+    /// except into lent memory. Must be called without the mutex.
     void end() noexcept {
         const std::lock_guard lock(world_->mutex());
         ended_ = true;
     }
 
-    /// Without the mutex.
+    /// Must be called without the mutex.
     [[noreturn]] void throw_failure(Operation operation) {
         end();
         world_->deliver();
         throw collective::as_error(world_->failure(), operation, world_rank(rank_));
     }
 
-    /// What a message may still be written into is kept.
+    /// Keeps memory that a message may still be written into.
     void give_up() noexcept {
         Transport& transport = world_->transport();
         bool all = transport.refusal() == nullptr;
@@ -445,15 +446,15 @@ private:
     const int rank_;
     const int communicator_;
     std::atomic<std::chrono::nanoseconds> timeout_;
-    const bool shares_cores_;  ///< these ranks run on one machine, of fewer cores; all know it
+    const bool shares_cores_;  ///< these ranks run on one machine with fewer cores; the same on all of them
     std::size_t numbers_ = 0;
     bool ended_ = false;
 
     std::vector<std::unique_ptr<PendingCollective>> pending_;  ///< numbers first_ to next_, each at its number modulo slots
     std::vector<std::unique_ptr<PendingCollective>> spare_;
     std::uint64_t first_ = 0;    ///< all below are complete
-    std::uint64_t heard_ = 0;    ///< of all below it is known that all ranks have started them
-    std::uint64_t opening_ = 0;  ///< of all below all rounds were opened
+    std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
+    std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
     std::uint64_t next_ = 0;
 
     collective::Combiner combiner_;

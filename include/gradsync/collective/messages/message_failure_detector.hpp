@@ -14,13 +14,13 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// What one rank of a communicator can tell, from its messages, of who keeps a collective from completing; and what ends the world for it.
-/// Under the world's mutex.
+/// Finds the ranks that keep a collective from completing, as far as one rank can tell from its messages, and ends the world for it.
+/// Requires the world's mutex.
 class MessageFailureDetector {
     using Late = collective::Late;
 
 public:
-    /// `world_ranks[r]` is the world rank of rank r; these and all else outlive the object.
+    /// `world_ranks[r]` is the world rank of rank r. All references must outlive the object.
     MessageFailureDetector(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
         : world_(world),
           world_ranks_(world_ranks),
@@ -29,7 +29,7 @@ public:
           rounds_(rounds),
           liveness_check_(world_ranks.size()) {}
 
-    /// Who keeps this one from completing.
+    /// The ranks that keep `pending` from completing.
     Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
         if (std::vector<int> missing = missing_of(pending); !missing.empty())
@@ -48,8 +48,8 @@ public:
         return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .did = Did::not_go_on, .certain = false};
     }
 
-    /// Ends the world if a rank does not start `oldest`, the first that is not complete, because it has left, or is dead. Opens files, and
-    /// may send messages.
+    /// Ends the world if a rank does not start `oldest`, the first incomplete collective, because it has left or died. Opens files, and may
+    /// send messages.
     void report_missing(const PendingCollective& oldest) {
         const std::string what = collective::name_of(oldest.call(), oldest.number());
         for (int r = 0; r < size(); ++r) {
@@ -60,14 +60,14 @@ public:
         }
     }
 
-    /// Called again and again when the time limit has passed, `by` ago: who is not certain leaves those who are some time to say so first.
-    /// `unheard`: the first of which it is not known that all ranks have started it; null if there is none.
+    /// Called repeatedly once the time limit has passed, `by` ago. An uncertain rank waits for a better informed one to report first.
+    /// `unheard`: the first collective that some rank may not have started; null if there is none.
     void report_timeout(const PendingCollective& oldest, const PendingCollective* unheard, std::chrono::nanoseconds by,
                         std::chrono::nanoseconds limit) {
         const PendingCollective* open = &oldest;
         Late who = late(*open);
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
-        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // who has stopped did not start this one
+        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that has stopped did not start this one
         world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, world_rank(rank_), limit));
     }
 

@@ -26,15 +26,15 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// The world of ranks that send one another messages. Failures, and who left, travel in a stream of their own, which each
-/// rank looks into whenever it communicates.
+/// The world of ranks that send one another messages. Failures and departures travel in a stream of their own, which each rank reads
+/// whenever it communicates.
 class MessageWorld final : public collective::World {
 public:
-    /// `processes`: of all ranks. `ranks_here`: how many run on this machine. `state` and `hooks`: of a world that these
-    /// have in common, so that both fail together.
+    /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `state` and `hooks`: shared with another world of
+    /// the same ranks, if there is one, so that both fail together.
     ///
-    /// When its last owner goes, another rank's message may still be on its way. So the world, and the transport with it,
-    /// goes later: when another one is made or goes, and all others have said good-bye to this one. A world that has failed stays.
+    /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
+    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is never destroyed.
     static std::shared_ptr<MessageWorld> make(
         std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
         std::shared_ptr<State> state = std::make_shared<State>(),
@@ -48,21 +48,21 @@ public:
     std::mutex& mutex() noexcept { return transport_->mutex(); }
     collective::ProgressHooks& hooks() noexcept { return *hooks_; }
 
-    /// The least number that a new communicator of this rank may have; 0 is the first one's.
+    /// The smallest number that a new communicator of this rank may have; 0 is the first communicator.
     int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
     void set_next_communicator(int number) noexcept { next_communicator_.store(number, std::memory_order_relaxed); }
 
-    /// Where this world, and no other, watches the ranks of other machines.
+    /// Takes the connections that watch the ranks of other machines, for this world only.
     void hold(std::unique_ptr<Lifeline> lifeline) noexcept { lifeline_ = std::move(lifeline); }
 
-    /// Under the mutex.
+    /// Requires the mutex.
     bool alive(int world_rank) noexcept override {
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
                !(lifeline_ && lifeline_->lost(world_rank));
     }
 
-    /// The first rank that runs where this one does, as far as processes see one another.
+    /// The first rank on the same machine as `world_rank`, as far as processes see one another.
     int machine_of(int world_rank) const noexcept {
         const collective::ProcessIdentity& own = processes_[static_cast<std::size_t>(world_rank)];
         const auto first = std::find_if(processes_.begin(), processes_.end(), [&](const auto& p) { return p.system == own.system; });
@@ -78,7 +78,7 @@ public:
                            [&](int r) { return process(r).machine == first.machine && process(r).system == first.system; });
     }
 
-    /// Moves messages, and takes in what others say of themselves. Under the mutex.
+    /// Moves messages, and reads control messages of other ranks. Requires the mutex.
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
         while (transport_->finish_one(incoming_ticket_)) {
@@ -89,10 +89,10 @@ public:
         std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
     }
 
-    /// Grows whenever messages arrive, or have been sent: who waits stays awake for as long as that goes on.
+    /// Grows whenever messages arrive or have been sent: waiting ranks stay awake as long as it grows.
     std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// The world has failed: sees to it that the others hear of it, where this rank found out; waits for that a second at most, and once.
+    /// After the world has failed: tells the others if this rank found out. Waits for delivery up to a second, and only once.
     void deliver() noexcept {
         if (transport_->refusal() != nullptr) return;
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
@@ -109,16 +109,16 @@ public:
                 std::this_thread::yield();
             }
         } catch (const std::exception&) {
-            // Who cannot be told will run into its time limit.
+            // Ranks that cannot be told will time out.
         }
     }
 
-    /// Keeps the memory of a message that is on its way to a rank until it has arrived. Under the mutex.
+    /// Keeps the memory of a message to a rank until it has arrived. Requires the mutex.
     void keep_until_over(Transport::Ticket ticket, int rank, std::shared_ptr<void> memory) {
         if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
     }
 
-    /// Tells the members of a communicator that this rank will start no collective from number `next` on. Under the mutex.
+    /// Tells the members of a communicator that this rank will start no collective from number `next` on. Requires the mutex.
     void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
         ControlMessage message = header(ControlMessage::has_left);
         message.communicator = communicator;
@@ -127,13 +127,13 @@ public:
             if (member != transport_->rank() && !left(communicator, member)) post(member, message, offsetof(ControlMessage, text));
     }
 
-    /// The number from which on `member` starts nothing more, once it has said so. Under the mutex.
+    /// Returns the number from which on `member` starts nothing more, once it has said so. Requires the mutex.
     std::optional<std::uint64_t> left(int communicator, int member) const noexcept {
         for (const Leaver& leaver : leavers_)
             if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
         return std::nullopt;
     }
-    /// Forgets who left a communicator that is no more. Under the mutex.
+    /// Forgets which ranks left a communicator that is gone. Requires the mutex.
     void forget(int communicator) noexcept {
         std::erase_if(leavers_, [&](const Leaver& leaver) { return leaver.communicator == communicator; });
     }
@@ -151,7 +151,7 @@ private:
         listen();
     }
 
-    /// Worlds that nobody uses any more.
+    /// Worlds without owners.
     class Retired {
     public:
         void add(MessageWorld* world) {
@@ -168,7 +168,7 @@ private:
         std::vector<std::unique_ptr<MessageWorld>> worlds_;
     };
     static Retired& retired() {
-        static auto& only = *new Retired;  // for as long as there are threads
+        static auto& only = *new Retired;  // never destroyed: threads may outlive static objects
         return only;
     }
 
@@ -178,19 +178,19 @@ private:
         if (transport_->refusal() == nullptr) {
             try {
                 std::lock_guard lock(mutex());
-                // Ranks that have said good-bye still wait for ours.
+                // Ranks that have said good-bye still wait for this rank's.
                 for (int r = 0; r < transport_->size(); ++r)
                     if (r != transport_->rank() && alive(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
                 poll();
             } catch (const std::exception&) {
-                // It stays, then.
+                // The world stays, then.
             }
         }
         retired().sweep();
         retired().add(this);
     }
 
-    /// Will no message come any more, and has every one arrived?
+    /// Will no more messages come, and have all arrived?
     bool is_quiet() noexcept {
         if (failed() || transport_->refusal() != nullptr) return false;
         try {
@@ -224,7 +224,7 @@ private:
         std::uint64_t next;
     };
 
-    /// Is anybody there to take a message? Under the mutex.
+    /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
     ControlMessage header(ControlMessage::Kind kind) const noexcept {
@@ -254,7 +254,7 @@ private:
 
     void take_in(const ControlMessage& message) {
         if (message.kind == ControlMessage::has_failed) {
-            announced_.store(true, std::memory_order_relaxed);  // the others hear it from where we have it
+            announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
             fail({static_cast<Errc>(message.code), message.culprit, message.text});
         } else if (message.kind == ControlMessage::has_left) {
             leavers_.push_back({message.communicator, message.sender, message.next});

@@ -16,14 +16,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Messages of MPI, between the ranks of a communicator in which nobody else sends any.
+/// MPI messages between the ranks of a communicator that nothing else sends in.
 ///
-/// MPI must let the calling thread in: any one with MPI_THREAD_MULTIPLE, one at a time with MPI_THREAD_SERIALIZED (all
-/// transports of the process have one mutex; the program's own calls are its own affair), else the main thread alone.
+/// MPI must allow calls from the calling thread: any thread with MPI_THREAD_MULTIPLE; one at a time with MPI_THREAD_SERIALIZED (all
+/// transports of the process share one mutex; the program must serialise its own calls); otherwise the main thread only.
 class MpiTransport final : public message_passing::Transport {
 public:
-    /// In `comm`, which is freed with it if it `owns` it, and stays until MPI is finalised if not: for one transport in all that time.
-    /// `one_machine`: do all its ranks run on one?
+    /// Sends in `comm`. If it `owns` it, frees it on destruction; otherwise `comm` must live until MPI is finalised, and serve no other
+    /// transport. `one_machine`: whether all its ranks run on one machine.
     MpiTransport(MPI_Comm comm, bool owns, bool one_machine) : comm_(comm), owns_(owns), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
         MPI_Comm_get_errhandler(comm_, &error_handler_);
@@ -43,16 +43,16 @@ public:
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
-    /// Frees its communicator where it owns it and no message is on its way any more: that is collective by the letter of the standard,
-    /// but local in practice, and a message that comes for a communicator that is gone ends the process in Open MPI 4.
+    /// Frees an owned communicator if no message is on its way any more. The standard calls that collective, but it is local in practice.
+    /// In Open MPI 4, a message for a freed communicator ends the process.
     ~MpiTransport() override {
         if (refusal() != nullptr) return;
         std::lock_guard lock(mutex());
-        MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // closes
+        MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // calls close()
         MPI_Comm_free_keyval(&key_);
         MPI_Errhandler present = MPI_ERRHANDLER_NULL;
         MPI_Comm_get_errhandler(comm_, &present);
-        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // else the program has another by now
+        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // otherwise the program has set another one
         if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
         MPI_Errhandler_free(&error_handler_);
         if (owns_ && requests_.empty()) MPI_Comm_free(&comm_);
@@ -69,7 +69,7 @@ public:
 
     std::mutex& mutex() noexcept override { return bootstrap::mpi_mutex(); }
 
-    /// Between processes of one machine Open MPI sends 4 KiB, its header included, without asking the receiver. Networks take more.
+    /// Between processes of one machine, Open MPI sends up to 4 KiB, header included, without asking the receiver. Networks take more.
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
@@ -101,11 +101,11 @@ public:
         finished_.resize(requests_.size());
         int count = 0;
         int code = MPI_SUCCESS;
-        // Open MPI looks first, and moves messages only if none is over: what it has moved then is seen by the second look.
+        // Open MPI looks first, and moves messages only if none is over: the second look sees what it has moved.
         for (int looks = 0; looks < 2 && count == 0 && code == MPI_SUCCESS; ++looks)
             code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
-        // What is over is null now, also where another one has failed.
+        // Completed requests are null now, even if another one has failed.
         std::size_t kept = 0;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) {
@@ -133,7 +133,7 @@ public:
             int over = 0;
             if (entries_[ticket].receives) MPI_Cancel(&requests_[i]);
             MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
-            if (!over) return false;  // the request stays where it is, and so does the communicator
+            if (!over) return false;  // the request stays, and so does the communicator
             requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(i));
             tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
             --entries_[ticket].open;
@@ -147,10 +147,10 @@ private:
         std::uint32_t open = 0;  ///< requests that are not over
     };
 
-    /// More parts than these take longer than to ask the receiver and to copy once from memory to memory (measured, docs/performance.md).
+    /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/performance.md).
     static constexpr std::size_t max_parts = 5;
 
-    /// `begin(ticket, from, part)`: the part that begins at byte `from`.
+    /// `begin(ticket, from, part)`: begins the part at byte `from`.
     template <class Begin>
     Ticket for_parts(bool receives, std::size_t bytes, Begin&& begin) {
         const Ticket ticket = new_ticket(receives);
@@ -158,7 +158,7 @@ private:
         try {
             for (std::size_t from = 0; from < bytes; from += part) begin(ticket, from, part);
         } catch (...) {
-            orphans_ = true;  // parts are on their way, and nobody has their ticket
+            orphans_ = true;  // parts are on their way, and no caller has their ticket
             throw;
         }
         return ticket;
@@ -181,7 +181,7 @@ private:
                   "MPI_Irecv");
         enlist(request, ticket);
     }
-    /// For one more, before it is begun: what is under way has to be known.
+    /// Reserves room for one more request before it begins: a request that has begun must be on record.
     void make_room() {
         if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
         if (tickets_.size() == tickets_.capacity()) tickets_.reserve(2 * tickets_.size() + 16);
@@ -216,12 +216,12 @@ private:
     int last_stream_ = 0;
     int key_ = MPI_KEYVAL_INVALID;
     std::atomic<bool> closed_{false};  ///< MPI was finalised
-    bool orphans_ = false;             ///< somebody's memory may be in use for good
+    bool orphans_ = false;             ///< a message without a ticket may use a caller's memory for good
 
     std::vector<Entry> entries_;  ///< by ticket
     std::vector<Ticket> free_;
-    std::vector<MPI_Request> requests_;  ///< that are not over
-    std::vector<Ticket> tickets_;        ///< theirs
+    std::vector<MPI_Request> requests_;  ///< requests that are not over
+    std::vector<Ticket> tickets_;        ///< tickets of these requests
     std::vector<int> finished_;          ///< scratch
 };
 

@@ -24,7 +24,7 @@ using collective::Operation;
 
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
-/// How the hellos of a communicator travel.
+/// The streams of a communicator's hellos.
 struct HelloRoute {
     Transport& transport;
     const std::vector<int>& transport_ranks;  ///< by rank of the communicator
@@ -32,19 +32,22 @@ struct HelloRoute {
         int first;
         int rest, whole_rest;  ///< in parts, and in one message
     };
-    Streams hellos, answers;  ///< apart, as rank 0 may say the hello of a later collective before it can answer
+    Streams hellos, answers;  ///< separate, because rank 0 may send the hello of a later collective before it can answer
 };
 
-/// One rank's part of one collective. It begins with a hello to every other rank: the call and, where there is little, all
-/// elements that the rank brings. What is too long for one quick message (Transport::quick_bytes) follows in a stream of its own: its
-/// length is known, as far as the others have started the same. (Where they have not, no message is longer than what it is received in.)
+/// One rank's part of one collective. It begins with a hello to every other rank: the call and, if there is little data, all elements that
+/// the rank contributes. If that is too long for one quick message (Transport::quick_bytes), the rest follows in a stream of its own. Its
+/// length is known as long as the others have started the same collective. (If they have not, no message is longer than its receive
+/// buffer.)
 ///
-/// With `few_owners`, where one rank owns all, every hello goes to it alone, the hub, rank 0: it hears the others, and answers with its own
-/// call and, where there is little, their results. That is 2 (n - 1) messages and not n (n - 1), and takes two trips; the others do not
-/// learn who has started it. (Not so a barrier: it is to be complete when every rank has started it, whatever rank 0 does then.)
+/// With `few_owners`, if one rank owns all, every hello goes to that rank only, the hub, rank 0. It hears the others, and answers with its
+/// own call and, if there is little data, their results. That takes 2 (n - 1) messages instead of n (n - 1), and two trips; the others do
+/// not learn which ranks have started it. (A barrier never uses the hub: it must complete when every rank has started it, whatever rank 0
+/// does then.)
 class PendingCollective {
 public:
-    /// `room`: the most bytes that any hello carries. `quick`: the transport's. `few_owners`: what few ranks can do is not spread over all.
+    /// `room`: the most bytes of data that a hello carries. `quick`: the transport's. `few_owners`: if there is little data, few ranks own
+    /// all of it.
     PendingCollective(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
         : calls_(static_cast<std::size_t>(ranks)),
           ranks_(ranks),
@@ -58,13 +61,13 @@ public:
           rests_in_(hellos_in_),
           rests_out_(hellos_in_) {}
 
-    /// `room`: of this one's hello.
+    /// `room`: the most bytes of data that this collective's hello carries.
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
         number_ = number;
         call_ = call;
         sent_ = heard_ = complete_ = from_in_ = has_to_leave_ = false;
         const std::size_t width = size_of(call.dtype);
-        // Who scatters or gathers alone knows how much it is.
+        // Only the root of a scatter or gather knows its size.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
         owners_ = ranks_;
@@ -88,7 +91,7 @@ public:
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
-        // What has no weight is not read: what is sent instead, nobody uses.
+        // The elements of a rank with scale 0 are not read; zeroes are sent instead, which no rank uses.
         const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? std::min(brought, call.in_count * width) : 0;
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
@@ -100,23 +103,23 @@ public:
     std::uint64_t number() const noexcept { return number_; }
     const Call& call() const noexcept { return call_; }
 
-    /// Have all ranks started it? From then on `calls()` is valid: where the hub says so, of the hub and of this rank only.
+    /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub and of this rank only.
     bool hear(Transport& transport) {
         if (!sent_ || !transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(waits_for_hub() && r != rank_ ? 0 : r), sizeof(Call));
         return true;
     }
-    /// Has that rank started it, as far as is known? True of those of whom this rank does not hear.
+    /// Has that rank started it, as far as is known? True for ranks that this rank does not hear.
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
-    /// Is it rank 0's answer that this rank waits for? Then rank 0 may have started it, and others may not.
+    /// Does this rank wait for rank 0's answer? Then rank 0 may have started it while others have not.
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
-    /// Has that rank, which has started it, not sent all that it brings, or not taken all that is brought to it?
+    /// Has that rank, which has started it, not sent all of its contribution, or not received all that is sent to it?
     bool owes(int rank) const noexcept {
         return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket);
     }
     const std::vector<Call>& calls() const noexcept { return calls_; }
 
-    /// The calls fit.
+    /// Records that the calls fit.
     void accept() noexcept {
         heard_ = true;
         whole_ = collective::whole_count(calls_);
@@ -124,21 +127,21 @@ public:
     }
     bool accepted() const noexcept { return heard_; }
 
-    /// All that there is comes with the hellos.
+    /// Do the hellos carry all data?
     bool small() const noexcept { return small_; }
-    /// And has what this rank brings left, where results may be written over it, or the others had to be asked first? (It may do something
-    /// else for long once the collective is complete, and they are not to wait for that.)
+    /// Are all contributions here? This rank's own must also have left, if results may overwrite it, or if the receivers had to be asked
+    /// first. (This rank may do something else for long once the collective is complete, and they must not wait for that.)
     bool is_all_here(Transport& transport) {
         const bool here = transport.finish_all(rests_in_);
         return (!has_to_leave_ || transport.finish_all(rests_out_)) && here;
     }
 
-    /// One that is not small was accepted: the hub says so to those that wait for it.
+    /// For a collective that is not small and was accepted: the hub tells the ranks that wait for it.
     void answer(const HelloRoute& route) {
         if (is_hub()) send_hellos(route, [](int) { return std::size_t{0}; });
     }
 
-    /// A small one: computes this rank's results, or takes them from the answer; or answers the others. `inputs`: scratch.
+    /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
     void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs, const HelloRoute& route) {
         inputs.resize(calls_.size());
         if (!by_way_of_one_) {
@@ -150,7 +153,7 @@ public:
             if (is_hub() && whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
             if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
-        complete_ = true;  // first: to send may throw, and this is not to be done twice
+        complete_ = true;  // first: sending may throw, and this must not be done twice
         if (is_hub()) send_hellos(route, [&](int r) { return result_bytes(r); });
     }
 
@@ -164,26 +167,27 @@ public:
         return hellos && rests;
     }
 
-    /// What is_over() waits for, by rank.
+    /// The messages that is_over() waits for, by rank.
     std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], rests_out_[index(rank)]}; }
 
-    /// The world has failed. False if a message may still be written into its memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this object's memory.
     bool give_up(Transport& transport) noexcept {
         bool all = true;
         for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_}) all &= transport.give_up_all(*tickets);
         return all;
     }
 
-    /// Elements of the whole buffer are known: to all at once, but where one rank gathers or scatters, after the hellos.
+    /// Is the number of elements of the whole buffer known? At once in most collectives; after the hellos if the root gathers or scatters.
     bool whole_is_known() const noexcept { return whole_is_known_; }
-    /// What that rank reduces, or passes on. The shards of a collective that has some; else none but for the first few, the owners.
+    /// The elements that `rank` reduces or passes on: its shard, if the collective has shards; otherwise only the first few ranks, the
+    /// owners, have any.
     ElementRange shard(int rank) const noexcept { return shard_range(whole_, owners_, rank); }
 
-    /// May messages go from `in`, and come to `out`, without a copy between?
+    /// May messages go from `in`, and arrive in `out`, without a copy?
     bool in_is_known() const noexcept { return in_is_known_; }
     bool out_is_known() const noexcept { return out_is_known_; }
 
-    /// Where elements of the whole buffer lie in this rank's `in` and `out`.
+    /// Addresses of elements of the whole buffer in this rank's `in` and `out`.
     const void* input(ElementRange range) const noexcept {
         return static_cast<const std::byte*>(call_.in) +
                (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
@@ -194,14 +198,14 @@ public:
     }
 
 private:
-    /// Bytes. Ranks that take turns on their cores are done sooner with fewer messages than with less to do for each (measured,
+    /// In bytes. Ranks that take turns on their cores finish sooner with fewer messages than with less work for each (measured,
     /// docs/performance.md).
     static constexpr std::size_t min_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.get() + index(rank) * place_; }
 
-    /// Of what came with that rank's hello.
+    /// Elements that came with that rank's hello.
     std::byte* elements_of(int rank, std::size_t first = 0) noexcept {
         return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype);
     }
@@ -211,7 +215,7 @@ private:
                                          : elements_of(rank, first);
     }
 
-    /// The result of an owner's share, from what came with the hellos. It may go where rank 0's elements are.
+    /// Computes the result of an owner's share from the data of the hellos. `to` may be the memory of rank 0's elements.
     void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, std::vector<const void*>& inputs) {
         const bool gathers = collective::in_is_shard(call_.operation);
         for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
@@ -223,12 +227,12 @@ private:
     bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
     bool is_hub() const noexcept { return by_way_of_one_ && rank_ == 0; }
 
-    /// `bytes(r)`: that follow the call in what is sent to rank r.
+    /// `bytes(r)`: bytes that follow the call in the message to rank r.
     template <class Bytes>
     void send_hellos(const HelloRoute& route, Bytes&& bytes) {
         const std::byte* const own = hello_of(rank_);
         const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
-        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank: nobody hears all at once
+        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank, so that no rank hears all at once
             const int r = (rank_ + k) % ranks_;
             if (!talks_to(r)) continue;
             const int to = route.transport_ranks[index(r)];
@@ -258,7 +262,8 @@ private:
         return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0;
     }
 
-    /// Bytes that `rank` sends with its hello, if all mean the same. As many where they have no weight: the others do not know of that.
+    /// Bytes that `rank` sends with its hello, if all ranks have started the same. A rank with scale 0 sends as many, because the others do
+    /// not know its scale.
     std::size_t brought_by(int rank) const noexcept {
         if (!small_) return 0;
         const bool brings = call_.operation != Operation::broadcast || rank == call_.root;
@@ -277,10 +282,11 @@ private:
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
-    bool from_in_ = false;       ///< what follows the hello leaves from `in`
-    bool has_to_leave_ = false;  ///< before this is complete: where it leaves from `in`, or is one message, which asks the receiver first
+    bool from_in_ = false;       ///< the rest of the hello is sent from `in` itself
+    bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
+                                 ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, as most of it may never be used
+    std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, because most of it may never be used
     std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 

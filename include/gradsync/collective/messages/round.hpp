@@ -16,7 +16,7 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// What all rounds of a communicator need.
+/// The data that all rounds of a communicator need.
 struct RoundContext {
     Transport& transport;
     const std::vector<int>& transport_ranks;  ///< by rank of the communicator
@@ -28,15 +28,15 @@ struct RoundContext {
     int size() const noexcept { return static_cast<int>(transport_ranks.size()); }
 };
 
-/// One piece of every share of a collective, of which each rank owns one, or a few ranks do. Every rank sends what it brings to the owners;
-/// an owner combines what it gets, in rank order, and sends the result to those who want it. So each element crosses the network as often
-/// as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
+/// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its contributions to the
+/// owners. An owner combines what it receives, in rank order, and sends the result to the ranks that want it. So each element crosses the
+/// network as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
 ///
-/// Messages of one stream have to be begun in the order of the rounds, by both sides: `hear` and `advance` are called for one round
-/// after another, with the gates that the earlier ones have left open.
+/// Both sides must begin messages of one stream in the order of the rounds: call `hear` and `advance` for one round after another, with the
+/// gates that the earlier rounds have left open.
 class Round {
 public:
-    /// What a round may do yet.
+    /// The steps that a round may begin now.
     struct Gates {
         bool hear = true, combine = true, take = true;
     };
@@ -54,7 +54,7 @@ public:
         return gradsync::detail::divide_up(pending.shard(0).size(), piece);  // no share is larger
     }
 
-    /// Begins with piece `piece` of `pending`: what this rank brings leaves at once.
+    /// Begins with piece `piece` of `pending`: sends this rank's contributions at once.
     void open(PendingCollective& pending, std::size_t piece, const RoundContext& context) {
         pending_ = &pending;
         piece_ = piece;
@@ -71,8 +71,9 @@ public:
 
     PendingCollective& pending() const noexcept { return *pending_; }
 
-    /// Begins to receive what others bring, if it is this round's turn. True if it did and could combine it next: some transports copy what
-    /// is there already as soon as it is asked for, and a look at them before the next round's takes its place finds it in the cache.
+    /// Begins to receive contributions, if it is this round's turn. True if it did and may combine them next. The caller should then poll:
+    /// some transports copy a message that has arrived as soon as its receive begins. Combined before the next round's is copied, it is
+    /// still in the cache.
     bool hear(Gates& gates, const RoundContext& context) {
         const bool begins = !hearing_ && gates.hear && pending_->accepted();
         if (begins) receive_contributions(context);
@@ -80,12 +81,12 @@ public:
         return begins && gates.combine && !none(contributions_in_);
     }
 
-    /// Does what can be done, after `hear`; true once the round is over.
+    /// Makes all possible progress, after `hear`; true once the round is over.
     bool advance(Gates& gates, const RoundContext& context) {
         if (!combined_ && hearing_ && gates.combine && context.transport.finish_all(contributions_in_)) combine(context);
         gates.combine &= combined_;
 
-        // Results are received where contributions were sent from.
+        // Results are received into the memory that contributions were sent from.
         const bool sent = context.transport.finish_all(contributions_out_);
         if (!taking_ && hearing_ && gates.take && (sent || !pending_->out_is_known())) take(context);
         gates.take &= taking_;
@@ -94,16 +95,16 @@ public:
         return combined_ && taking_ && sent && context.transport.finish_all(results_out_) && none(results_in_);
     }
 
-    /// Has that rank not sent what it brings, or not taken what is brought to it? That is its own affair.
+    /// Has that rank not sent its contribution, or not received this rank's? It needs no other rank for that.
     bool owes(int rank) const noexcept {
         return contributions_in_[index(rank)] != Transport::no_ticket || contributions_out_[index(rank)] != Transport::no_ticket;
     }
-    /// Has it not taken the result of this rank's share? It needs nobody for that, but may not have come to it.
+    /// Has it not received the result of this rank's share? It needs no other rank for that, but may not have got there yet.
     bool owes_a_look(int rank) const noexcept { return results_out_[index(rank)] != Transport::no_ticket; }
     /// Has it not sent its share's result? It may be waiting for others itself.
     bool owes_result(int rank) const noexcept { return results_in_[index(rank)] != Transport::no_ticket; }
 
-    /// The world has failed. False if a message may still be written into its memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this round's memory.
     bool give_up(Transport& transport) noexcept {
         bool all = true;
         for (auto* tickets : {&contributions_out_, &contributions_in_, &results_out_, &results_in_}) all &= transport.give_up_all(*tickets);
@@ -140,7 +141,7 @@ private:
         return context.transport.receive_known(context.transport_ranks[index(from)], stream, data, bytes(range), bytes(range));
     }
 
-    /// Begins to receive what others bring to this rank's share.
+    /// Begins to receive the contributions of the other ranks to this rank's share.
     void receive_contributions(const RoundContext& context) {
         hearing_ = true;
         const ElementRange range = part(context.rank, context);
@@ -157,7 +158,7 @@ private:
         }
     }
 
-    /// Everything is there: makes the result and sends it to those who want it.
+    /// Makes the result, once all contributions are here, and sends it to the ranks that want it.
     void combine(const RoundContext& context) {
         combined_ = true;
         const ElementRange range = part(context.rank, context);
@@ -214,7 +215,7 @@ private:
     bool hearing_ = false, combined_ = false, taking_ = false;
     Tickets contributions_out_, contributions_in_, results_out_, results_in_;
     std::vector<const void*> inputs_;
-    kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< made when first needed
+    kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

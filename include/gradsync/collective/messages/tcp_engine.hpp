@@ -18,14 +18,15 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Connections of TCP between ranks that have found one another. Collective.
+/// Makes TCP connections between ranks that meet at a rendezvous. Collective.
 template <Rendezvous R>
 std::unique_ptr<message_passing::TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
     return std::make_unique<message_passing::TcpTransport>(
         bootstrap::connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))), rendezvous.rank());
 }
 
-/// An engine of messages alone, for ranks that have found one another. Collective.
+/// Makes an engine that uses messages only, for ranks that meet at a rendezvous. Collective. Throws Error(invalid_argument) if `timeout` is
+/// not positive.
 template <Rendezvous R>
 std::shared_ptr<message_passing::MessageEngine> make_tcp_engine(R& rendezvous, std::chrono::nanoseconds timeout) {
     using namespace message_passing;

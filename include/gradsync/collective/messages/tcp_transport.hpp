@@ -19,8 +19,8 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Messages over connections of TCP, one to each other rank. A message that comes before its receive has begun is kept; a rank
-/// whose connection has ended is `lost`, and what is sent to it counts as over.
+/// Messages over TCP connections, one to each other rank. A message that comes before its receive begins is kept. A rank whose connection
+/// has ended is `lost`, and messages to it count as over.
 class TcpTransport final : public Transport {
     using Clock = std::chrono::steady_clock;
 
@@ -93,7 +93,7 @@ public:
         return true;
     }
 
-    /// What is half sent or half received goes on in memory of its own.
+    /// Messages that are half sent or half received go on in memory of their own.
     bool give_up(Ticket ticket) noexcept override {
         if (entries_[ticket].done) return finish(ticket);
         entries_[ticket].done = true;
@@ -134,24 +134,24 @@ private:
         Header header;
         const std::byte* data = nullptr;
         Ticket ticket = no_ticket;
-        std::size_t sent = 0;  ///< of header and data together
+        std::size_t sent = 0;  ///< bytes of header and data together
         std::vector<std::byte> own = {};
     };
     struct Incoming {
         Header header;
-        std::size_t got = 0;  ///< of header and data together
+        std::size_t got = 0;  ///< bytes of header and data together
         std::byte* data = nullptr;
         Ticket ticket = no_ticket;
-        std::vector<std::byte> own = {};  ///< where nobody has begun to receive it
-        bool keep = false;                ///< what is in `own` is for a later receive
-        bool held_up = false;             ///< its header has come, and the rest has no place yet
+        std::vector<std::byte> own = {};  ///< if no receive has begun
+        bool keep = false;                ///< `own` is for a later receive
+        bool held_up = false;             ///< its header has come, but the rest has no destination yet
     };
     struct Posted {
         std::byte* data;
         std::size_t bytes;
         Ticket ticket;
     };
-    /// What was begun to receive, or what came before that: one of the two is empty.
+    /// The receives that have begun, or the messages that came before their receives: one of the two is empty.
     struct Inbox {
         std::deque<Posted> posted;
         std::deque<std::vector<std::byte>> kept;
@@ -162,7 +162,7 @@ private:
         std::deque<Outgoing> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
-        bool takes_all = false;      ///< patience has ended: nothing is held up until all is read that has come by then
+        bool takes_all = false;      ///< patience has ended: nothing is held up until everything that has arrived by then is read
         std::vector<Inbox> inboxes;  ///< by stream
     };
 
@@ -187,7 +187,7 @@ private:
         if (ticket != no_ticket) entries_[ticket].done = true;
     }
 
-    /// That of the control stream takes from any rank.
+    /// The inbox of the control stream takes messages from any rank.
     Inbox& inbox_of(int rank, int stream) {
         if (stream == control_stream) return control_;
         std::vector<Inbox>& inboxes = peers_[at(rank)].inboxes;
@@ -231,7 +231,7 @@ private:
         }
     }
 
-    /// Nobody is there to take it; what that rank has sent before may still have to be read, and it is lost after that.
+    /// The rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
         for (const Outgoing& outgoing : peer.outgoing) set_over(outgoing.ticket);
         peer.outgoing.clear();
@@ -259,8 +259,9 @@ private:
         }
     }
 
-    /// Where a message goes whose header has come. False where it has to wait: one that takes long to copy is left to the system for a
-    /// moment, as what arrived before it may make somebody begin its receive. No longer, as there may be others behind it.
+    /// Chooses the destination of a message whose header has come. Returns false if the message must wait. One that takes long to copy
+    /// stays in the system for a moment, because earlier messages may make the caller begin its receive. It waits no longer, since other
+    /// messages may be behind it.
     bool choose_place(int rank, Peer& peer) {
         Incoming& incoming = peer.incoming;
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)

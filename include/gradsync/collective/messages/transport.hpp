@@ -8,11 +8,11 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Messages between the ranks of a world. Those from one rank to another in one stream arrive in the order in which they
-/// were sent, each in the receive that was begun in its turn. Nothing moves but inside these calls.
+/// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
+/// receives match them in the order in which they began. Messages move only inside these calls.
 ///
-/// Buffers belong to the transport until the message's ticket is `complete`. Calls throw std::exception where the
-/// transport itself has failed; the caller holds `mutex()`.
+/// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if the transport itself
+/// has failed. The caller must hold `mutex()`.
 class Transport {
 public:
     using Ticket = std::uint32_t;
@@ -28,42 +28,41 @@ public:
     /// Streams are 0 to this number.
     virtual int last_stream() const noexcept = 0;
 
-    /// Why the calling thread may not communicate now; nullptr if it may.
+    /// Returns why the calling thread may not communicate now; nullptr if it may.
     virtual const char* refusal() const noexcept = 0;
 
     virtual std::mutex& mutex() noexcept = 0;
 
-    /// The same on all ranks, in all calls. A few messages of no more bytes arrive sooner than one that is longer, because that one would
-    /// ask the receiver before it leaves.
+    /// The same on all ranks, in all calls. A few messages of up to this size arrive sooner than one that is longer, because a longer one
+    /// asks the receiver before it leaves.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
-    /// Has `poll` found that a rank's process is gone? A transport that cannot tell says no.
+    /// Has `poll` found that a rank's process is gone? A transport that cannot tell returns false.
     virtual bool lost(int /*rank*/) const noexcept { return false; }
 
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
-    /// `bytes`: the most that may come.
+    /// `bytes`: the largest message that may come.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
 
-    /// Is a message of so many bytes quicker in parts? It can travel so if the receiver knows how long it is.
+    /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
     virtual bool in_parts(std::size_t /*bytes*/) const noexcept { return false; }
-    /// A message that travels so, where that is quicker. The one meets the other, with the same `bytes`, not 0.
+    /// Sends a message in parts if that is quicker. The other side must call `receive_known` with the same `bytes`, not 0.
     virtual Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) { return send(rank, stream, data, bytes); }
-    /// `room`: bytes that may be written. Whole quick messages, where a rank that errs may send something else in this stream.
+    /// `room`: bytes that may be written. It must be whole quick messages if an erring rank may send something else in this stream.
     virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room) {
         return receive(rank, stream, data, room);
     }
 
-    /// Moves what can be moved now; true if a message is over that was not.
+    /// Makes all possible progress; true if it completed a message.
     virtual bool poll() = 0;
 
-    /// Has `poll` found the message to be over? Then its ticket is forgotten, and used for others.
+    /// Has `poll` found that the message is over? If so, its ticket is forgotten, and reused.
     virtual bool finish(Ticket ticket) = 0;
 
-    /// Forgets a message that may never be over. False where its buffer may still be touched, for as long as the process
-    /// lives.
+    /// Forgets a message that may never be over. Returns false if its buffer may still be touched, until the process ends.
     virtual bool give_up(Ticket ticket) noexcept = 0;
 
-    /// The same as `finish`, for a place of a ticket: true once there is none in it.
+    /// As `finish`, and clears `ticket`; true if it holds no ticket.
     bool finish_one(Ticket& ticket) {
         if (ticket != no_ticket && finish(ticket)) ticket = no_ticket;
         return ticket == no_ticket;

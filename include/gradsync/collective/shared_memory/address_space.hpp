@@ -7,10 +7,12 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// How the addresses in one rank's calls are to be understood by another. `publish` turns a call of this rank's into
-/// what others can read; `resolve` turns what `rank` published into addresses that are valid here. `idle` is called by
-/// a thread that waits for long, now and then: for what nobody else can do for this rank. It does not wait. `keeps_memory`: does what one
-/// rank works on stay mapped when another lets go of it?
+/// The way in which one rank reads the addresses in another rank's calls.
+///
+/// - `publish` turns a call of this rank into one that others can read.
+/// - `resolve` turns a call that `rank` has published into addresses that are valid here.
+/// - `idle` is called now and then by a thread that waits for long, to do work that only this rank can do. It does not wait.
+/// - `keeps_memory`: whether memory that one rank works on stays mapped when another rank releases it.
 template <class A>
 concept AddressSpace = requires(const A& space, const Call& call, int rank) {
     { space.publish(call) } -> std::same_as<Call>;

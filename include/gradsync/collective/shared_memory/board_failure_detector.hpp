@@ -12,14 +12,14 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// A collective of another seat's, of which one of this seat's is a piece.
+/// A collective of another seat, of which a collective of this seat is a piece.
 struct Whole {
     Call call;
     std::uint64_t number = 0;
 };
 
-/// What one rank at a board sees of who keeps a collective from completing; and what ends the world for it.
-/// `whole`: what the collective is a piece of, for the messages; null if it is none. Thread-safe.
+/// Finds the ranks that keep a collective from completing, as far as one rank at a board can see, and ends the world for it. `whole`: the
+/// collective that this one is a piece of, for the messages; null if it is not a piece. Thread-safe.
 class BoardFailureDetector {
     using Late = collective::Late;
 
@@ -31,8 +31,8 @@ public:
         return whole ? collective::name_of(whole->call, whole->number) : collective::name_of(board_.cell(n, rank_).call, n);
     }
 
-    /// Who keeps collective n from completing: those that did not start it; else those that are in the middle of some work, which may be
-    /// another's share; else those whose shares are not done, as nobody who waits has helped.
+    /// The ranks that keep collective n from completing: those that did not start it. If all did: those that are in the middle of some
+    /// work, possibly on another rank's share. If none is: those whose shares are not done, since no waiting rank has helped them.
     Late late(std::uint64_t n) const {
         if (board_.done(n)) return {};
         const auto those = [&](auto&& are_late) {
@@ -47,8 +47,8 @@ public:
         return late;
     }
 
-    // All below: `unstarted` is the first collective, up to the one that is waited for, that not every rank is known to have started; or
-    // that one.
+    // For all functions below, `unstarted` is the first collective, up to the one that is waited for, that some rank may not have started;
+    // if there is none, the one that is waited for.
 
     void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds limit) const {
         Late who = late(unstarted);
@@ -65,16 +65,16 @@ public:
         }
     }
 
-    /// Where a rank is dead that collective n, which is waited for, still needs. Asks the system.
+    /// Ends the world if a rank is dead that collective n, which is waited for, still needs. Asks the system.
     void report_dead(std::uint64_t unstarted, std::uint64_t n, const Whole* whole) const {
         for (int r = 0; r < board_.size(); ++r) {
-            // Busy: it died in the middle of some work, which may be another's share.
+            // If it is busy, it died in the middle of some work, possibly on another rank's share.
             const auto is_needed = [&] {
                 return !board_.done(unstarted) && (!board_.arrived(unstarted, r) || !share_is_done(n, r) || is_busy(r));
             };
             const int culprit = board_.world_rank(r);
             if (!is_needed() || board_.world().alive(culprit)) continue;
-            if (!is_needed()) continue;  // it has done its part, and left, while this rank asked
+            if (!is_needed()) continue;  // it has done its part, and left, during the system call
             return board_.world().fail(collective::died(name(unstarted, whole), culprit));
         }
     }

@@ -23,11 +23,11 @@ using gradsync::detail::larger;
 using gradsync::detail::round_up;
 using gradsync::detail::smaller;
 
-/// How the elements of a collective are cut into chunks, each of which one rank works on alone. Chunk c of
-/// share r belongs to rank r first: a rank that works its own share finds it in its own cache next time.
+/// Cuts the elements of a collective into chunks; one rank works on each alone. Chunk c of share r belongs to rank r first: a rank that
+/// works on its own share finds it in its cache next time.
 class Chunks {
 public:
-    Chunks() = default;  ///< nothing to do
+    Chunks() = default;  ///< no chunks
     explicit Chunks(std::span<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
         const Call& call = calls[0];
         count_ = whole_count(calls);
@@ -35,7 +35,7 @@ public:
         const std::size_t line = gradsync::detail::line_bytes / size_of(call.dtype);
         const bool any_cut =
             call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
-        // Where the operation leaves it to us, no two ranks write into one cache line.
+        // If the operation allows any cut, no two ranks write into one cache line.
         if (any_cut) share_ = round_up(share_, line);
         const std::size_t least = min_chunk_bytes / size_of(call.dtype);
         const std::size_t most = max_chunk_bytes / size_of(call.dtype);
@@ -64,8 +64,7 @@ private:
     std::size_t chunk_ = 1;
 };
 
-/// Does the work of single chunks. Keeps its scratch, so that a steady state allocates nothing; one thread at a
-/// time.
+/// Works on single chunks. Keeps its scratch, so that a steady state allocates nothing. For one thread at a time.
 class ChunkWorker {
 public:
     explicit ChunkWorker(std::size_t ranks) : combiner_(ranks) {
@@ -80,9 +79,9 @@ public:
         const Call& owners = calls[static_cast<std::size_t>(owner)];
         const Call& roots = calls[collective::is_rooted(call.operation) ? static_cast<std::size_t>(call.root) : 0];
         const std::size_t width = size_of(call.dtype);
-        const std::size_t whole = range.first * width;  // offset in a whole buffer, bytes
+        const std::size_t whole = range.first * width;  // offset in a whole buffer, in bytes
         const int size = static_cast<int>(calls.size());
-        // Offset in the owner's shard, for the operations whose shares are its shards.
+        // Offset in the owner's shard, in bytes, for operations whose shares are its shards.
         const std::size_t shard = (range.first - shard_range(whole_count(calls), size, owner).first) * width;
         outputs_.clear();
         switch (call.operation) {

@@ -24,25 +24,24 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// A communicator of processes of one machine, on any memory. Buffers that all ranks can reach are worked on where they
-/// lie; others go through a staging area, piece by piece. Whether they can be reached is known once all ranks have
-/// published their calls, so every collective starts on one board, and those that need staging go on, in the same
-/// order on all ranks, on a second.
+/// A communicator of processes of one machine, for buffers in any memory. Collectives work in place on buffers that all ranks can reach;
+/// others go through a staging area, piece by piece. Reachability is known only once all ranks have published their calls. So every
+/// collective starts on one board, and those that need staging go on, in the same order on all ranks, on a second.
 ///
-/// For any thread; one at a time does the staging.
+/// Thread-safe; one thread at a time does the staging.
 class ProcessEngine final : public collective::Engine, collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t piece_bytes = 256 * 1024;
-    static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the other is worked on
+    static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the collective works on the other
 
 public:
-    /// What the ranks of a new communicator share.
+    /// Size of the memory that the ranks of a new communicator share.
     static constexpr std::size_t bytes(std::size_t ranks) noexcept {
         return 2 * Board::bytes(ranks) + ranks * pieces_in_flight * piece_bytes;
     }
 
-    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a number of the world's
-    /// for the staging area, the same on all ranks.
+    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a region number of the world for the
+    /// staging area, the same on all ranks.
     ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, std::vector<int> world_ranks, int rank,
                   std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
         : world_(std::move(world)),
@@ -77,7 +76,7 @@ public:
             std::uint64_t oldest;
             {
                 std::lock_guard lock(mutex_);
-                // The direct seat forgets after so many which of them need staging.
+                // The direct seat remembers only for its last Board::slots collectives which of them need staging.
                 if (first_ == calls_.size() || calls_.size() - classified_ < Board::slots / 2) {
                     const std::uint64_t n = direct_.start(call);
                     calls_.push_back({n, call});
@@ -89,7 +88,7 @@ public:
         }
     }
 
-    /// Advances what is under way; never blocks.
+    /// Makes progress on everything under way; never blocks.
     void progress() noexcept override { try_advance(); }
 
     std::chrono::nanoseconds progress_time() const noexcept override {
@@ -98,7 +97,7 @@ public:
 
     bool test(std::uint64_t n) override { return advance(n); }
 
-    /// Also waits for what was started before: it may need this rank's staging.
+    /// Also waits for earlier collectives: they may need this rank's staging.
     void wait(std::uint64_t n) override {
         while (!advance(n)) {
             Whole oldest;
@@ -110,9 +109,9 @@ public:
                 oldest = {calls_[first_].call, calls_[first_].number};
                 is_staged = calls_[first_].whole.has_value();
                 piece = landed_;
-                if (is_staged && launched_ == landed_) continue;  // it could not be launched: the world has failed
+                if (is_staged && launched_ == landed_) continue;  // the piece could not be launched: the world has failed
             }
-            // Where these fail, `advance` says what it means for n.
+            // If these fail, `advance` says what it means for n.
             if (is_staged) staged_.await(piece, &oldest);
             else direct_.await(oldest.number);
         }
@@ -126,7 +125,7 @@ public:
         else if (launched_ != landed_) staged_.look(landed_, deadline, &oldest);
     }
 
-    /// Who keeps collective n from completing.
+    /// The ranks that keep collective n from completing.
     collective::Late late(std::uint64_t n) noexcept {
         std::lock_guard lock(mutex_);
         if (complete(n)) return {};
@@ -141,7 +140,7 @@ public:
             std::lock_guard lock(mutex_);
             if (complete(n)) return;
         }
-        // It may be over without this rank's having had to do anything.
+        // It may be complete without any work of this rank.
         if (!world_->failed()) try_advance();
         if (direct_.done(n) && !direct_.elsewhere(n)) return;
         direct_.fail_abandoned(n);
@@ -154,8 +153,8 @@ public:
         let_buffers_go();
     }
 
-    /// Memory that every rank has mapped, and each uses its part of. Where the system has none left, of this process alone:
-    /// collectives on it are slower.
+    /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
+    /// on which collectives are slower. Collective.
     collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
@@ -185,7 +184,7 @@ public:
         return remark_;
     }
 
-    /// Every group's first member makes its memory; all ranks of this communicator hear of all of it.
+    /// The first member of each group makes its memory; all ranks of this communicator exchange the handles.
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         const std::size_t room = ProcessEngine::bytes(group.members.size());
         std::string problem;
@@ -207,12 +206,12 @@ public:
     }
 
 private:
-    /// A segment that its creator has for others, and the number that its region has everywhere.
+    /// A segment that its creator offers to others, and the number that its region has everywhere.
     struct Offer {
         Segment::IpcHandle handle;
         std::uint64_t region = 0;
     };
-    /// While it lives, collectives find their buffers in it.
+    /// While this lives, collectives find their buffers in the region.
     struct LentRegion {
         LentRegion(std::shared_ptr<Regions> regions_, std::uint32_t number_, Segment segment_)
             : regions(std::move(regions_)), number(number_), segment(std::move(segment_)) {
@@ -231,8 +230,8 @@ private:
     static Segment open(const Offer& offer, std::string& problem) {
         return offer.handle.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.handle); });
     }
-    /// The first rank of this communicator that has its segment not open, or -1. Until it is known those who created them keep theirs.
-    /// Collective.
+    /// Returns the first rank of this communicator that could not open its segment, or -1. The creators keep their segments until it is
+    /// known. Collective.
     int who_has_not(const Segment& segment) {
         const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
         const auto found = std::find(good.begin(), good.end(), 0);
@@ -242,7 +241,7 @@ private:
     struct Started {
         std::uint64_t number = 0;
         Call call;
-        std::optional<std::size_t> whole = {};  ///< elements of the whole buffer, where it is staged
+        std::optional<std::size_t> whole = {};  ///< elements of the whole buffer, if it is staged
         bool complete = false;
     };
 
@@ -251,7 +250,7 @@ private:
                                        std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(world_ranks.size())));
     }
 
-    /// A rank that waits goes on with its staging, here and in other communicators.
+    /// A waiting rank advances its staging, here and in other communicators.
     class Space : public RegionSpace {
     public:
         Space(std::shared_ptr<const Regions> regions, bool alone, ProcessWorld& world) noexcept
@@ -263,18 +262,18 @@ private:
     };
     Space space(const std::vector<int>& world_ranks) const { return {regions_, world_ranks.size() == 1, *world_}; }
 
-    /// Under the mutex. Numbers are consecutive.
+    /// Requires the mutex. Numbers are consecutive.
     bool complete(std::uint64_t n) const noexcept {
         return first_ == calls_.size() || n < calls_[first_].number || calls_[index_of(n)].complete;
     }
     std::size_t index_of(std::uint64_t n) const noexcept { return first_ + static_cast<std::size_t>(n - calls_[first_].number); }
 
-    /// Sees what has become complete, and moves what is staged by what can be moved now. True if collective n is complete;
-    /// throws Error if it is not and the world has failed.
+    /// Finds completed collectives, and makes all possible progress on staged ones. True if collective n is complete; throws Error if it is
+    /// not and the world has failed.
     bool advance(std::uint64_t n) {
-        // Asked before looking: what the rank that failed had seen complete is found complete here too.
+        // Read before looking: collectives that the failed rank had seen complete are found complete here too.
         const bool failed = world_->failed();
-        // The work itself, which takes long, is done without the mutex: other threads go on starting.
+        // The work itself takes long and is done without the mutex: other threads can go on starting.
         if (failed) {
             direct_.catch_up();
             staged_.catch_up();
@@ -294,7 +293,7 @@ private:
         direct_.throw_failure(operation);
     }
 
-    /// After a failure: no thread of this rank copies from or to the trainer's buffers again.
+    /// After a failure: makes sure that no thread of this rank copies from or to the trainer's buffers again.
     void let_buffers_go() noexcept {
         std::lock_guard lock(mutex_);
         buffers_may_go_ = true;
@@ -308,7 +307,7 @@ private:
         advance_calls();
     }
 
-    /// Under the mutex.
+    /// Requires the mutex.
     void advance_calls() noexcept {
         for (; classified_ < calls_.size(); ++classified_) {
             Started& next = calls_[classified_];
@@ -328,7 +327,7 @@ private:
         }
     }
 
-    /// Under the mutex, as all below.
+    /// Requires the mutex, as all functions below.
     bool advance_staged(Started& started) noexcept {
         if (!pieces_) pieces_.emplace(started.call, *started.whole, rank(), size(), piece_bytes);
         for (;;) {
@@ -359,7 +358,7 @@ private:
 
     std::byte* area(std::uint64_t piece) const noexcept { return own_area_ + piece % pieces_in_flight * piece_bytes; }
 
-    /// False if the world fails meanwhile: who waits is told.
+    /// Returns false if the world fails meanwhile; the waiting caller gets the error.
     bool launch(const Started& started) noexcept {
         StagedPieces left = *pieces_;
         const StagedPieces::Piece piece = left.take();
@@ -394,14 +393,14 @@ private:
 
     mutable std::mutex mutex_;
     std::string remark_;
-    std::vector<Started> calls_;  ///< from first_ on: not known to be complete, or behind such a one
+    std::vector<Started> calls_;  ///< from first_ on: not known to be complete, or behind such a call
     std::size_t first_ = 0;
-    std::size_t classified_ = 0;          ///< of those below it is known whether they are staged
-    std::optional<StagedPieces> pieces_;  ///< of the oldest, if it is staged: those that have not been launched
+    std::size_t classified_ = 0;          ///< calls below this index are known to be staged or not
+    std::optional<StagedPieces> pieces_;  ///< pieces of the oldest call that have not been launched, if it is staged
     StagedPieces::Piece in_flight_[pieces_in_flight];
-    std::uint64_t launched_ = 0;  ///< pieces; their numbers are those of the staged seat's collectives
+    std::uint64_t launched_ = 0;  ///< number of pieces; also the staged seat's collective numbers
     std::uint64_t landed_ = 0;
-    bool buffers_may_go_ = false;  ///< the trainer has been told of a failure, or has told of one
+    bool buffers_may_go_ = false;  ///< the trainer has seen a failure, or has reported one
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -15,11 +15,11 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// The world of ranks that are processes of one machine. What they share lies in a segment, with room for what the
-/// first communicator shares: one process creates it, every rank then joins.
+/// The world of ranks that are processes of one machine. Their shared state is in a segment, which also has room for the shared state of
+/// the first communicator. One process creates the segment; every rank then joins.
 class ProcessWorld : public collective::World {
 public:
-    /// For `ranks` ranks, of which some may run on other machines. `room`: bytes for `memory()`.
+    /// Creates the segment for `ranks` ranks, some of which may run on other machines. `room`: bytes for `memory()`.
     static Segment create(int ranks, std::size_t room) { return Segment::create(room_offset(ranks) + room); }
 
     /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
@@ -27,22 +27,22 @@ public:
         return std::shared_ptr<ProcessWorld>(new ProcessWorld(std::make_shared<Segment>(std::move(segment)), rank, ranks, ranks_here));
     }
 
-    /// For another world that is to fail with this one. It keeps itself alive.
+    /// The state, for another world that must fail with this one. The pointer keeps the segment alive.
     std::shared_ptr<State> shared_state() const { return {segment_, &shared().state}; }
 
-    /// Memory that all ranks see, zeroed, aligned to 64 bytes. It keeps itself alive.
+    /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
 
-    /// What the communicators of this rank have to do.
+    /// The progress hooks of this rank's communicators.
     const std::shared_ptr<collective::ProgressHooks>& hooks() const noexcept { return hooks_; }
 
-    /// False once the process has died; true while it has not joined.
+    /// False once the process has died; true if it has not joined yet.
     bool alive(int world_rank) noexcept override {
         const std::int64_t number = processes()[world_rank].load(std::memory_order_acquire);
         return number == 0 || collective::ProcessIdentity{.machine = self_.machine, .system = self_.system, .number = number}.alive(self_);
     }
 
-    /// A number for a new region, 1 or more, which nobody else is given.
+    /// Returns the number of a new region, 1 or more; no other rank gets it.
     std::uint32_t next_region() noexcept { return shared().regions.fetch_add(1, std::memory_order_relaxed) + 1; }
 
 private:

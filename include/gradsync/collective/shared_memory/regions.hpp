@@ -14,14 +14,14 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// The memory that this process shares with others, by numbers that mean the same to all of them. An address in it
-/// travels as number and offset, in the 64 bits of a pointer. For concurrent use.
+/// The memory regions that this process shares with others, by numbers that mean the same to all of them. An address in a region travels as
+/// number and offset, in the 64 bits of a pointer. Thread-safe.
 class Regions {
 public:
     static constexpr int offset_bits = 40;  ///< a region is smaller than 1 TiB
     static constexpr std::uint32_t most = (std::uint32_t{1} << (64 - offset_bits)) - 2;
 
-    /// `number` has no region yet, and no later one has it either. Throws Error(invalid_argument) beyond `most`.
+    /// Adds a region. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or more.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
         if (number >= most)
             throw Error(Errc::invalid_argument,
@@ -38,7 +38,7 @@ public:
         std::erase(live_, number);
     }
 
-    /// False where not all of `bytes` bytes lie in one region.
+    /// Encodes `address`. Returns false if the `bytes` bytes do not all lie in one region.
     bool publish(const void* address, std::size_t bytes, const void*& published) const noexcept {
         const auto at = reinterpret_cast<std::uintptr_t>(address);
         std::lock_guard lock(mutex_);
@@ -66,12 +66,12 @@ private:
 
     mutable std::mutex mutex_;
     std::vector<Region> regions_;      ///< by number
-    std::vector<std::uint32_t> live_;  ///< numbers of those that there are
+    std::vector<std::uint32_t> live_;  ///< numbers of the existing regions
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 
-/// Ranks that are processes which have mapped the same regions. A call with a buffer outside of them is marked so:
-/// the ranks meet in it, but nothing is done. (A rank that is alone can reach everything.)
+/// Ranks that are processes which have mapped the same regions. A call with a buffer outside of them is marked `elsewhere`: the ranks meet
+/// in it, but no data moves. (A single rank can reach everything.)
 class RegionSpace {
 public:
     explicit RegionSpace(std::shared_ptr<const Regions> regions, bool alone = false) noexcept

@@ -26,8 +26,8 @@ using collective::Failure;
 
 /// One rank's place at a board: starts collectives, works on them, waits for them.
 ///
-/// May be used from several threads of the rank: their starts are serialised, one of them works at a time.
-/// Nothing here runs by itself: work is done inside `progress()` and `wait()`.
+/// Several threads of the rank may use it: their starts are serialised, and one of them works at a time. Nothing runs by itself: work is
+/// done inside `progress()`, `test()` and `wait()`.
 template <AddressSpace Space>
 class Seat {
 public:
@@ -52,7 +52,7 @@ public:
         timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
     }
 
-    /// Says to the others that this rank will start nothing more.
+    /// Tells the others that this rank will start nothing more.
     void leave() noexcept {
         board_->presence(rank_).left.store(true, std::memory_order_release);
         board_->world().wait_queue.ring();
@@ -82,11 +82,11 @@ public:
         return n;
     }
 
-    /// Works on this rank's share of what every rank has started. Never blocks.
+    /// Works on this rank's share of the collectives that every rank has started. Never blocks.
     void progress() noexcept { work(Mode::poll); }
 
-    /// Sees the calls of all that is complete, for `done`. Unlike `progress`, it has seen them when it returns although
-    /// another thread of this rank works.
+    /// Reads the calls of all complete collectives, for `done`. Unlike `progress`, it has read them when it returns, even if another thread
+    /// of this rank is working.
     void catch_up() noexcept {
         while (board_->done(own_.load(std::memory_order_acquire))) {
             work(Mode::poll);
@@ -94,39 +94,39 @@ public:
         }
     }
 
-    /// The time that this rank has spent at work outside of waits.
+    /// The time that this rank has spent on work outside of waits.
     std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
 
-    /// The same; true if collective n is complete.
+    /// As `progress`; returns true if collective n is complete. Throws Error if it is not and the world has failed.
     bool test(std::uint64_t n) {
         if (board_->done(n)) return true;
         work(Mode::poll);
         if (board_->done(n)) return true;
         if (!board_->world().failed()) return false;
-        if (board_->done(n)) return true;  // since: who failed had seen it complete
+        if (board_->done(n)) return true;  // it may be now: the rank that failed had seen it complete
         throw_failure(board_->cell(n, rank_).call.operation);
     }
 
-    /// Who keeps collective n from completing.
+    /// The ranks that keep collective n from completing.
     collective::Late late(std::uint64_t n) const { return detector_.late(n); }
 
-    /// Is collective n complete, and has this rank seen its calls? Only looks.
+    /// Is collective n complete, and has this rank read its calls? Does no work.
     bool done(std::uint64_t n) const noexcept { return board_->done(n) && own_.load(std::memory_order_acquire) > n; }
 
-    /// Returns when collective n is complete. Throws Error when the world fails or the time limit is reached.
+    /// Returns when collective n is complete. Throws Error if the world fails or the time limit is reached.
     void wait(std::uint64_t n) {
         if (!await(n)) throw_failure(board_->cell(n, rank_).call.operation);
     }
-    /// The same; false where `wait` throws. `whole`: a collective that every rank has started elsewhere and that n is a piece of, if it is
-    /// one.
+    /// The same, but returns false instead of throwing. `whole`: the collective of another seat that n is a piece of, if any; every rank
+    /// has started it.
     bool await(std::uint64_t n, const Whole* whole = nullptr) {
         if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n, whole)) return false;
-        // The others reuse a slot only once every rank has retired it: do not let them wait for that.
+        // Others can reuse a slot only once every rank has retired it: do not make them wait for this rank.
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
         return true;
     }
 
-    /// What a wait for collective n does now and then, for who tests it again and again.
+    /// The checks of a wait for collective n, for callers that test it repeatedly.
     void look(std::uint64_t n, collective::Deadline& deadline, const Whole* whole = nullptr) noexcept {
         if (board_->done(n) || board_->world().failed()) return;
         const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
@@ -136,15 +136,15 @@ public:
         detector_.report_leavers(unstarted, whole);
     }
 
-    /// Where the ranks only met in collective n, as not all buffers could be reached: the elements of its whole buffer.
-    /// Ask when it is `done`, before `Board::slots` more were started.
+    /// The elements of collective n's whole buffer if the ranks only met in it because not all buffers could be reached. Call it when n is
+    /// `done`, before `Board::slots` more collectives have started.
     std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
 
-    /// Collective n will not be waited for, and its buffers may be about to go.
+    /// Collective n will not be waited for, and its buffers may be freed soon.
     void abandon(std::uint64_t n) noexcept {
         if (!board_->done(n)) fail_abandoned(n);
     }
-    /// The same for one that is not over although the ranks have met in it.
+    /// The same for a collective that is not over although the ranks have met in it.
     void fail_abandoned(std::uint64_t n) noexcept { fail(collective::abandoned(detector_.name(n), board_->world_rank(rank_))); }
 
     /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
@@ -153,7 +153,7 @@ public:
         quiesce();
     }
 
-    /// A number for a split, or for what else all ranks make at the same place in the program.
+    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
     std::size_t next_number() noexcept { return numbers_++; }
 
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
@@ -173,27 +173,27 @@ private:
         if (next - min_retired_.load(std::memory_order_relaxed) < Board::slots) return min_retired_.load(std::memory_order_relaxed);
         std::uint64_t least = next;
         for (int r = 0; r < board_->size(); ++r)
-            if (!board_->presence(r).left.load(std::memory_order_acquire))  // one that left looks at no slot again
+            if (!board_->presence(r).left.load(std::memory_order_acquire))  // a rank that left looks at no slot again
                 least = smaller(least, board_->presence(r).retired.load(std::memory_order_acquire));
         min_retired_.store(least, std::memory_order_relaxed);
         return least;
     }
 
     enum class Mode {
-        poll,  ///< a call that does not wait: this rank's shares, and the time counts as progress_time()
+        poll,  ///< this rank's shares; the time counts as progress_time()
         wait,  ///< this rank's shares
-        help,  ///< those of late ranks too
+        help,  ///< shares of late ranks too
     };
 
-    /// All work on chunks happens here. Where there is nothing to do it only reads.
+    /// All work on chunks is done here. It only reads if there is nothing to do.
     void work(Mode mode) noexcept {
         const std::uint64_t next = next_.load(std::memory_order_acquire);
         const std::uint64_t oldest = oldest_.load(std::memory_order_relaxed);
         if (oldest == next || !(has_work(next, mode) || board_->done(oldest))) return;
-        if (working_.exchange(true, std::memory_order_acquire)) return;  // another thread of this rank is at it
+        if (working_.exchange(true, std::memory_order_acquire)) return;  // another thread of this rank is working
         if (has_work(next, mode)) {
             std::atomic<int>& busy = board_->presence(rank_).busy;
-            // Pairs with quiesce(): either it sees us busy, or we see that the world has failed.
+            // Pairs with quiesce(): either it sees this rank busy, or this rank sees that the world has failed.
             busy.store(1, std::memory_order_seq_cst);
             if (mode == Mode::poll) {
                 const auto begin = std::chrono::steady_clock::now();
@@ -217,7 +217,7 @@ private:
     void work_own_shares(std::uint64_t next) noexcept {
         const World& world = board_->world();
         std::uint64_t n = own_.load(std::memory_order_relaxed);
-        // After a failure no more is begun, but somebody may still ask for what is complete.
+        // After a failure no more work is begun, but a caller may still ask for complete collectives.
         for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
             collect_calls(n);
             if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
@@ -226,9 +226,9 @@ private:
             if (!world.cores_are_shared) {
                 work_share(n, chunks, rank_);
             } else {
-                // Shares belong to cores then: whichever rank runs on a core finds in its cache what the last one left.
+                // Shares belong to cores then: each rank on a core finds the last one's data in the core's cache.
                 for (int r = collective::current_core(rank_) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
-                // Ranks that only ever poll may all run on one core: somebody must answer for each share.
+                // Ranks that only poll may all run on one core: each share needs a rank that works on it.
                 work_share(n, chunks, rank_);
             }
             own_.store(n + 1, std::memory_order_release);
@@ -259,8 +259,7 @@ private:
         return elsewhere ? Chunks() : Chunks(calls_);
     }
 
-    /// Whoever finds a collective first answers for the shares in which there is nothing to do: nobody has to wait for
-    /// their owners.
+    /// The first rank that finds a collective completes the shares without work: no rank has to wait for their owners.
     void settle_empty_shares(std::uint64_t n, const Chunks& chunks) noexcept {
         bool settled = false;
         for (int r = 0; r < board_->size(); ++r) {
@@ -284,7 +283,7 @@ private:
             ++worked;
         }
         if (worked == 0) return;
-        // Who has worked on all of it need not ask whether others are done with theirs.
+        // A rank that has worked on all of it need not ask whether others are done with theirs.
         if (worked == end || share.chunks_done.fetch_add(worked, std::memory_order_acq_rel) + worked == end)
             board_->set_share_done(n, owner);
     }
@@ -300,22 +299,22 @@ private:
         board_->presence(rank_).retired.store(n, std::memory_order_release);
     }
 
-    /// Works and waits until `complete()`; `n` is the collective that the messages speak of. False where the world fails before.
+    /// Works and waits until `complete()`; `n` is the collective that error messages name. Returns false if the world fails before.
     template <class Predicate>
     bool wait_for(Predicate&& complete, std::uint64_t n, const Whole* whole = nullptr) {
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
         collective::Deadline deadline;
-        // A share that is taken over costs its owner more than the help is worth, unless the owner is late for good.
-        // Where it may be waiting for this very core, it is late.
+        // Taking over a share costs its owner more than the help is worth, unless the owner is really late. An owner that may be waiting
+        // for this very core is late.
         int rounds_alone = world.cores_are_shared ? 0 : 300;
         for (;;) {
             work(rounds_alone > 0 ? Mode::wait : Mode::help);
             if (complete()) return true;
-            if (world.failed()) return complete();  // it may be since: who failed had seen it complete
+            if (world.failed()) return complete();  // it may be now: the rank that failed had seen it complete
             if (rounds_alone > 0) {
                 --rounds_alone;
-                continue;  // without a pause, which lasts as long as a handoff between cores
+                continue;  // without a pause, which takes as long as a handoff between cores
             }
             if (backoff.patient()) {
                 space_.idle();
@@ -332,9 +331,9 @@ private:
         board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
     }
 
-    /// After the world has failed: waits until nobody touches another rank's buffers. Bounded, as a destructor may be the caller, and by
-    /// one deadline for all calls, of which there may be many: chunks take microseconds, so it is reached only if a rank was stopped for
-    /// good. Where memory stays mapped, that one can do no harm when it goes on.
+    /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because a destructor may be the
+    /// caller. One deadline serves all calls, of which there may be many. Chunks take microseconds, so the deadline passes only if a rank
+    /// was stopped for good. If memory stays mapped, such a rank does no harm when it goes on.
     void quiesce() noexcept {
         using Clock = std::chrono::steady_clock;
         const std::chrono::nanoseconds second = std::chrono::seconds(1), limit = Space::keeps_memory ? second : larger(timeout(), second);
@@ -354,19 +353,20 @@ private:
     std::atomic<std::chrono::nanoseconds> timeout_;
     const BoardFailureDetector detector_;
 
-    // Starting: under the lock.
+    // For starts: requires the lock.
     std::atomic<bool> locked_{false};
     std::atomic<std::uint64_t> next_{0};         ///< number of the next collective
-    std::atomic<std::uint64_t> min_retired_{0};  ///< what all ranks had retired when last looked at
+    std::atomic<std::uint64_t> min_retired_{0};  ///< collectives below were retired by all ranks at the last look
     std::size_t numbers_ = 0;
 
-    // Working: by the thread that holds working_. own_ and oldest_ are read by others too.
+    // For work: written by the thread that holds working_. Others read own_ and oldest_ too.
     alignas(64) std::atomic<bool> working_{false};
-    std::atomic<std::uint64_t> own_{0};     ///< this rank's share of all collectives below is worked on
+    std::atomic<std::uint64_t> own_{0};     ///< this rank has worked on its share of all collectives below
     std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
-    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< when a failed world counts as quiet at the latest; 0: not failed
+    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< time at which a failed world counts as quiet at the latest; 0: not
+                                                               ///< failed
     std::vector<Call> calls_;
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     ChunkWorker worker_;

@@ -23,14 +23,14 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// Memory that several processes of one machine map, zeroed at first. It has no name in the file system: nothing is left
-/// behind when the processes die, however they do, and the size of /dev/shm does not limit it.
+/// Memory that several processes of one machine map, initially zeroed. It has no name in the file system: nothing is left behind when the
+/// processes die, for any reason, and the size of /dev/shm does not limit it.
 ///
-/// One process creates it and hands its `ipc_handle()` to the others, who open it while the creator's object lives; after that
-/// each has a mapping of its own. For one thread at a time.
+/// One process creates it and sends its `ipc_handle()` to the others, which open it while the creator's object lives. Afterwards each has a
+/// mapping of its own. For one thread at a time.
 class Segment {
 public:
-    /// What another process of this machine needs to open the segment. Plain bytes, to be sent.
+    /// The data that another process of this machine needs to open the segment. Plain bytes, to be sent.
     struct IpcHandle {
         std::uint64_t bytes = 0;
         std::uint64_t token = 0;
@@ -40,7 +40,7 @@ public:
 
     Segment() = default;
 
-    /// Throws std::system_error where the system has no such memory, or not so much of it.
+    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough.
     static Segment create(std::size_t bytes) {
         Segment segment;
 #if defined(__linux__)
@@ -61,8 +61,8 @@ public:
         return segment;
     }
 
-    /// Throws std::system_error where the creator's memory cannot be reached from this process: another machine, another
-    /// process namespace, another user.
+    /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another process namespace,
+    /// another user.
     static Segment open(const IpcHandle& handle) {
         Segment segment;
 #if defined(__linux__)
@@ -88,12 +88,12 @@ public:
         return segment;
     }
 
-    /// What `make` returns; nothing where it throws, with the reason in `problem`.
+    /// Returns the result of `make`; if it throws, returns an empty segment and sets `problem` to the reason.
     template <class F>
     static Segment attempt(std::string& problem, F&& make) {
         try {
             return make();
-        } catch (const std::exception& error) {  // the system's mostly; any keeps this rank from what the others have
+        } catch (const std::exception& error) {  // mostly system errors; after any error this rank cannot share memory with the others
             problem = error.what();
             return Segment();
         }
@@ -112,7 +112,7 @@ public:
     }
 
     const IpcHandle& ipc_handle() const noexcept { return ipc_handle_; }
-    /// Aligned to a page. Another address in every process.
+    /// Aligned to a page. The address differs between processes.
     std::byte* data() const noexcept { return mapping_ ? static_cast<std::byte*>(mapping_) + data_offset(bytes_) : nullptr; }
     std::size_t bytes() const noexcept { return bytes_; }
 
@@ -126,7 +126,7 @@ public:
 private:
     static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
 
-    /// Where the data begin, behind the token that proves which segment it is. Behind a hole where they are many.
+    /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
 
 #if defined(__linux__)
@@ -136,7 +136,7 @@ private:
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
         void* address = nullptr;
         if (offset == huge_page) {
-            // At an address that huge pages fit: in a reservation that is larger by one, of which the rest is given back.
+            // Huge pages need an aligned address: reserve one huge page more, and give the rest back.
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
@@ -155,13 +155,13 @@ private:
         if (offset == huge_page) use_huge_pages();
     }
 
-    /// Many systems give shared memory huge pages only where it is asked for them page by page, once it is touched.
+    /// Many systems give shared memory huge pages only on request, page by page, once it was touched.
     void use_huge_pages() const noexcept {
         constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
         for (std::size_t at = 0; at + huge_page <= bytes_; at += huge_page) {
             std::byte* const begin = data() + at;
             static_cast<void>(*static_cast<volatile std::byte*>(begin));
-            if (::madvise(begin, huge_page, collapse) != 0) return;  // it works with small pages, too
+            if (::madvise(begin, huge_page, collapse) != 0) return;  // small pages work, too
         }
     }
 #else

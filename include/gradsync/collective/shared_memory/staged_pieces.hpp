@@ -10,32 +10,32 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// How one rank takes a collective through staging areas, of which every rank has one that the others see: piece by piece, each
-/// of which is brought there, reduced or broadcast in the areas, and fetched. It follows from the call, the rank and the size, so
-/// all ranks have the same pieces in the same order. A piece of what has one owner (a shard that is gathered, or scattered)
-/// never spans two shards.
+/// The pieces in which one rank takes a collective through staging areas. Every rank has an area that the others see. Each piece is copied
+/// there, reduced or broadcast in the areas, and copied out. The pieces follow from the call, the rank and the size, so all ranks have the
+/// same pieces in the same order. If a piece has one owner (a shard that is gathered or scattered), it never spans two shards.
 class StagedPieces {
     using Call = collective::Call;
     using Operation = collective::Operation;
 
 public:
-    /// One that fits into the area.
+    /// A piece that fits into the area.
     struct Piece {
-        ElementRange range;  ///< of the whole buffer, of which the area holds nothing else
-        int owner = 0;       ///< whose shard it is of, where shards have one
+        ElementRange range;  ///< elements of the whole buffer; the area holds only these
+        int owner = 0;       ///< owner of the shard, if shards have owners
     };
-    /// What a rank brings of a piece, or fetches, as a range of the whole buffer, and which of that its own buffer begins with.
+    /// The part of a piece that a rank copies in or out, as a range of the whole buffer; `begins` is the element of the whole buffer at
+    /// which the rank's own buffer begins.
     struct Share {
         ElementRange range;
         std::size_t begins = 0;
     };
 
     StagedPieces() = default;
-    /// `whole`: elements of the whole buffer. `most`: bytes of a piece.
+    /// `whole`: elements of the whole buffer. `most`: size limit of a piece in bytes.
     StagedPieces(const Call& call, std::size_t whole, int rank, int size, std::size_t most) noexcept
         : call_(call), whole_(whole), rank_(rank), size_(size), most_(most / size_of(call.dtype)) {}
 
-    /// Has `take` given the last one? A buffer of no elements has one, too, which is empty.
+    /// Has `take` returned the last piece? A buffer of no elements has one too, which is empty.
     bool all_taken() const noexcept { return all_taken_; }
 
     Piece take() noexcept {
@@ -74,7 +74,7 @@ public:
         }
     }
 
-    /// What is done with the piece in the areas.
+    /// The collective on the piece in the areas.
     Call call_on(std::byte* area, const Piece& piece) const noexcept {
         Call call = call_;
         const bool reduces = collective::reduces(call_.operation);
@@ -88,7 +88,7 @@ public:
 private:
     bool has_owners() const noexcept { return collective::in_is_shard(call_.operation) || call_.operation == Operation::scatter; }
 
-    /// What of the piece is in this rank's shard, which is all that its buffer holds.
+    /// The part of the piece that is in this rank's shard; its buffer holds the shard only.
     Share own_part(const Piece& piece) const noexcept {
         const ElementRange all = piece.range, own = shard_range(whole_, size_, rank_);
         const ElementRange common{std::max(all.first, own.first), std::min(all.last, own.last)};
@@ -98,9 +98,9 @@ private:
     Call call_;
     std::size_t whole_ = 0;
     int rank_ = 0, size_ = 1;
-    std::size_t most_ = 0;   ///< elements of a piece
-    int owner_ = 0;          ///< of the next piece,
-    std::size_t first_ = 0;  ///< which begins with this element of the whole buffer
+    std::size_t most_ = 0;   ///< size limit of a piece, in elements
+    int owner_ = 0;          ///< owner of the next piece
+    std::size_t first_ = 0;  ///< the next piece begins with this element of the whole buffer
     bool all_taken_ = false;
 };
 
