@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// When a world goes whose owners are gone. What it says of failures and of who has left is tested with the engine and the backends.
+// The end of a world whose owners are gone. The tests of the engine and of the backends cover its messages about failures and departures.
 #include <gradsync/collective/messages/message_world.hpp>
 
 #include <doctest/doctest.h>
@@ -34,7 +34,7 @@ void sweep() {
     for (int i = 0; i < 3; ++i) world(std::make_shared<LoopbackNetwork>(1), 0).reset();
 }
 
-/// Of the network: a world that stays keeps its transport, and with it sockets or a communicator.
+/// The transports that still use the network. A world that stays keeps its transport, and with it sockets or a communicator.
 long transports(const std::shared_ptr<LoopbackNetwork>& network) { return network.use_count() - 1; }
 
 }  // namespace
