@@ -573,6 +573,11 @@ class Report(TrainerTest):
         self.assertEqual(done.stderr, "")
         drawn = picture.read_text()
         for text in ("rank 0", "rank 2", "gradients ready", "1 bucket travels", "backward"): self.assertIn(f">{text}<", drawn)
+        # Another rank may have been busy for long when the step begins.
+        busy = [{"pid": rank, "tid": 0, "ph": "X", "name": name, "ts": ts, "dur": dur}
+                for rank, name, ts, dur in ((0, "backward", 1e6, 900), (0, "finish", 1000900, 100), (1, "finish", 0, 1000900))]
+        done = run(self.write("busy.json", json.dumps({"traceEvents": busy})), str(picture))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("has no complete step 99", run(trace, str(picture), "--step", "99").stderr)
         for content in ("no JSON", "{}", '{"traceEvents": [1]}'):
             self.assertRegex(run(self.write("other", content), str(picture)).stderr, "^draw-trace: .* is not a trace of gradsync's: ")
