@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/compress/compressor.hpp>
 #include <gradsync/gradsync.hpp>
 
@@ -20,23 +21,23 @@
 
 namespace gradsync_train {
 
-template <class Ops, class Backend, class BucketPolicy, class OverlapPolicy, class Exchange = gs::AllReduce>
+template <class Ops, class Backend, class OverlapPolicy, class Exchange = gs::AllReduce>
 class PlainSynchroniser final : public BackendSynchroniser<Backend> {
-    using Reducer = gs::Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>;
+    using Reducer = gs::Reducer<Backend, gs::AnyBuckets, OverlapPolicy, Exchange>;
     using Base = BackendSynchroniser<Backend>;
     using Base::parameters_, Base::comm_, Base::units_;
     static constexpr bool gathers_in_forward = requires { OverlapPolicy::gathers_in_forward; };
     static constexpr bool compresses = gs::Compressor<Exchange, Backend>;
 
 public:
-    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, BucketPolicy buckets,
-                      OverlapPolicy overlap, Ops ops = {}, Exchange exchange = Exchange{})
+    PlainSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
+                      OverlapPolicy overlap, gs::plan::CallCost cost, Ops ops = {}, Exchange exchange = Exchange{})
         : Base{comm, parameters, std::move(units)},
           ops_{ops},
           micro_batches_{o.accumulate},
           clip_{o.clip},
           replans_{o.buckets == "optimal"},
-          profile_{.fixed = buckets.cost().fixed, .per_byte = buckets.cost().per_byte},
+          profile_{.fixed = cost.fixed, .per_byte = cost.per_byte},
           optimizer_{parameters, o.weight_decay, ops},
           due_(parameters.size()) {
         const bool borrowed = o.gradients == "borrowed";
@@ -135,8 +136,8 @@ public:
 
     BucketProfile profile() const override {
         BucketProfile profile = profile_;
-        for (std::size_t i = 0; i < reducer_->ready_seconds().size(); ++i) {
-            profile.ready.push_back(reducer_->ready_seconds()[i]);
+        for (std::size_t i = 0; i < reducer_->statistics().ready_seconds.size(); ++i) {
+            profile.ready.push_back(reducer_->statistics().ready_seconds[i]);
             profile.bytes.push_back(parameters_[i].count * sizeof(float));
         }
         return profile;
@@ -171,7 +172,7 @@ private:
         if constexpr (Ops::on_device && !gathers_in_forward) {
             // Every rank has all averages: the device reads them once more, and no host waits for their norm.
             std::vector<std::span<const float>> all;
-            for (std::size_t i = 0; i < due_.size(); ++i) all.push_back(reducer_->template gradient<float>(i));
+            for (std::size_t i = 0; i < due_.size(); ++i) all.push_back(reducer_->gradient_view(i).template as<float>());
             optimizer_.scale_gradients_by(ops_.clip_factor(all, clip_));
         } else {
             scale_ = gradsync::clip_factor(reducer_->gradient_norm(), clip_);
@@ -195,7 +196,7 @@ private:
         float* const state[] = {means_[i][0].data(), means_[i][1].data()};
         optimizer_.step({.parameter = i,
                          .value = {weights_[i].data(), parameters_[i].count},
-                         .gradient = reducer_->template gradient<float>(i),
+                         .gradient = reducer_->gradient_view(i).template as<float>(),
                          .gradient_scale = scale_,
                          .state = state});
         due_[i] = false;

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
@@ -32,7 +33,7 @@ auto hold_back(Sharded& sharded) {
 template <class Backend, class Sharded, bool pools>
 class ShardedSynchroniser : public BackendSynchroniser<Backend> {
 public:
-    float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.gradient_view(i).data); }
+    float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.acquire_gradient(i).data); }
     void ready(std::size_t i) override { sharded_.mark_ready(i); }
 
     /// Where gradients are sharded, each micro-batch is averaged over the ranks, and the averages add up in the shards.
@@ -101,16 +102,16 @@ private:
 };
 
 /// Stages 1 and 2: the weights are whole, in the library's memory.
-template <class Ops, class Backend, class Stage, class BucketPolicy, class OverlapPolicy>
+template <class Ops, class Backend, class Stage, class OverlapPolicy>
 class OptimizerSharding final
-    : public ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, BucketPolicy, OverlapPolicy>,
+    : public ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
                                  Stage::shards_gradients> {
-    using Base = ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, BucketPolicy, OverlapPolicy>,
+    using Base = ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
                                      Stage::shards_gradients>;
     using Base::sharded_, Base::units_;
 
 public:
-    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, BucketPolicy buckets,
+    OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
                       OverlapPolicy overlap)
         : Base{comm, parameters, std::move(units), o, options(observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {

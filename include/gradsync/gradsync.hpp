@@ -9,6 +9,7 @@
 
 #include "backend/run_threads.hpp"
 #include "backend/thread_backend.hpp"
+#include "bucket/any_buckets.hpp"
 #include "bucket/flat.hpp"
 #include "bucket/per_parameter.hpp"
 #include "bucket/size_capped.hpp"
@@ -23,6 +24,7 @@
 #include "core/shard_range.hpp"
 #include "core/version.hpp"
 #include "observe/statistics.hpp"
+#include "overlap/any_overlap.hpp"
 #include "overlap/no_overlap.hpp"
 #include "overlap/overlap_backward.hpp"
 #include "reducer.hpp"

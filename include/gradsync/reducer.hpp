@@ -19,6 +19,7 @@
 #include "engine/no_sync.hpp"
 #include "engine/options.hpp"
 #include "engine/parameters.hpp"
+#include "engine/policies.hpp"
 #include "kernel/isa.hpp"
 #include "kernel/passes.hpp"
 #include "observe/statistics.hpp"
@@ -61,8 +62,8 @@ public:
     template <class Range>
     Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
             Exchange exchange = Exchange())
-        : engine_(std::move(backend), "this Reducer", detail::view_parameters<B::memory_space>(parameters), options, std::move(buckets),
-                  std::move(overlap), std::move(exchange)) {}
+        : engine_(std::move(backend), "this Reducer", detail::view_parameters<B::memory_space>(parameters), options,
+                  detail::make_policies<B>(std::move(buckets), std::move(overlap), std::move(exchange))) {}
 
     // ------------------------------------------------------------------------------------------ before the first step
 
@@ -122,13 +123,8 @@ public:
     void flush() { engine_.flush(); }
 
     /// The memory of gradient i. With GradientStorage::in_buckets it is the Reducer's, zero at first, and valid until `rebuild_buckets`
-    /// returns true.
-    BufferView gradient_view(std::size_t i) { return engine_.gradient_view(i); }
-    /// The same with its type; T must be the gradient's.
-    template <Element T>
-    std::span<T> gradient(std::size_t i) {
-        return engine_.template gradient<T>(i);
-    }
+    /// returns true. `gradient_view(i).as<float>()` has its type.
+    BufferView gradient_view(std::size_t i) const { return engine_.gradient_view(i); }
 
     /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy (except OverlapForward with a
     /// wider `reduce_dtype`, where averages that are not waited for are not rounded yet). Each rank reads only its share. The first call
@@ -150,8 +146,6 @@ public:
     bool rebuild_buckets() { return engine_.rebuild_buckets(); }
     /// Records in the next steps when gradients become ready, for `rebuild_buckets`: the order of the last one, the mean of the times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }
-    /// When gradients become ready, as the ranks agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
-    std::span<const double> ready_seconds() const noexcept { return engine_.ready_seconds(); }
 
     /// Borrowed gradient i lives elsewhere from now on, with the same count and type. Between steps.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
@@ -164,13 +158,12 @@ public:
     Exchange& exchange() noexcept
         requires(!detail::gathers_in_forward<Overlap>())
     {
-        return engine_.exchange();
+        return static_cast<detail::ExchangeAs<Exchange, B>&>(engine_.exchange()).policy();
     }
-    std::size_t size() const noexcept { return engine_.size(); }  ///< parameters, frozen ones too
-    const ParameterView& parameter(std::size_t i) const { return engine_.parameter(i); }
+    std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< frozen ones too
 
 private:
-    detail::GradientEngine<B, Buckets, Overlap, Exchange> engine_;
+    detail::GradientEngine<B> engine_;
 };
 
 template <class B, class Range>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: give this overlap policy a member void gradients_ready\(auto& engine\)
-// expect 2: gradsync: give this overlap policy a member void bucket_full\(auto& engine\): a template
+// expect 1: gradsync: give this overlap policy a member void gradients_ready\(gradsync::BucketEngine&\)
+// expect 2: gradsync: give this overlap policy a member void bucket_full\(gradsync::BucketEngine&\)
 // expect 3: gradsync: give this overlap policy a member void detach\(\)
 // expect 4: gradsync: give this overlap policy a member std::string describe\(\) const
-// expect 5: gradsync: make this overlap policy movable
+// expect 5: gradsync: make this overlap policy copyable
 // errors: 1
 #include <atomic>
 
@@ -16,14 +16,14 @@
 struct MyEngine {};
 
 struct Eager {
-    void attach(auto&) {}
+    void attach(gradsync::BucketEngine&) {}
 #if GRADSYNC_EXPECT_FAILURE == 2
     void bucket_full(MyEngine&) {}
 #else
-    void bucket_full(auto& engine) { engine.launch_full_buckets(); }
+    void bucket_full(gradsync::BucketEngine& engine) { engine.launch_full_buckets(); }
 #endif
 #if GRADSYNC_EXPECT_FAILURE != 1
-    void gradients_ready(auto& engine) { engine.poll(); }
+    void gradients_ready(gradsync::BucketEngine& engine) { engine.poll(); }
 #endif
 #if GRADSYNC_EXPECT_FAILURE == 3
     void detached() {}

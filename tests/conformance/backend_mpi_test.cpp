@@ -71,13 +71,13 @@ std::vector<float> trained(Backend comm, gradsync::GradientStorage storage) {
     sync.broadcast_parameters();
     for (std::size_t step = 0; step < 10; ++step) {
         for (std::size_t i = weights.size(); i-- > 0;) {
-            write_gradient(sync.template gradient<float>(i), weights[i], step, comm.rank(), i);
+            write_gradient(sync.gradient_view(i).template as<float>(), weights[i], step, comm.rank(), i);
             sync.mark_ready(i);
         }
         sync.finish();
         sync.clip_gradients_by_norm(1.0);
         for (std::size_t i = 0; i < weights.size(); ++i)
-            for (std::size_t k = 0; k < weights[i].size(); ++k) weights[i][k] -= 0.1f * sync.template gradient<float>(i)[k];
+            for (std::size_t k = 0; k < weights[i].size(); ++k) weights[i][k] -= 0.1f * sync.gradient_view(i).template as<float>()[k];
     }
     std::vector<float> all;
     for (const auto& w : weights) all.insert(all.end(), w.begin(), w.end());
@@ -112,7 +112,7 @@ std::vector<float> trained_sharded(Backend comm, Make&& make, Use&& use) {
             const auto forward = use(*sharded, i);
         for (std::size_t i = weights.size(); i-- > 0;) {
             [[maybe_unused]] const auto backward = use(*sharded, i);
-            write_gradient(sharded->template gradient<float>(i), value(i), step, comm.rank(), i);
+            write_gradient(sharded->acquire_gradient(i).template as<float>(), value(i), step, comm.rank(), i);
             sharded->mark_ready(i);
         }
         sharded->finish();

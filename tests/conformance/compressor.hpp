@@ -422,9 +422,9 @@ void check_compressor(const X& compressor, const X& late) {
                     if (k != 3) return;
                     auto& sync = trainee.sync;
                     std::string& text = wrong[static_cast<std::size_t>(sync.backend().rank())];
-                    const auto before = state_of(sync.exchange(), sync.size());
+                    const auto before = state_of(sync.exchange(), sync.parameters().size());
                     text = sync.rebuild_buckets() ? "" : "the plan did not change";
-                    if (state_of(sync.exchange(), sync.size()) != before) text = "state was lost";
+                    if (state_of(sync.exchange(), sync.parameters().size()) != before) text = "state was lost";
                     if (sync.exchange().steps() != 3) text = "the steps were lost";
                 });
                 for (const std::string& text : wrong) CHECK(text == "");
@@ -625,9 +625,9 @@ void check_compressor(const X& compressor, const X& late) {
                 if (k == 0) return;
                 auto& sync = trainee.sync;
                 Traffic promised{0, 0}, whole{0, 0};
-                std::vector<gradsync::ParameterInfo> infos(sync.size());
+                std::vector<gradsync::ParameterInfo> infos(sync.parameters().size());
                 for (std::size_t i = 0; i < infos.size(); ++i)
-                    infos[i] = {.count = sync.parameter(i).gradient.count, .dtype = sync.parameter(i).gradient.dtype};
+                    infos[i] = {.count = sync.parameters()[i].gradient.count, .dtype = sync.parameters()[i].gradient.dtype};
                 const gradsync::detail::BucketLayout layout(sync.plan(), infos);
                 for (std::size_t b = 0; b < sync.plan().size(); ++b) {
                     const BufferView bucket{nullptr, layout.counts[b], infos[sync.plan().bucket(b).front()].dtype};

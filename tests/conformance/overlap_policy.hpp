@@ -35,24 +35,23 @@
 namespace gradsync_test {
 
 /// An engine without buckets, which counts what it is asked for, and throws if told to.
-struct CountingEngine {
-    std::atomic<int> launches{0}, polls{0}, questions{0};
+struct CountingEngine final : gradsync::BucketEngine {
+    mutable std::atomic<int> launches{0}, polls{0}, questions{0};
     std::atomic<bool> flying{false}, broken{false};
     bool threaded = false;
 
-    void launch_full_buckets() { ++launches; }
-    bool in_flight() {
+    void launch_full_buckets() override { ++launches; }
+    bool in_flight() const noexcept override {
         ++questions;
         return flying;
     }
-    void poll() {
+    void poll() override {
         ++polls;
         if (broken) throw std::runtime_error("the communicator failed");
     }
-    bool wants_thread() const { return threaded; }
+    bool wants_thread() const noexcept override { return threaded; }
     int calls() const { return launches + polls + questions; }
 };
-static_assert(gradsync::BucketEngine<CountingEngine>);
 
 /// A backward of this rank's own order, by one thread or several.
 template <class Reducer>
@@ -107,6 +106,7 @@ void check_overlap_policy(Make&& make) {
         CHECK(std::string(make().describe()) == std::string(make().describe()));
         Policy policy = make();
         const std::string name = policy.describe();
+        CHECK(std::string(Policy(policy).describe()) == name);
         CHECK(std::string(Policy(std::move(policy)).describe()) == name);
     }
     SUBCASE("launches in the plan's order, the same bits on every rank, whatever the order of marks") {

@@ -40,7 +40,7 @@ void write_gradient(gradsync::BufferView gradient, gradsync::ConstBufferView val
 template <class Sharded>
 std::vector<Bytes> weights(Sharded& sharded) {
     std::vector<Bytes> result;
-    for (std::size_t i = 0; i < sharded.size(); ++i) {
+    for (std::size_t i = 0; i < sharded.parameters().size(); ++i) {
         if constexpr (requires { sharded.gather(sharded.unit_of(i)); }) {
             const auto use = sharded.gather(sharded.unit_of(i));
             result.push_back(bytes_of(sharded.parameter_value(i)));
@@ -146,7 +146,7 @@ template <class Sharded>
 void mark_aligned(Sharded& sharded, std::size_t parameters, Finding& finding) {
     for (std::size_t i = parameters; i-- > 0;) {
         finding.check(is_aligned(sharded.parameter_value(i)), "weight " + std::to_string(i));
-        finding.check(is_aligned(sharded.gradient_view(i)), "gradient " + std::to_string(i));
+        finding.check(is_aligned(sharded.acquire_gradient(i)), "gradient " + std::to_string(i));
         sharded.mark_ready(i);
     }
 }

@@ -22,4 +22,27 @@ std::chrono::steady_clock::time_point backend_now([[maybe_unused]] const B& back
     else return Clock::now();
 }
 
+namespace detail {
+
+/// The clock of a backend, whatever the backend's type. The backend outlives it.
+class BackendClock {
+public:
+    using Time = std::chrono::steady_clock::time_point;
+
+    template <class B>
+    explicit BackendClock([[maybe_unused]] const B& backend) noexcept {
+        if constexpr (abilities_of<B>.clock) {
+            backend_ = &backend;
+            read_ = [](const void* own) { return backend_now(*static_cast<const B*>(own)); };
+        }
+    }
+    Time now() const { return read_ == nullptr ? std::chrono::steady_clock::now() : read_(backend_); }
+
+private:
+    const void* backend_ = nullptr;
+    Time (*read_)(const void*) = nullptr;  ///< null: the steady clock
+};
+
+}  // namespace detail
+
 }  // namespace gradsync::inline v0_2

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "dtype.hpp"
+#include "error.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -16,6 +18,15 @@ namespace gradsync::inline v0_2 {
 enum class MemorySpace : std::uint8_t { host, device };
 
 constexpr std::string_view name_of(MemorySpace space) noexcept { return space == MemorySpace::host ? "host" : "device"; }
+
+namespace detail {
+
+[[noreturn]] inline void refuse_type(DType own, DType asked) {
+    throw Error(Errc::invalid_argument, "as<T>() on a view of " + std::string(name_of(own)) + " elements: T is the type of " +
+                                            std::string(name_of(asked)) + "; ask for the view's own type");
+}
+
+}  // namespace detail
 
 /// A type-erased view of `count` contiguous elements of `dtype`. It does not own them: the maker of the view keeps the memory alive.
 template <class Void>
@@ -32,6 +43,13 @@ struct BasicBufferView {
     BasicBufferView subview(std::size_t first, std::size_t size) const noexcept {
         using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
         return {data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype, space};
+    }
+
+    /// The elements with their type. Throws Error(invalid_argument) if T is another one.
+    template <class T>
+    auto as() const {
+        if (dtype != dtype_of<T>) detail::refuse_type(dtype, dtype_of<T>);
+        return std::span(static_cast<std::conditional_t<std::is_const_v<Void>, const T, T>*>(data), count);
     }
 
     /// A mutable view converts to a constant one.

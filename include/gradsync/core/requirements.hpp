@@ -255,20 +255,16 @@ consteval void explain_overlap_policy() {
         static_assert(never<P>,
                       "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
                       "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    else if constexpr (!std::move_constructible<P>)
-        static_assert(never<P>, "gradsync: make this overlap policy movable: it moves into the Reducer before attach()");
-    else if constexpr (!requires(P& p, EngineArchetype& engine) { p.attach(engine); })
+    else if constexpr (!std::copy_constructible<P>)
+        static_assert(never<P>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
+    else if constexpr (!requires(P& p, BucketEngine& engine) { p.attach(engine); })
         static_assert(never<P>,
                       "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of "
-                      "your own has a member void attach(auto& engine)");
-    else if constexpr (!requires(P& p, EngineArchetype& engine) { p.bucket_full(engine); })
-        static_assert(never<P>,
-                      "gradsync: give this overlap policy a member void bucket_full(auto& engine): a template, for "
-                      "engines of all types");
-    else if constexpr (!requires(P& p, EngineArchetype& engine) { p.gradients_ready(engine); })
-        static_assert(never<P>,
-                      "gradsync: give this overlap policy a member void gradients_ready(auto& engine): a template, for "
-                      "engines of all types");
+                      "your own has a member void attach(gradsync::BucketEngine&)");
+    else if constexpr (!requires(P& p, BucketEngine& engine) { p.bucket_full(engine); })
+        static_assert(never<P>, "gradsync: give this overlap policy a member void bucket_full(gradsync::BucketEngine&)");
+    else if constexpr (!requires(P& p, BucketEngine& engine) { p.gradients_ready(engine); })
+        static_assert(never<P>, "gradsync: give this overlap policy a member void gradients_ready(gradsync::BucketEngine&)");
     else if constexpr (!requires(P& p) { p.detach(); })
         static_assert(never<P>,
                       "gradsync: give this overlap policy a member void detach(), after which it does not touch the "

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -10,27 +12,34 @@
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
-#include "../kernel/passes.hpp"
-#include "bucket_layout.hpp"
-#include "gather_progress.hpp"
+#include "../core/overlap_policy.hpp"
+#include "../overlap/progress_thread.hpp"
+#include "policies.hpp"
 #include "watch.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
-struct NoGather {};
+/// Does B need a polling thread, if it supports one?
+template <Backend B>
+bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
+    if constexpr (abilities_of<B>.progress_thread) return backend.size() > 1 && backend.wants_progress_thread();
+    else return false;
+}
 
-/// All-gathers, one per bucket, that are started together and waited for one by one, when their data are needed. For one thread at a time.
-/// The destructor waits for those still pending, unless an exception is propagating.
+/// All-gathers of buckets that are started together and waited for one by one, when their data are needed. Until then they advance in a
+/// thread if the backend needs one, otherwise in `poll()`. For one thread at a time. The destructor waits for those still pending, unless
+/// an exception is propagating.
 template <Backend B>
 class DeferredGather {
 public:
-    DeferredGather() = default;
+    explicit DeferredGather(std::unique_ptr<AnyExchange<B>> gather = std::make_unique<ExchangeAs<GatherShards, B>>(GatherShards()))
+        : gather_(std::move(gather)) {}
     DeferredGather(const DeferredGather&) = delete;
     DeferredGather& operator=(const DeferredGather&) = delete;
     ~DeferredGather() {
         if (std::uncaught_exceptions() != exceptions_) return;
         try {
-            for (std::size_t b = 0; b < works_.size(); ++b) wait(b);
+            for (std::size_t b = 0; b < states_.size(); ++b) wait(b);
         } catch (...) {  // the communicator has failed, and reports that to its other users
         }
     }
@@ -38,70 +47,85 @@ public:
     /// Call it once, first.
     void attach(const B& backend) {
         backend_.emplace(backend);
-        progress_.attach(backend);
+        progress_.backend.emplace(backend);
+        if (wants_progress_thread(backend)) thread_.start(progress_);
     }
     /// Call it before the first gather. `watch` outlives the last one.
-    void set_watch(Watch<B>& watch) noexcept { watch_ = &watch; }
-    void resize(std::size_t buckets) { works_ = std::vector<Entry>(buckets); }
+    void set_watch(Watch& watch) noexcept { watch_ = &watch; }
+    void resize(std::size_t buckets) {
+        states_.assign(buckets, {});
+        gather_->resize(buckets);
+    }
 
     /// Starts the all-gather of bucket b. The shard of this rank must be in its place in `bucket`.
     void start(std::size_t b, BufferView bucket, CollectiveTag tag) {
-        works_[b].under_way = backend_->size() > 1;
-        if (works_[b].under_way) {
+        states_[b] = {.pending = true, .under_way = backend_->size() > 1};
+        if (states_[b].under_way) {
             const auto begin = watch_->now();
             set_tag(*backend_, tag);
-            works_[b].work =
-                naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
+            naming_bucket(b, [&] { gather_->start(*backend_, b, bucket, ReduceOp::sum, {}); });
             watch_->depart(Activity::gather, b, begin);
         }
-        works_[b].pending = true;
-        ++pending_;
-        progress_.started();
+        progress_.pending.fetch_add(1, std::memory_order_relaxed);
+        if (thread_.running()) thread_.wake();
     }
 
     /// Drops the started gathers after a failed step. That fails the communicator, too.
     void drop() noexcept {
-        works_.clear();
-        pending_ = 0;
+        states_.clear();
+        gather_->resize(0);
+        progress_.pending.store(0, std::memory_order_relaxed);
     }
 
     /// The number of gathers that were not waited for yet.
-    std::size_t pending() const noexcept { return pending_; }
-    bool pending(std::size_t b) const noexcept { return works_[b].pending; }
+    std::size_t pending() const noexcept { return progress_.pending.load(std::memory_order_relaxed); }
+    bool pending(std::size_t b) const noexcept { return states_[b].pending; }
 
     /// Advances the gathers and records which have arrived.
     void poll() {
-        progress_.poll();
-        for (std::size_t b = 0; b < works_.size(); ++b)
-            if (works_[b].under_way && naming_bucket(b, [&] { return poll_work(works_[b].work); })) arrive(b);
+        if (!thread_.working() && progress_.in_flight()) progress_.poll();
+        for (std::size_t b = 0; b < states_.size(); ++b)
+            if (states_[b].under_way && naming_bucket(b, [&] { return gather_->poll(b); })) arrive(b);
     }
     /// Returns when bucket b has arrived.
     void wait(std::size_t b) {
-        if (!works_[b].pending) return;
-        naming_bucket(b, [&] { await(*backend_, works_[b].work); });
-        if (works_[b].under_way) arrive(b);
-        works_[b].pending = false;
-        --pending_;
-        progress_.complete();
+        if (!states_[b].pending) return;
+        if (states_[b].under_way) {
+            naming_bucket(b, [&] { gather_->wait(*backend_, b); });
+            arrive(b);
+        }
+        states_[b].pending = false;
+        progress_.pending.fetch_sub(1, std::memory_order_relaxed);
     }
 
 private:
-    struct Entry {
-        typename B::WorkType work;
+    struct State {
         bool pending = false;    ///< was not waited for yet
         bool under_way = false;  ///< may still be in flight
     };
 
+    /// The gathers as the thread sees them.
+    struct Progress final : BucketEngine {
+        std::optional<B> backend;
+        std::atomic<std::size_t> pending{0};
+
+        void launch_full_buckets() final {}
+        bool in_flight() const noexcept final { return pending.load(std::memory_order_relaxed) != 0; }
+        void poll() final { backend->progress(); }
+        bool wants_thread() const noexcept final { return true; }
+    };
+
     void arrive(std::size_t b) {
-        works_[b].under_way = false;
+        states_[b].under_way = false;
         watch_->arrive(Activity::gather, b);
     }
 
     std::optional<B> backend_;  ///< its own handle, which has a tag of its own
-    Watch<B>* watch_ = nullptr;
-    std::vector<Entry> works_;
-    std::size_t pending_ = 0;
-    GatherProgress<B> progress_;
+    std::unique_ptr<AnyExchange<B>> gather_;
+    Watch* watch_ = nullptr;
+    std::vector<State> states_;
+    Progress progress_;
+    ProgressThread thread_;
     int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -21,24 +21,25 @@
 #include "bucket_storage.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
+#include "policies.hpp"
 #include "verification.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// The gradients, and how they get into and out of the buckets. The engine decides when. `add_up` and `deposit` may run for different
 /// gradients at once.
-template <Backend B, class Buckets>
+template <Backend B>
 class GradientBuckets {
 public:
-    /// Plans the buckets without allocating them. `scattered`: see `bucket_infos`. `packed`: the exchange wants many gradients per bucket,
-    /// whatever they cost alone. Throws Error if parameters, options and policy do not fit together.
-    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets policy, bool scattered,
-                    bool packed)
+    /// Plans the buckets without allocating them. `policy` outlives this. `scattered`: see `bucket_infos`. `packed`: see Policies. Throws
+    /// Error if parameters, options and policy do not fit together.
+    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
+                    bool scattered, bool packed)
         : options_(options),
           scattered_(scattered),
           size_(backend.size()),
           rank_(backend.rank()),
-          policy_(std::move(policy)),
+          policy_(policy),
           parameters_(std::move(parameters)),
           infos_(infos_for(backend, packed)),
           order_(default_order(parameters_)),
@@ -59,7 +60,6 @@ public:
     /// The trainable parameters, in the order in which their gradients are expected to become ready.
     std::span<const std::size_t> order() const noexcept { return order_; }
     const BucketPlan& plan() const noexcept { return plan_; }
-    std::string describe_policy() const { return policy_.describe(); }
 
     const std::vector<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
@@ -174,11 +174,6 @@ public:
 
     /// Ends the step: the next sums start anew.
     void forget_sums() noexcept { summed_.assign(summed_.size(), 0); }
-
-    /// Sets the times for the next `reorder`, if the policy plans by times.
-    void set_ready_seconds(const std::vector<double>& times) {
-        if constexpr (TimedBucketPolicy<Buckets>) policy_.set_ready_seconds(times);
-    }
 
     /// Plans anew for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
     bool reorder(B& backend, std::span<const std::uint64_t> order) {
@@ -320,7 +315,7 @@ private:
     ReducerOptions options_;
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
-    Buckets policy_;
+    const AnyBuckets& policy_;
     std::vector<ParameterView> parameters_;
     std::vector<ParameterInfo> infos_;
     std::vector<std::size_t> order_;

@@ -25,30 +25,28 @@ namespace gradsync::inline v0_2::detail {
 ///
 /// A step ends in two moves: `close_step` settles the gradients that are not ready and launches the remaining buckets; `complete_step`
 /// waits for the collectives in order and hands out the results of each bucket.
-template <class B, class Buckets, class Overlap, class Exchange>
-class GradientEngine final : public Marking<B, Buckets, Overlap, Exchange> {
-    using Base = Marking<B, Buckets, Overlap, Exchange>;
-    using Base::backend_, Base::background_, Base::check_between_steps, Base::check_index, Base::check_root, Base::check_usable,
-        Base::decoupled, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain, Base::options_,
-        Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::set_has_batch, Base::step_, Base::watch_marks;
-
-    static constexpr bool scatters = Exchange::traits.scatters || decoupled;
+template <class B>
+class GradientEngine final : public Marking<B> {
+    using Base = Marking<B>;
+    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_root,
+        Base::check_usable, Base::decoupled_, Base::exchange_name_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name,
+        Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_,
+        Base::set_has_batch, Base::step_, Base::watch_marks;
 
 public:
-    using Base::between_steps, Base::failed, Base::gradient_view, Base::plan, Base::size;
+    using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;
 
     /// Collective. `owner`: the public object as errors name it.
-    GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets buckets,
-                   Overlap overlap, Exchange exchange)
-        : Base(std::move(backend), owner, std::move(parameters), options, std::move(buckets), std::move(overlap), exchange) {
+    GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
+        : Base(std::move(backend), owner, std::move(parameters), options, std::move(policies)) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
-               gradients_.describe_policy() + " " + overlap_.describe() + " " + exchange.describe() + " " + describe(options_));
+               bucket_policy_.describe() + " " + overlap_.describe() + " " + exchange_name_ + " " + describe(options_));
         check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
-        if constexpr (decoupled) {
+        if (decoupled_) {
             gathers_.attach(backend_);
             gathers_.set_watch(step_.watch());
         }
@@ -62,13 +60,12 @@ public:
         if (!failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
             backend_.fail(unwinds ? "an exception ended its step"
                                   : "its Reducer was destroyed in the middle of a step; call finish() first");
-        if constexpr (decoupled)
-            if (failed()) gathers_.drop();
+        if (decoupled_ && failed()) gathers_.drop();
     }
 
     void broadcast_parameters(int root = 0) {
-        std::vector<BufferView> values(size());
-        for (std::size_t i = 0; i < size(); ++i) {
+        std::vector<BufferView> values(gradients_.parameters().size());
+        for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) {
             const ParameterView& p = gradients_.parameter(i);
             if (p.value.data == nullptr && p.gradient.count != 0)
                 refuse("broadcast_parameters", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits",
@@ -132,16 +129,14 @@ public:
     }
 
     void wait_gradient(std::size_t i) {
-        check_index(i, size(), "wait_gradient");
+        check_index(i, gradients_.parameters().size(), "wait_gradient");
         check_usable("wait_gradient");
-        if constexpr (decoupled)
-            if (gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "wait_gradient");
+        if (decoupled_ && gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "wait_gradient");
     }
 
     void flush() {
         check_usable("flush");
-        if constexpr (decoupled)
-            for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
+        for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land_gather(b, "flush");
     }
 
     double gradient_norm() {
@@ -149,11 +144,8 @@ public:
         check_between_steps("gradient_norm");
         return guard([&] {
             if (norm_ == std::nullopt) prepare_norm();
-            return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, [[maybe_unused]] std::size_t b,
-                                                [[maybe_unused]] std::size_t offset) {
-                if constexpr (Exchange::traits.scatters) return gradients_.shard(b).subview(offset, count);
-                if constexpr (decoupled)
-                    if (gathers_.pending(b)) return gradients_.shard(b).subview(offset, count);
+            return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
+                if (scatters_ || (decoupled_ && gathers_.pending(b))) return gradients_.shard(b).subview(offset, count);
                 return gradients_.gradient(i).subview(first, count);
             });
         });
@@ -179,7 +171,8 @@ public:
         flush();
         return guard([&] {
             const std::vector<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
-            if (!ready_order_.seconds().empty()) gradients_.set_ready_seconds(ready_order_.seconds());
+            if (!ready_order_.seconds().empty()) bucket_policy_.set_ready_seconds(ready_order_.seconds());
+            statistics_.ready_seconds = ready_order_.seconds();
             if (!gradients_.reorder(backend_, order)) return false;
             readiness_.set_plan(plan());
             adopt_plan();
@@ -189,28 +182,21 @@ public:
 
     void record_order(unsigned steps = 1) {
         check_usable("record_order");
-        ready_order_.start(steps, size());
+        ready_order_.start(steps, gradients_.parameters().size());
         watch_marks();
     }
-
-    /// When gradients become ready, as the ranks agreed in `rebuild_buckets`: by parameter, in seconds; empty before.
-    std::span<const double> ready_seconds() const noexcept { return {ready_order_.seconds().data(), ready_order_.seconds().size()}; }
 
     // ------------------------------------------------------------------------------------------------------ shards
 
     /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
     /// shards have memory of their own, in the accumulator's type.
-    BufferView gradient_shard(std::size_t b) const noexcept
-        requires(Exchange::traits.scatters)
-    {
-        return gradients_.shard(b);
-    }
+    BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
     /// Pooled gradients: sets whether new shards are added to those that are there, as for further micro-batches.
     void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
     /// Did any rank use parameter i in the last step, or in the micro-batches that were added up? Always true without
     /// UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
-        check_index(i, size(), "was_used");
+        check_index(i, gradients_.parameters().size(), "was_used");
         return used_.empty() || used_[i] != 0;
     }
     /// The place of each parameter in its bucket, and the length of buckets, in elements.
@@ -219,25 +205,25 @@ public:
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }
     /// The stopwatch behind the statistics.
-    Watch<B>& watch() noexcept { return step_.watch(); }
+    Watch& watch() noexcept { return step_.watch(); }
     std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that the library owns
 
     const Statistics& statistics() const noexcept { return statistics_; }
-    auto& exchange() noexcept { return step_.exchange(); }
+    AnyExchange<B>& exchange() noexcept { return step_.exchange(); }
 
 private:
     /// Adapts to a new plan.
     void adopt_plan() {
         step_.adopt_plan();
         statistics_.buckets.assign(plan().size(), {});
-        if constexpr (decoupled) gathers_.resize(plan().size());
+        if (decoupled_) gathers_.resize(plan().size());
         norm_.reset();
     }
 
     /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
     void prepare_norm() {
         const std::vector<std::size_t> counts = norm_counts(gradients_.parameters());
-        if constexpr (scatters)
+        if (scatters_ || decoupled_)
             norm_ = norm_of_shards(counts, plan(), gradients_.layout(), gradients_.infos(), backend_.size(), backend_.rank());
         else norm_.emplace(counts, backend_.size(), backend_.rank());
     }
@@ -248,14 +234,12 @@ private:
         return true;
     }
 
-    void land_gather([[maybe_unused]] std::size_t b, [[maybe_unused]] const char* operation) {
-        if constexpr (decoupled) {
-            if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
-            const auto held = step_.watch().hold(Activity::wait, b);
-            guard([&] { gathers_.wait(b); });
-            check_usable(operation);
-            gradients_.hand_out(b, [](std::size_t) { return true; });
-        }
+    void land_gather(std::size_t b, const char* operation) {
+        if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
+        const auto held = step_.watch().hold(Activity::wait, b);
+        guard([&] { gathers_.wait(b); });
+        check_usable(operation);
+        gradients_.hand_out(b, [](std::size_t) { return true; });
     }
 
     // ------------------------------------------------------------------------------------------- the end of a step
@@ -309,22 +293,21 @@ private:
     }
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
-    void complete_step(typename Watch<B>::Span& held) {
+    void complete_step(Watch::Span& held) {
         const bool agree = options_.unused == UnusedParameters::find_unused;
         for (std::size_t b = 0; b < plan().size(); ++b) {
             step_.complete(b);
-            if (!agree && !scatters) gradients_.hand_out(b, [](std::size_t) { return true; });
+            if (!agree && !scatters_ && !decoupled_) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
-        if constexpr (decoupled) step_.start_gathers(gathers_);
+        if (decoupled_) step_.start_gathers(gathers_);
         if (agree) {
             used_map_work_.wait();
-            if (Exchange::traits.scatters) {
+            if (scatters_) {
                 if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
-                used_.resize(size());
-                for (std::size_t i = 0; i < size(); ++i) used_[i] |= readiness_.used()[i];
+                used_.resize(gradients_.parameters().size());
+                for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
             } else {
-                if constexpr (decoupled)  // restore only after the gathers
-                    for (std::size_t b = plan().size(); b-- > 0;) gathers_.wait(b);
+                for (std::size_t b = plan().size(); decoupled_ && b-- > 0;) gathers_.wait(b);  // restore only after them
                 for (std::size_t b = 0; b < plan().size(); ++b)
                     gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
                 gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
@@ -332,7 +315,7 @@ private:
         }
         held.end();
         statistics_.last = step_.take_statistics(statistics_.buckets);
-        if (decoupled && backend_.size() > 1) {  // the gathers are in flight
+        if (decoupled_ && backend_.size() > 1) {  // the gathers are in flight
             for (std::size_t b = 0; b < plan().size(); ++b) statistics_.last.bytes += gradients_.bucket(b).bytes();
             statistics_.last.collectives += plan().size();
         }
@@ -349,11 +332,10 @@ private:
     }
 
     /// With OverlapForward: averages that were not waited for would be lost.
-    void check_gathered([[maybe_unused]] const char* operation) const {
-        if constexpr (decoupled)
-            if (!closed_ && gathers_.pending() != 0)
-                refuse(operation,
-                       "averages of the last step were not waited for; call wait_gradient(i) before parameter i is used, or flush()");
+    void check_gathered(const char* operation) const {
+        if (!closed_ && gathers_.pending() != 0)
+            refuse(operation,
+                   "averages of the last step were not waited for; call wait_gradient(i) before parameter i is used, or flush()");
     }
 
     void check_limit(double limit, const char* operation) const {

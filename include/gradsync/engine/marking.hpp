@@ -4,15 +4,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
-#include "../core/exchange.hpp"
 #include "../core/math.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
@@ -20,11 +19,11 @@
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
 #include "deferred_gather.hpp"
-#include "gather_progress.hpp"
 #include "gradient_buckets.hpp"
 #include "guard.hpp"
 #include "no_sync.hpp"
 #include "options.hpp"
+#include "policies.hpp"
 #include "readiness.hpp"
 #include "ready_order.hpp"
 #include "step.hpp"
@@ -32,12 +31,9 @@
 namespace gradsync::inline v0_2::detail {
 
 /// The first half of a step: gradients become ready, are copied or added up, and full buckets leave. `GradientEngine` has the second half.
-template <class B, class Buckets, class Overlap, class Exchange>
+template <class B>
 class Marking : public Guard<B>, public MicroBatches {
 protected:
-    /// `finish()` leaves half of the all-reduce to be waited for.
-    static constexpr bool decoupled = !Exchange::traits.scatters && gathers_in_forward<Overlap>();
-    using Step = detail::Step<B, Buckets, std::conditional_t<decoupled, ReduceScatter, Exchange>>;
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
 
@@ -88,15 +84,14 @@ public:
 
     /// Inlined into the trainer's backward: it costs nanoseconds.
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) {
-        check_index(i, size(), "mark_ready");
+        check_index(i, parameters().size(), "mark_ready");
         check_usable("mark_ready");
         switch (readiness_.mark(i)) {
             case Readiness::Mark::more_to_come: return;
             case Readiness::Mark::too_often: refuse_mark(i);
             case Readiness::Mark::ready: break;
         }
-        if constexpr (decoupled)
-            if (gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
+        if (gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
         if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
         const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
         if (unsynchronised & without_batch) return readiness_.rearm(i);
@@ -131,34 +126,30 @@ public:
         if (!poll) return;
         guard([&] {
             if (full) overlap_.bucket_full(hook_);
-            overlap_.gradients_ready(hook_);
+            if (full || step_.in_flight()) overlap_.gradients_ready(hook_);
         });
     }
 
-    /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.
-    BufferView gradient_view(std::size_t i) {
-        check_index(i, size(), "gradient_view");
+    /// The memory of gradient i.
+    BufferView gradient_view(std::size_t i) const {
+        check_index(i, parameters().size(), "gradient_view");
         check_usable("gradient_view");
+        return gradients_.gradient(i);
+    }
+    /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.
+    BufferView acquire_gradient(std::size_t i) {
+        check_index(i, parameters().size(), "acquire_gradient");
+        check_usable("acquire_gradient");
         if (gradients_.pooled() && gradients_.parameter(i).requires_grad) {
-            obtain(readiness_.bucket_of(i), "gradient_view");
+            obtain(readiness_.bucket_of(i), "acquire_gradient");
             gradients_.ask_for(i);
         }
         return gradients_.gradient(i);
     }
-    template <Element T>
-    std::span<T> gradient(std::size_t i) {
-        const BufferView view = gradient_view(i);
-        if (view.dtype != dtype_of<T>)
-            throw Error(Errc::invalid_argument,
-                        "gradient '" + gradients_.parameter(i).name + "' holds " + std::string(name_of(view.dtype)) + ", not " +
-                            std::string(name_of(dtype_of<T>)),
-                        {.operation = "gradient", .rank = backend_.rank(), .parameter = gradients_.parameter(i).name});
-        return {static_cast<T*>(view.data), view.count};
-    }
 
     /// Moves the borrowed gradient i to another memory.
     void rebind_gradient(std::size_t i, BufferView gradient) {
-        check_index(i, size(), "rebind_gradient");
+        check_index(i, parameters().size(), "rebind_gradient");
         check_usable("rebind_gradient");
         check_between_steps("rebind_gradient");
         const BufferView own = gradients_.parameter(i).gradient;
@@ -173,44 +164,43 @@ public:
     bool between_steps() const noexcept { return readiness_.untouched(); }
     const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
-    std::size_t size() const noexcept { return gradients_.parameters().size(); }  ///< parameters, frozen ones too
-    const ParameterView& parameter(std::size_t i) const {
-        check_index(i, size(), "parameter");
-        return gradients_.parameter(i);
-    }
+    std::span<const ParameterView> parameters() const noexcept { return gradients_.parameters(); }
 
 protected:
     /// The engine as the overlap policy sees it. Work in hooks counts as exposed; work in a background thread of the policy does not.
-    template <bool in_hook>
-    struct Engine {
-        Marking& marking;
-        void launch_full_buckets() { marking.step_.launch_full_buckets(in_hook); }
-        bool in_flight() const noexcept { return marking.step_.in_flight(); }
-        void poll() { marking.step_.poll(in_hook); }
-        bool wants_thread() const noexcept { return wants_progress_thread(marking.backend_); }
+    class Hooks final : public BucketEngine {
+    public:
+        Hooks(Marking& marking, bool in_hook) noexcept : marking_(marking), in_hook_(in_hook) {}
+        void launch_full_buckets() override { marking_.step_.launch_full_buckets(in_hook_); }
+        bool in_flight() const noexcept override { return marking_.step_.in_flight(); }
+        void poll() override { marking_.step_.poll(in_hook_); }
+        bool wants_thread() const noexcept override { return wants_progress_thread(marking_.backend_); }
+
+    private:
+        Marking& marking_;
+        bool in_hook_;
     };
 
-    Marking(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Buckets buckets,
-            Overlap overlap, Exchange exchange)
+    Marking(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
         : Guard<B>(std::move(backend), owner),
+          scatters_(policies.exchange->traits.scatters && !policies.gather),
+          decoupled_(policies.gather != nullptr),
           options_(checked(options)),
-          gradients_(backend_, std::move(parameters), options, std::move(buckets), Exchange::traits.scatters,
-                     !std::is_same_v<Exchange, AllReduce>),
+          bucket_policy_(std::move(policies.buckets)),
+          exchange_name_(std::move(policies.exchange_name)),
+          gradients_(backend_, std::move(parameters), options, bucket_policy_, scatters_, policies.packs),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
-          step_(backend_, options_, gradients_, readiness_, exchange_of_step(std::move(exchange))),
-          overlap_(std::move(overlap)) {}
+          step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
+          ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
+          gathers_(std::move(policies.gather)),
+          overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
     /// Checks before anything is made, so that a refused rank may try again.
     const ReducerOptions& checked(const ReducerOptions& options) const {
-        if (options.gradients == GradientStorage::pooled && !Exchange::traits.scatters)
+        if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
-    }
-    /// With OverlapForward the gathers do the second half of AllReduce.
-    static auto exchange_of_step([[maybe_unused]] Exchange exchange) {
-        if constexpr (decoupled) return ReduceScatter{};
-        else return exchange;
     }
 
     void set_has_batch(bool has_batch) noexcept {
@@ -261,7 +251,7 @@ protected:
     /// Sets one flag for all marks, because most steps are neither recorded nor observed.
     void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr; }
     void watch_mark(std::size_t i) {
-        if (ready_order_.recording()) ready_order_.record(i, backend_);
+        if (ready_order_.recording()) ready_order_.record(i);
         step_.watch().ready(i);
     }
 
@@ -282,7 +272,7 @@ protected:
 
     [[noreturn]] void refuse_unasked(std::size_t i) {
         fail(Errc::invalid_argument, "mark_ready",
-             "the memory of '" + name(i) + "' was not asked for in this backward; call gradient_view(i) before its gradient is written",
+             "the memory of '" + name(i) + "' was not asked for in this backward; call acquire_gradient(i) before its gradient is written",
              name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
@@ -294,21 +284,25 @@ protected:
         fail(Errc::gradient_marked_twice, "mark_ready", what, p.name, static_cast<std::ptrdiff_t>(bucket));
     }
 
+    const bool scatters_;   ///< this rank gets only its shards
+    const bool decoupled_;  ///< `finish()` leaves half of the all-reduce to be waited for
     ReducerOptions options_;
-    GradientBuckets<B, Buckets> gradients_;
+    AnyBuckets bucket_policy_;
+    std::string exchange_name_;
+    GradientBuckets<B> gradients_;
     Readiness readiness_;
-    Step step_;
-    ReadyOrder<TimedBucketPolicy<Buckets>> ready_order_;
-    std::conditional_t<decoupled, DeferredGather<B>, NoGather> gathers_;
+    Step<B> step_;
+    ReadyOrder ready_order_;
+    DeferredGather<B> gathers_;  ///< only if decoupled
 
     static constexpr unsigned without_batch = 1, one_guard = 2;
     std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: guards of `no_sync()`, and a step without a batch
     bool marks_watched_ = false;                  ///< marks are recorded or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 
-    Engine<true> hook_{*this};
-    Engine<false> background_{*this};
-    Overlap overlap_;
+    Hooks hook_{*this, true};
+    Hooks background_{*this, false};
+    AnyOverlap overlap_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

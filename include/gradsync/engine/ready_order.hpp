@@ -84,27 +84,27 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
 
 /// Records the order in which gradients become ready, and if the plan needs them (`timed`) the times; then the ranks agree on one order.
 /// `record` is for any thread; the rest is for one thread while no marks are under way.
-template <bool timed>
 class ReadyOrder {
 public:
+    ReadyOrder(BackendClock clock, bool timed) noexcept : clock_(clock), timed_(timed) {}
+
     /// Records `steps` steps: the order of the last one, and the mean of the times.
     void start(unsigned steps, std::size_t parameters) {
         parameters_ = parameters;
         recorded_.resize(parameters);
         forget();
-        if constexpr (timed) times_.forget(parameters);
+        if (timed_) times_.forget(parameters);
         steps_ = steps;
     }
     /// Is the current or coming step recorded?
     bool recording() const noexcept { return steps_ != 0; }
 
-    template <class B>
-    void record(std::size_t i, const B& backend) {
+    void record(std::size_t i) {
         recorded_[count_.fetch_add(1, std::memory_order_relaxed) % recorded_.size()] = i;
-        if constexpr (timed) times_.record(i, backend_seconds(backend));
+        if (timed_) times_.record(i, std::chrono::duration<double>(clock_.now().time_since_epoch()).count());
     }
     void end_step() noexcept {
-        if constexpr (timed) times_.end_step(recorded());
+        if (timed_) times_.end_step(recorded());
         if (--steps_ != 0) forget();
     }
 
@@ -114,7 +114,7 @@ public:
     template <class B>
     std::vector<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
         std::vector<std::uint64_t> order(present.begin(), present.end());
-        if constexpr (timed) {
+        if (timed_) {
             std::vector<double> seconds = times_.mean();
             seconds.push_back(times_.any() ? 1 : 0);
             host_of(backend).all_reduce(buffer(seconds), ReduceOp::max).wait();
@@ -150,6 +150,8 @@ private:
             if (!seen[i]) order[n++] = i;
     }
 
+    BackendClock clock_;
+    bool timed_;
     std::size_t parameters_ = 0;
     std::vector<std::size_t> recorded_;
     std::atomic<std::size_t> count_{0};

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
@@ -9,50 +11,134 @@
 #include <vector>
 
 #include "../core/backend.hpp"
+#include "../core/backend_clock.hpp"
 #include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/exchange.hpp"
-#include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
-#include "buckets_in_flight.hpp"
+#include "deferred_gather.hpp"
 #include "gradient_buckets.hpp"
-#include "launch_groups.hpp"
 #include "options.hpp"
+#include "policies.hpp"
 #include "readiness.hpp"
 #include "watch.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
+/// The order in which collectives of buckets are started.
+enum class LaunchOrder : bool { of_plan, reverse };
+
+/// Decides which buckets are launched together. With most backends each bucket is launched on its own.
+template <Backend B>
+class LaunchGroups {
+public:
+    template <class Buckets>
+    void adopt(const B&, const Buckets&) noexcept {}
+
+    /// Is the group of buckets that starts with b full?
+    bool full(std::size_t b, const Readiness& readiness) const noexcept { return readiness.full(b); }
+
+    /// Launches, one bucket after another.
+    struct Launch {
+        Launch(const LaunchGroups&, B&, LaunchOrder = LaunchOrder::of_plan) noexcept {}
+        void enter(std::size_t) noexcept {}  ///< bucket b is next
+        void leave(std::size_t) noexcept {}  ///< it was started
+    };
+};
+
+/// Groups small consecutive buckets. The groups depend on the plan alone, not on the order of readiness, because all ranks must form the
+/// same ones: a bucket waits for the others of its group.
+template <Backend B>
+    requires(abilities_of<B>.groups)
+class LaunchGroups<B> {
+public:
+    /// Forms the groups of a plan. Pooled buckets are not grouped: they give memory back as they leave, so none may wait for another.
+    template <class Buckets>
+    void adopt(const B& backend, const Buckets& buckets) {
+        ends_.clear();
+        std::size_t first = 0, bytes = 0;
+        for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
+            const std::size_t own = buckets.bucket(b).bytes();
+            if (buckets.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
+                ends_.resize(b, b);
+                first = b;
+                bytes = 0;
+            }
+            bytes += own;
+        }
+        ends_.resize(buckets.plan().size(), buckets.plan().size());
+    }
+
+    bool full(std::size_t b, const Readiness& readiness) const noexcept {
+        std::size_t end = ends_[b];
+        while (end > b && readiness.full(end - 1)) --end;  // the last one is expected last
+        return end == b;
+    }
+
+    class Launch {
+    public:
+        Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
+            : ends_(groups.ends_), backend_(backend), order_(order) {}
+        void enter(std::size_t b) {
+            if (open_ || is_last(b)) return;
+            group_ = backend_.group();
+            open_ = true;
+        }
+        void leave(std::size_t b) {
+            if (!open_ || !is_last(b)) return;
+            group_ = {};
+            open_ = false;
+        }
+
+    private:
+        /// Is b the last bucket of its group in launch order?
+        bool is_last(std::size_t b) const noexcept {
+            return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
+        }
+
+        const std::vector<std::size_t>& ends_;
+        B& backend_;
+        const LaunchOrder order_;
+        decltype(backend_.group()) group_{};
+        bool open_ = false;
+    };
+
+private:
+    /// The most buckets of a group. A larger one saves nothing, keeps others waiting, and backends have room for a limited number of calls.
+    static constexpr std::size_t max_buckets = 32;
+
+    std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
+};
+
 /// The buckets of a step in flight: starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
 /// how long that held the step up. `Readiness` tells it which buckets are full.
-template <Backend B, class Buckets, class Exchange>
+template <Backend B>
 class Step {
 public:
     using Time = Observer::Time;
 
-    /// The arguments passed by reference outlive this; `backend` and `exchange` are copied.
-    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B, Buckets>& gradients, const Readiness& readiness,
-         Exchange exchange)
+    /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
+    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
+         std::unique_ptr<AnyExchange<B>> exchange)
         : backend_(backend),
           number_(next_owner(backend_)),
           options_(options),
           gradients_(gradients),
           readiness_(readiness),
           exchange_(std::move(exchange)),
-          watch_(backend, options.observer),
-          flight_(0) {}
+          watch_(BackendClock(backend), options.observer) {}
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
 
     /// Adapts to a new plan, whose buckets are allocated. Between steps.
     void adopt_plan() {
         const BucketPlan& plan = gradients_.plan();
-        flight_.resize(plan.size());
+        times_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
-        if constexpr (Exchange::traits.adopts_plan)
-            if (!is_single_rank()) exchange_.adopt_plan(backend_, contents());
+        exchange_->resize(plan.size());
+        if (exchange_->traits.adopts_plan && !is_single_rank()) exchange_->adopt_plan(backend_, contents());
         if (watch_.observer() == nullptr) return;
         std::vector<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
@@ -69,39 +155,41 @@ public:
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
-    bool is_single_rank() const noexcept { return exchange_.is_single_rank(backend_); }
-    Exchange& exchange() noexcept { return exchange_; }
+    bool is_single_rank() const noexcept { return exchange_->is_single_rank(backend_); }
+    AnyExchange<B>& exchange() noexcept { return *exchange_; }
 
     // ------------------------------------------------------------------------------------------------- for any thread
 
-    Watch<B>& watch() noexcept { return watch_; }
-    std::size_t launched() const noexcept { return flight_.started(); }
-    bool in_flight() const noexcept { return flight_.in_flight(); }
+    Watch& watch() noexcept { return watch_; }
+    /// The number of buckets that were started, and of those that are known to be complete: the first ones of the plan.
+    std::size_t launched() const noexcept { return started_.load(std::memory_order_acquire); }
+    std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
+    bool in_flight() const noexcept { return completed() < launched(); }
 
     /// Starts the full buckets that are next in the plan's order. `in_hook`: the call holds the step up.
     void launch_full_buckets(bool in_hook) {
         std::lock_guard lock(launching_);
-        std::size_t b = flight_.started();
-        if (b == flight_.size() || !groups_.full(b, readiness_)) return;
+        std::size_t b = launched();
+        if (b == times_.size() || !groups_.full(b, readiness_)) return;
         const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
         typename LaunchGroups<B>::Launch group(groups_, backend_);
-        for (; b < flight_.size() && groups_.full(b, readiness_); ++b) {
-            const Time begin = last;
+        for (; b < times_.size() && groups_.full(b, readiness_); ++b) {
+            times_[b].launch = last;
             if (travels) {
-                auto launch = watch_.tell(Activity::launch, b, begin);
+                auto launch = watch_.tell(Activity::launch, b, last);
                 group.enter(b);
                 set_tag(backend_, tag(b));
-                auto work = naming_bucket(b, [&] { return start(b); });
+                naming_bucket(b, [&] { start(b); });
                 group.leave(b);
                 last = watch_.now();
                 launch.end(last);
-                watch_.depart(Activity::collective, b, begin);
-                flight_.start(std::move(work), begin);
+                watch_.depart(Activity::collective, b, times_[b].launch);
             } else {
-                flight_.start(start(b), begin);
+                start(b);
             }
+            started_.store(b + 1, std::memory_order_release);
         }
         if (in_hook) watch_.add(first, last);
     }
@@ -109,10 +197,9 @@ public:
     /// Starts the gathers of all buckets, when all collectives of the step are complete. The last bucket goes first, because the next
     /// forward starts with the parameters whose gradients came last. They use the same launch groups as the buckets. All start before any
     /// is waited for, one after another, so a gather is delayed at most by its own group.
-    template <class Gathers>
-    void start_gathers(Gathers& gathers) {
+    void start_gathers(DeferredGather<B>& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
-        for (std::size_t b = flight_.size(); b-- > 0;) {
+        for (std::size_t b = times_.size(); b-- > 0;) {
             group.enter(b);
             gathers.start(b, gradients_.bucket(b), tag(b));
             group.leave(b);
@@ -137,9 +224,9 @@ public:
     /// Waits for the oldest collective in flight; false if there is none.
     bool complete_one() {
         const auto lock = exclusive();
-        if (!flight_.in_flight()) return false;
+        if (!in_flight()) return false;
         const auto held = watch_.hold(Activity::wait);
-        complete(flight_.completed());
+        complete(completed());
         return true;
     }
 
@@ -148,11 +235,13 @@ public:
     /// A lock that keeps other threads from advancing collectives. Hold it for the calls below, except `try_test`.
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
-    void advance() { flight_.poll(land_); }
-    /// Non-blocking variant of a wait, as `Work::test()` is.
+    void advance() {
+        for (std::size_t b = completed(); b < launched() && naming_bucket(b, [&] { return exchange_->poll(b); }); ++b) land(b);
+    }
+    /// Non-blocking variant of a wait, as `Work::test()` is: repeated tests time out.
     void test() {
         advance();
-        flight_.test_first();
+        if (const std::size_t b = completed(); b < launched()) naming_bucket(b, [&] { return exchange_->test(b); });
     }
     /// The same, unless another thread advances collectives now.
     void try_test() {
@@ -161,54 +250,43 @@ public:
     }
     /// Returns when bucket b is complete. Call it for all buckets before b first.
     void complete(std::size_t b) {
-        if (b == flight_.completed()) flight_.wait(b, land_, await_);
+        if (b != completed()) return;
+        naming_bucket(b, [&] { exchange_->wait(backend_, b); });
+        land(b);
     }
     /// Ends the step and returns its statistics. `buckets`: by bucket, filled here.
     StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
         if (!is_single_rank()) {
-            for (std::size_t b = 0; b < flight_.size(); ++b) {
-                buckets[b] = {gradients_.bucket(b).bytes(), flight_.launch_seconds(b), flight_.end_seconds(b)};
-                const Traffic traffic = traffic_of(b);
+            const auto since_first = [&](Time at) { return std::chrono::duration<double>(at - times_[0].launch).count(); };
+            for (std::size_t b = 0; b < times_.size(); ++b) {
+                const BufferView bucket = gradients_.bucket(b);
+                buckets[b] = {bucket.bytes(), since_first(times_[b].launch), since_first(times_[b].end)};
+                const Traffic traffic = exchange_->traffic(backend_, b, bucket);
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
             step.collectives += options_.unused == UnusedParameters::find_unused ? 1 : 0;
             step.communication_seconds = watch_.take_covered_seconds();
         }
-        flight_.reset();
+        started_.store(0, std::memory_order_relaxed);
+        completed_.store(0, std::memory_order_relaxed);
         return step;
     }
 
 private:
-    /// Lands a bucket whose collective is complete; returns the time of completion.
-    struct Land {
-        Step& step;
-        Time operator()(std::size_t b) {
-            const Time at = step.is_single_rank() ? step.watch_.now() : step.watch_.arrive(Activity::collective, b);
-            step.gradients_.land(b);
-            return at;
-        }
-    };
-    struct Await {
-        Step& step;
-        template <class W>
-        void operator()(W& work) {
-            await(step.backend_, work);
-        }
+    struct Times {
+        Time launch, end;
     };
 
-    Traffic traffic_of(std::size_t b) const {
-        const BufferView bucket = gradients_.bucket(b);
-        if constexpr (Exchange::traits.reports_traffic) return exchange_.traffic(backend_, b, bucket);
-        else return {bucket.bytes(), 1};
+    /// The collective of bucket b, the next one, is complete.
+    void land(std::size_t b) {
+        times_[b].end = is_single_rank() ? watch_.now() : watch_.arrive(Activity::collective, b);
+        gradients_.land(b);
+        completed_.store(b + 1, std::memory_order_release);
     }
-    std::chrono::nanoseconds progress_time() const {
-        std::chrono::nanoseconds time = backend_.progress_time();
-        if constexpr (Exchange::traits.reports_progress_time) time += exchange_.progress_time();
-        return time;
-    }
+    std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
     std::vector<BucketContents> contents() const {
         std::vector<BucketContents> all;
         for (std::size_t b = 0; b < gradients_.plan().size(); ++b) {
@@ -219,34 +297,34 @@ private:
         return all;
     }
 
-    auto start(std::size_t b) -> typename Exchange::template WorkType<B> {
+    /// A single rank exchanges nothing: it starts a bucket only to scale it.
+    void start(std::size_t b) {
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) gradients_.clear_bucket(b);
-            if (is_single_rank()) return {};
-            return exchange_.start(backend_, b, bucket, ReduceOp::sum, {});
+            if (!is_single_rank()) exchange_->start(backend_, b, bucket, ReduceOp::sum, {});
+            return;
         }
         const Contribution own = contribution_of(options_, backend_.rank(), weight_, has_batch_);
-        if (is_single_rank() && own.scale == own.weight && own.scale != 0) return {};  // x w / w
-        return exchange_.start(backend_, b, bucket, ReduceOp::mean, own);
+        if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
+        exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
     B backend_;                 ///< its tag names the bucket that is started
     const std::size_t number_;  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
-    GradientBuckets<B, Buckets>& gradients_;
+    GradientBuckets<B>& gradients_;
     const Readiness& readiness_;
-    Exchange exchange_;
+    std::unique_ptr<AnyExchange<B>> exchange_;
     LaunchGroups<B> groups_;
-    Watch<B> watch_;
-    BucketsInFlight<typename Exchange::template WorkType<B>> flight_;
+    Watch watch_;
+    std::vector<Times> times_;  ///< by bucket
+    std::atomic<std::size_t> started_{0}, completed_{0};
     double weight_ = 1;
     bool has_batch_ = true;
     // No spin locks: a thread that waits for memory waits for a collective, and a compressor computes for milliseconds at a launch.
     std::mutex polling_;
     std::mutex launching_;
-    Land land_{*this};
-    Await await_{*this};
 };
 
 }  // namespace gradsync::inline v0_2::detail

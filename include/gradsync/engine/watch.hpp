@@ -38,15 +38,14 @@ private:
 
 /// A stopwatch on the backend's clock. It adds up the time that a step was held up, and the time that anything was in flight, each moment
 /// once. It tells the observer, if there is one. For any thread.
-template <class B>
 class Watch {
 public:
     using Time = Observer::Time;
 
-    /// Both arguments outlive this; `observer` may be null.
-    Watch(const B& backend, Observer* observer) noexcept : backend_(backend), observer_(observer) {}
+    /// The backend of `clock`, and `observer`, which may be null, outlive this.
+    Watch(BackendClock clock, Observer* observer) noexcept : clock_(clock), observer_(observer) {}
 
-    Time now() const { return backend_now(backend_); }
+    Time now() const { return clock_.now(); }
     Observer* observer() const noexcept { return observer_; }
 
     void ready(std::size_t parameter) {
@@ -139,7 +138,7 @@ private:
         counted_until_ = at;
     }
 
-    const B& backend_;
+    BackendClock clock_;
     Observer* observer_;
     Exposure exposure_;
     std::mutex lock_;

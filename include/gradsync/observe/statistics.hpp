@@ -45,6 +45,9 @@ struct Statistics {
     StepStatistics last;
     StepStatistics total;
     std::vector<BucketStatistics> buckets;  ///< of the last step, in the order of launch
+    /// When gradients become ready, as the ranks agreed in `rebuild_buckets` for a TimedBucketPolicy: by parameter, in seconds after the
+    /// first; empty before.
+    std::vector<double> ready_seconds;
 
     /// The average step.
     StepStatistics mean() const noexcept {

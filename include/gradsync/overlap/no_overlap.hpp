@@ -9,9 +9,9 @@ namespace gradsync::inline v0_2 {
 
 /// Everything happens in `finish()`. Use it as a baseline, or if nothing can overlap.
 struct NoOverlap {
-    void attach(BucketEngine auto&) {}
-    void bucket_full(BucketEngine auto&) {}
-    void gradients_ready(BucketEngine auto&) {}
+    void attach(BucketEngine&) {}
+    void bucket_full(BucketEngine&) {}
+    void gradients_ready(BucketEngine&) {}
     void detach() noexcept {}
     std::string describe() const { return "NoOverlap"; }
 };

@@ -23,15 +23,14 @@ public:
     OverlapBackward() = default;
     explicit OverlapBackward(Progress progress) noexcept : progress_(progress) {}
 
-    template <BucketEngine Engine>
-    void attach(Engine& engine) {
+    void attach(BucketEngine& engine) {
         if (progress_ == Progress::automatic ? engine.wants_thread() : progress_ == Progress::thread) thread_.start(engine);
     }
-    void bucket_full(BucketEngine auto& engine) {
+    void bucket_full(BucketEngine& engine) {
         engine.launch_full_buckets();
         if (thread_.running()) thread_.wake();
     }
-    void gradients_ready(BucketEngine auto& engine) {
+    void gradients_ready(BucketEngine& engine) {
         if (!thread_.working() && engine.in_flight()) engine.poll();
     }
     void detach() noexcept { thread_.stop(); }

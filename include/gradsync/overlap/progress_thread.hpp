@@ -25,8 +25,7 @@ public:
     bool working() const noexcept { return running() && !gave_up_.load(std::memory_order_relaxed); }
 
     /// `engine` must live until `stop()` has returned.
-    template <BucketEngine Engine>
-    void start(Engine& engine) {
+    void start(BucketEngine& engine) {
         thread_ = std::thread([this, &engine] {
             std::unique_lock lock(mutex_);
             for (;;) {

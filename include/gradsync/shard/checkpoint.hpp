@@ -216,9 +216,9 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         if (comm.rank() != 0) return;
         if (note.size() > detail::longest_text) throw std::length_error("the note is longer than 16 MiB");
         std::unordered_set<std::string> names;
-        for (std::size_t i = 0; i < sharded.size(); ++i)
-            if (!names.insert(sharded.parameter(i).name).second)
-                throw std::invalid_argument("two parameters are named '" + sharded.parameter(i).name +
+        for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
+            if (!names.insert(sharded.parameters()[i].name).second)
+                throw std::invalid_argument("two parameters are named '" + sharded.parameters()[i].name +
                                             "'; a checkpoint tells them by their names");
         std::filesystem::create_directories(directory);
         if (!std::filesystem::exists(detail::ShardManifest::path(directory))) return;
@@ -239,8 +239,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         out.number(records);
         sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
             if (a == 0) {
-                out.text(sharded.parameter(i).name);
-                for (const std::uint64_t x : {std::uint64_t{sharded.parameter(i).gradient.count}, static_cast<std::uint64_t>(view.dtype),
+                out.text(sharded.parameters()[i].name);
+                for (const std::uint64_t x : {std::uint64_t{sharded.parameters()[i].gradient.count}, static_cast<std::uint64_t>(view.dtype),
                                               std::uint64_t{first}, std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
                     out.number(x);
             }
@@ -279,7 +279,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
         };
         std::unordered_map<std::string, Wanted> wanted;  // this rank has at most one slice of a parameter
         sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t, BufferView view) {
-            Wanted& w = wanted[sharded.parameter(i).name];
+            Wanted& w = wanted[sharded.parameters()[i].name];
             w.parameter = i;
             w.first = first;
             w.arrays.push_back(view);
@@ -299,7 +299,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
                 std::uint64_t skip = count * width * arrays;
                 if (const auto found = wanted.find(name); found != wanted.end()) {
                     Wanted& w = found->second;
-                    const ParameterView& p = sharded.parameter(w.parameter);
+                    const ParameterView& p = sharded.parameters()[w.parameter];
                     if (p.gradient.count != whole || static_cast<std::uint64_t>(w.arrays[0].dtype) != dtype || w.arrays.size() != arrays)
                         detail::refuse_file(path, "has '" + name + "' with " + std::to_string(whole) + " elements of " +
                                                       std::string(name_of(static_cast<DType>(dtype))) + " and " + std::to_string(arrays) +

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "../engine/gradient_engine.hpp"
 #include "../engine/guard.hpp"
 #include "../engine/no_sync.hpp"
+#include "../engine/policies.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
 #include "flat_optimizer.hpp"
@@ -37,15 +37,13 @@ class ShardedBase : public Guard<B> {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
     static_assert(B::memory_space == MemorySpace::host,
                   "gradsync: sharding works on host memory; stage device tensors through the host (StagingBackend), or use a Reducer");
-    static_assert(std::copy_constructible<Overlap>,
-                  "gradsync: a sharded training keeps a copy of its overlap policy: make it copyable until it is attached");
     static_assert(FlatOptimizer<O>,
                   "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
                   "docs/sharding.md");
     static_assert(require_scattering_exchange<Exchange, B>());
 
 protected:
-    using Engine = GradientEngine<B, Buckets, Overlap, Exchange>;
+    using Engine = GradientEngine<B>;
     using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard, Guard<B>::refuse;
 
 public:
@@ -75,14 +73,10 @@ public:
         check_usable("no_sync");
         return engine_->no_sync();
     }
-    /// The memory to write gradient i to. If gradients are sharded, its initial contents are unspecified, and it is valid until the last
-    /// gradient of its bucket is marked. Ask for it in each backward, in the order in which gradients become ready. See
-    /// Reducer::gradient_view.
-    BufferView gradient_view(std::size_t i) { return engine_->gradient_view(i); }
-    template <Element T>
-    std::span<T> gradient(std::size_t i) {
-        return engine_->template gradient<T>(i);
-    }
+    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. If gradients are sharded, the call may wait until
+    /// another bucket is reduced, the initial contents are unspecified, and the memory is valid until the last gradient of its bucket is
+    /// marked. Ask for it in each backward, in the order in which gradients become ready.
+    BufferView acquire_gradient(std::size_t i) { return engine_->acquire_gradient(i); }
     /// See Reducer::mark_ready. From any thread.
     void mark_ready(std::size_t i) { engine_->mark_ready(i); }
 
@@ -131,12 +125,8 @@ public:
                 .master_weights = state_.master_bytes(),
                 .optimizer_state = state_.state_bytes()};
     }
-    std::size_t size() const noexcept { return parameters_.size(); }  ///< number of parameters, frozen ones too
-    /// Parameter i as registered. In ShardedParameters a trainable one has no value after `broadcast_parameters()`.
-    const ParameterView& parameter(std::size_t i) const {
-        check_index(i, "parameter");
-        return parameters_[i];
-    }
+    /// The parameters as registered, frozen ones too. In ShardedParameters a trainable one has no value after `broadcast_parameters()`.
+    std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
     /// Calls `use(parameter, first element, array, view)` for each slice and each array of this rank's state. Array 0 holds the master
     /// weights, array 1 + k the optimizer's k-th array. Views may be read. They may be written after `flush()`; call `publish()`
@@ -214,7 +204,8 @@ protected:
         const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
         verify<B>(backend_, parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.
-        auto made = std::make_unique<Engine>(backend_, "this Reducer", parameters_, engine_options_, buckets_, overlap_, exchange_);
+        auto made = std::make_unique<Engine>(backend_, "this Reducer", parameters_, engine_options_,
+                                             make_policies<B>(buckets_, overlap_, exchange_));
         if (engine_) take_times();
         engine_ = std::move(made);
         if (weight_) engine_->set_weight(*weight_);
@@ -268,7 +259,7 @@ protected:
     }
 
     /// The engine's watch, which also counts work outside the engine.
-    Watch<B>& watch() noexcept { return engine_->watch(); }
+    Watch& watch() noexcept { return engine_->watch(); }
 
     /// Adds the time since the engine's last `finish()` to this step.
     void take_times() {
@@ -285,7 +276,7 @@ protected:
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
 
-    void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, size(), operation); }
+    void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
 
     std::vector<ParameterView> parameters_;
     ReducerOptions engine_options_;

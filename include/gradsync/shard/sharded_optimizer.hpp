@@ -79,7 +79,7 @@ public:
         this->check_broadcast(root);
         this->guard([&] {
             flush();
-            for (std::size_t i = 0; i < this->size(); ++i) this->broadcast(parameter_value(i), root);
+            for (std::size_t i = 0; i < this->parameters_.size(); ++i) this->broadcast(parameter_value(i), root);
             adopt_values();
         });
     }
@@ -233,7 +233,7 @@ private:
         this->state_ = detail::ShardState<B>(this->backend_, plan, this->engine_->layout(), this->engine_->infos(), own,
                                              this->optimizer_.state_count());
         gathers_.resize(plan.size());
-        bucket_of_.assign(this->size(), 0);
+        bucket_of_.assign(this->parameters_.size(), 0);
         for (std::size_t b = 0; b < plan.size(); ++b)
             for (std::size_t i : plan.bucket(b)) {
                 bucket_of_[i] = b;

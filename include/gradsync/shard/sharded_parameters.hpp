@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <exception>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,7 +10,7 @@
 #include "../bucket/units.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
-#include "../engine/gather_progress.hpp"
+#include "../engine/deferred_gather.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "flat_optimizer.hpp"
 #include "gather_order.hpp"
@@ -42,7 +41,7 @@ struct ShardedParametersOptions {
 ///         for (layer u, first to last) { auto use = sharded.gather(u); forward(u, sharded.parameter_value(...)); }
 ///         for (layer u, last to first) {
 ///             auto use = sharded.gather(u);
-///             backward(u, sharded.parameter_value(...), sharded.gradient_view(...)), sharded.mark_ready(...);
+///             backward(u, sharded.parameter_value(...), sharded.acquire_gradient(...)), sharded.mark_ready(...);
 ///         }
 ///         sharded.finish();
 ///         sharded.step();
@@ -54,7 +53,7 @@ struct ShardedParametersOptions {
 /// with micro-batches, which are added in another order.
 ///
 /// All ranks must gather and release the same units in the same order. Call `gather`, `release` and everything else from one thread;
-/// `mark_ready` and `gradient_view` are as for Reducer. Errors are as for Reducer.
+/// `mark_ready` and `acquire_gradient` are for any thread. Errors are as for Reducer.
 template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
 class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
@@ -83,16 +82,9 @@ public:
         this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
                           (options_.reshard_after_forward ? " reshard" : " no_reshard") +
                           " replicate_below=" + std::to_string(options_.replicate_below));
-        progress_.attach(gathering_);
+        gathers_.attach(gathering_);
+        gathers_.set_watch(this->watch());
         make_state();
-    }
-    /// Waits for prefetched units, unless an exception is propagating.
-    ~ShardedParameters() {
-        if (std::uncaught_exceptions() != exceptions_ || this->failed()) return;
-        try {
-            for (std::size_t u = 0; u < unit_values_.size(); ++u) wait(unit_values_[u]);
-        } catch (...) {  // the communicator has failed, and reports that to its other users
-        }
     }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must acquire and release the same units as the
@@ -162,7 +154,8 @@ public:
     }
 
     /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
-    /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change.
+    /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change. `parameter_value(i).as<float>()` has
+    /// its type.
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
@@ -177,14 +170,6 @@ public:
                 "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(unit_of(i)) + ") first",
                 this->parameters_[i].name);
         return whole;
-    }
-    template <Element T>
-    std::span<T> value(std::size_t i) const {
-        const BufferView view = parameter_value(i);
-        if (view.dtype != dtype_of<T>)
-            this->refuse("value", "'" + this->parameters_[i].name + "' holds " + std::string(name_of(view.dtype)) + ", not " +
-                                      std::string(name_of(dtype_of<T>)));
-        return {static_cast<T*>(view.data), view.count};
     }
     /// Returns when no prefetched unit is in flight.
     void flush() {
@@ -219,11 +204,11 @@ private:
 
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
-        if (given_units_.size() != this->size())
-            this->refuse(name,
-                         "there are " + std::to_string(this->size()) + " parameters, but units for " + std::to_string(given_units_.size()));
-        std::vector<std::size_t> unit_of(this->size());
-        for (std::size_t i = 0; i < this->size(); ++i) {
+        if (given_units_.size() != this->parameters_.size())
+            this->refuse(name, "there are " + std::to_string(this->parameters_.size()) + " parameters, but units for " +
+                                   std::to_string(given_units_.size()));
+        std::vector<std::size_t> unit_of(this->parameters_.size());
+        for (std::size_t i = 0; i < this->parameters_.size(); ++i) {
             const ParameterView& p = this->parameters_[i];
             unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count_ : given_units_.unit_of(i);
         }
@@ -235,7 +220,7 @@ private:
         const BucketPlan& plan = this->plan();
         const detail::BucketLayout& layout = this->engine_->layout();
         std::vector<BufferView> own;
-        places_.resize(this->size());
+        places_.resize(this->parameters_.size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, name, this->backend_.rank()),
                                     B::memory_space};
@@ -249,6 +234,7 @@ private:
             if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
                 kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
         if (unit_values_.size() > unit_count_) unit_values_[unit_count_].users = 1;
+        gathers_.resize(plan.size());
         renew();
     }
 
@@ -282,43 +268,17 @@ private:
     void fill(std::size_t u) {
         Unit& unit = unit_values_[u];
         unit.gathering = true;
-        progress_.started();
-        for (auto& part : unit.parts) {
-            const BufferView own = own_part(part.values);
-            kernel::copy(this->state_.array(part.bucket, 0), own);
-            part.under_way = this->backend_.size() > 1;
-            if (part.under_way) {
-                const auto begin = this->watch().now();
-                detail::set_tag(gathering_, {CollectiveTag::Kind::unit, number_, u});
-                part.work = gathering_.all_gather(own, part.values);
-                this->watch().depart(Activity::gather, part.bucket, begin);
-            }
+        for (const auto& part : unit.parts) {
+            kernel::copy(this->state_.array(part.bucket, 0), own_part(part.values));
+            gathers_.start(part.bucket, part.values, {CollectiveTag::Kind::unit, number_, u});
             this->count_gather(part.values.bytes());
         }
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return poll_gathers();
-        for (auto& part : unit.parts) {
-            part.work.wait();
-            if (part.under_way) arrive(part);
-        }
+        if (!unit.gathering) return gathers_.poll();
+        for (const auto& part : unit.parts) gathers_.wait(part.bucket);
         unit.gathering = false;
-        progress_.complete();
-    }
-
-    void arrive(typename detail::UnitValues<B>::Part& part) {
-        part.under_way = false;
-        this->watch().arrive(Activity::gather, part.bucket);
-    }
-
-    /// Advances the prefetched units and records which have arrived.
-    void poll_gathers() {
-        progress_.poll();
-        for (std::size_t u = 0; u < unit_values_.size(); ++u)
-            if (unit_values_[u].gathering)
-                for (auto& part : unit_values_[u].parts)
-                    if (part.under_way && detail::poll_work(part.work)) arrive(part);
     }
 
     /// After a change of the master weights: drops gathered copies, or gathers them again if they are in use.
@@ -357,8 +317,7 @@ private:
     detail::UnitValues<B> unit_values_;
     std::vector<Place> places_;  ///< by parameter
     detail::GatherOrder order_;
-    detail::GatherProgress<B> progress_;
-    int exceptions_ = std::uncaught_exceptions();
+    detail::DeferredGather<B> gathers_;
 };
 
 }  // namespace gradsync::inline v0_2

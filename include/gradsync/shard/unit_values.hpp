@@ -22,8 +22,6 @@ public:
         std::size_t bucket;
         std::size_t offset;  ///< bytes from the start of the unit
         BufferView values;   ///< without memory while the unit has no slot
-        typename B::WorkType work;
-        bool under_way = false;  ///< the gather may still be in flight
     };
     struct Unit {
         std::vector<Part> parts;
@@ -48,7 +46,7 @@ public:
     /// Call it before any unit is placed.
     void add(std::size_t u, std::size_t b, BufferView values, bool stays) {
         Unit& unit = units_[u];
-        unit.parts.push_back({b, unit.bytes, values, {}, false});
+        unit.parts.push_back({b, unit.bytes, values});
         unit.bytes += in_lines(values.bytes());
         unit.stays = stays;
         if (!stays && slot_bytes_ < unit.bytes) slot_bytes_ = unit.bytes;
@@ -101,7 +99,7 @@ private:
         std::size_t unit;
     };
 
-    std::vector<Slot> slots_;  ///< declared before the units: their works must end before this memory is freed
+    std::vector<Slot> slots_;
     std::vector<Unit> units_;
     std::size_t slot_bytes_ = 0;
     std::size_t bytes_ = 0;

@@ -215,15 +215,15 @@ TEST_CASE("values are those of threads, where buckets are moved") {
     const auto train = [&](auto comm, std::vector<std::vector<float>>& results) {
         Reducer<decltype(comm)> sync(comm, backward.parameters, {.gradients = GradientStorage::in_buckets});
         for (std::size_t i = backward.parameters.size(); i-- > 0;) {
-            const auto gradient = sync.template gradient<float>(i);
+            const auto gradient = sync.gradient_view(i).template as<float>();
             for (std::size_t k = 0; k < gradient.size(); ++k)
                 gradient[k] = 0.1f * static_cast<float>(comm.rank()) + 1.0f / static_cast<float>(1 + k + i);
             sync.mark_ready(i);
         }
         sync.finish();
         if (comm.rank() != 0) return;
-        for (std::size_t i = 0; i < sync.size(); ++i)
-            results.emplace_back(sync.template gradient<float>(i).begin(), sync.template gradient<float>(i).end());
+        for (std::size_t i = 0; i < sync.parameters().size(); ++i)
+            results.emplace_back(sync.gradient_view(i).template as<float>().begin(), sync.gradient_view(i).template as<float>().end());
     };
     std::vector<std::vector<float>> threads, simulated;
     run_threads(3, [&](ThreadBackend comm) { train(comm, threads); });

@@ -76,9 +76,9 @@ TEST_CASE("rebuild_buckets plans the optimum for the times that the ranks saw, t
             if (comm.rank() == 0) steps.push_back(comm.now() - begin);
         };
         step();
-        finding.check(sync.ready_seconds().empty(), "times before they were asked for");
+        finding.check(sync.statistics().ready_seconds.empty(), "times before they were asked for");
         finding.check(sync.rebuild_buckets(), "the plan did not change");
-        finding.check(close(sync.ready_seconds(), expected_times(1.5)), "other times");
+        finding.check(close(sync.statistics().ready_seconds, expected_times(1.5)), "other times");
         finding.check(sync.plan() == OptimalBuckets(cost, expected_times(1.5)).plan(floats(counts), reversed(counts.size())),
                       "not the optimum");
         finding.check(sync.plan().size() > 1, "too simple a case");
@@ -113,12 +113,12 @@ TEST_CASE("record_order(n): the mean of n steps, first of all those after it") {
         slow_step();
         step(1);  // not recorded
         sync.rebuild_buckets();
-        finding.check(close(sync.ready_seconds(), expected_times(2)), "not the mean");
+        finding.check(close(sync.statistics().ready_seconds, expected_times(2)), "not the mean");
         step(0);
         sync.record_order();
         step(2);
         sync.rebuild_buckets();
-        finding.check(close(sync.ready_seconds(), expected_times(1)), "earlier times were not forgotten");
+        finding.check(close(sync.statistics().ready_seconds, expected_times(1)), "earlier times were not forgotten");
     });
     CHECK(finding.text() == "");
 }
@@ -134,7 +134,7 @@ TEST_CASE("calibrated and replanned over threads: every step has the mean, befor
                       if (step == 2) sync.record_order(2);
                       if (step == 1 || step == 4) {
                           sync.rebuild_buckets();
-                          finding.check(sync.ready_seconds().size() == model.size(), "no times");
+                          finding.check(sync.statistics().ready_seconds.size() == model.size(), "no times");
                       }
                       gradsync_test::backward(sync, model, comm.rank(), step);
                       sync.finish();
@@ -151,7 +151,7 @@ TEST_CASE("ranks without a batch in the recorded step go by the others' times") 
         if (comm.rank() != 0) backward(comm, sync);
         sync.finish();
         sync.rebuild_buckets();
-        finding.check(close(sync.ready_seconds(), expected_times()), "other times");
+        finding.check(close(sync.statistics().ready_seconds, expected_times()), "other times");
     });
     CHECK(finding.text() == "");
 }
@@ -167,7 +167,7 @@ TEST_CASE("a gradient that nobody used is expected no earlier than the last one"
         }
         sync.finish();
         sync.rebuild_buckets();
-        const std::vector<double> times(sync.ready_seconds().begin(), sync.ready_seconds().end());
+        const std::vector<double> times(sync.statistics().ready_seconds.begin(), sync.statistics().ready_seconds.end());
         finding.check(times.back() == *std::max_element(times.begin(), times.end()), "it is ready earlier");
     });
     CHECK(finding.text() == "");
@@ -190,19 +190,19 @@ TEST_CASE("times that the policy was given stay until a step has been recorded")
         };
         finding.check(sync.plan() == optimum(given), "at first: not the plan of the given times");
         stays(given, "before a step");
-        finding.check(sync.ready_seconds().empty(), "times that nobody has recorded");
+        finding.check(sync.statistics().ready_seconds.empty(), "times that nobody has recorded");
         sync.record_order(3);
         stays(given, "after record_order(), before a step");
-        finding.check(sync.ready_seconds().empty(), "times that nobody has recorded");
+        finding.check(sync.statistics().ready_seconds.empty(), "times that nobody has recorded");
         backward(comm, sync);
         sync.finish();
         finding.check(sync.plan() == optimum(given), "a step alone has changed the plan");
         finding.check(sync.rebuild_buckets(), "a recorded step has changed nothing");
-        finding.check(close(sync.ready_seconds(), expected_times()), "other times than the step's");
+        finding.check(close(sync.statistics().ready_seconds, expected_times()), "other times than the step's");
         finding.check(sync.plan() == optimum(expected_times()), "not the plan of the recorded times");
         sync.record_order(3);  // forgets what was recorded, not what was planned by
         stays(expected_times(), "after another record_order()");
-        finding.check(close(sync.ready_seconds(), expected_times()), "the times are gone");
+        finding.check(close(sync.statistics().ready_seconds, expected_times()), "the times are gone");
     });
     CHECK(finding.text() == "");
 }
@@ -216,7 +216,7 @@ TEST_CASE("a rank that has recorded nothing goes by the others' times, not by th
         if (comm.rank() == 2) backward(comm, sync);
         sync.finish();
         finding.check(sync.rebuild_buckets(), "the plan did not change");
-        finding.check(close(sync.ready_seconds(), expected_times()), "other times");
+        finding.check(close(sync.statistics().ready_seconds, expected_times()), "other times");
         finding.check(sync.plan() == OptimalBuckets(cost, expected_times()).plan(floats(counts), reversed(counts.size())), "another plan");
     });
     CHECK(finding.text() == "");

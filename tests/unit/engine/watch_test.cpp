@@ -25,7 +25,7 @@ constexpr Activity reduces = Activity::collective, gathers = Activity::gather;
 
 struct Watched {
     Clock clock;
-    detail::Watch<Clock> watch{clock, nullptr};
+    detail::Watch watch{detail::BackendClock(clock), nullptr};
 
     void arrive_at(int seconds, Activity activity, std::size_t index) {
         clock.seconds = seconds;

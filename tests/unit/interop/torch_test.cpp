@@ -112,7 +112,7 @@ TEST_CASE("a module's backward marks its gradients, wherever they live and howev
                       Net net;
                       gs::TorchReducer sync(comm, net, {.gradients = storage, .unused = gs::UnusedParameters::find_unused},
                                             gs::SizeCappedBuckets{512, 128});
-                      finding.check(sync.size() == 8, "tied weights count twice: " + std::to_string(sync.size()));
+                      finding.check(sync.parameters().size() == 8, "tied weights count twice: " + std::to_string(sync.parameters().size()));
                       sync.broadcast_parameters();
                       for (int step = 0; step < steps; ++step) {
                           const Batch batch = joint_batch(step, ranks);

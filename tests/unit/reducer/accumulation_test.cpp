@@ -73,10 +73,10 @@ TEST_CASE("PyTorch parity: three Adam steps equal local training on the joined b
                       sync.broadcast_parameters();
                       for (int step = 0; step < 3; ++step) {
                           model.backward(
-                              own, true, false, [&](std::size_t i) { return sync.gradient<float>(i); },
+                              own, true, false, [&](std::size_t i) { return sync.gradient_view(i).as<float>(); },
                               [&](std::size_t i) { sync.mark_ready(i); });
                           sync.finish();
-                          model.adam([&](std::size_t i) { return std::span<const float>(sync.gradient<float>(i)); });
+                          model.adam([&](std::size_t i) { return std::span<const float>(sync.gradient_view(i).as<float>()); });
                       }
                       finding.check(close(model.values(), local.values()), "the weights differ from local training");
                   }) == "");
@@ -102,7 +102,7 @@ TEST_CASE("PyTorch parity: no_sync accumulation equals local, gradients copied a
                       const auto micro_batch = [&](int m) {
                           model.backward(
                               std::span(own).subspan(static_cast<std::size_t>(m) * each, each), true, m != 0,
-                              [&](std::size_t i) { return sync.gradient<float>(i); }, [&](std::size_t i) { sync.mark_ready(i); });
+                              [&](std::size_t i) { return sync.gradient_view(i).as<float>(); }, [&](std::size_t i) { sync.mark_ready(i); });
                       };
                       for (int step = 0; step < 3; ++step) {
                           {
@@ -114,7 +114,7 @@ TEST_CASE("PyTorch parity: no_sync accumulation equals local, gradients copied a
                           // The sum over micro-batches, averaged over ranks: the trainer divides by their number.
                           std::vector<std::vector<float>> scaled;
                           for (std::size_t i = 0; i < model.size(); ++i) {
-                              scaled.emplace_back(sync.gradient<float>(i).begin(), sync.gradient<float>(i).end());
+                              scaled.emplace_back(sync.gradient_view(i).as<float>().begin(), sync.gradient_view(i).as<float>().end());
                               for (float& x : scaled.back()) x /= micro_batches;
                           }
                           model.adam([&](std::size_t i) { return std::span<const float>(scaled[i]); });
@@ -524,8 +524,9 @@ TEST_CASE("the engine's accumulates() tells whether there are micro-batches that
                       auto model = tensors({10, 20});
                       model[1].uses = 2;
                       const int rank = comm.rank();
-                      gradsync::detail::GradientEngine<ThreadBackend, PerParameter, OverlapBackward, gradsync::AllReduce> sync(
-                          comm, "this engine", gradsync::detail::view_parameters<MemorySpace::host>(model), way, {}, {}, {});
+                      gradsync::detail::GradientEngine<ThreadBackend> sync(
+                          comm, "this engine", gradsync::detail::view_parameters<MemorySpace::host>(model), way,
+                          gradsync::detail::make_policies<ThreadBackend>(PerParameter(), OverlapBackward(), gradsync::AllReduce()));
                       const auto is = [&](bool expected, const std::string& when) {
                           finding.check(sync.accumulates() == expected, when + (expected ? ": nothing waits" : ": something waits"));
                       };

@@ -420,7 +420,7 @@ TEST_CASE("after a failure every call says so") {
             refuses("wait_gradient", [&] { sync.wait_gradient(0); });
             refuses("flush", [&] { sync.flush(); });
             refuses("record_order", [&] { sync.record_order(); });
-            refuses("rebind_gradient", [&] { sync.rebind_gradient(0, sync.parameter(0).gradient); });
+            refuses("rebind_gradient", [&] { sync.rebind_gradient(0, sync.parameters()[0].gradient); });
             refuses("gradient_norm", [&] { sync.gradient_norm(); });
             refuses("clip_gradients_by_norm", [&] { sync.clip_gradients_by_norm(1); });
             refuses("clip_gradients_by_value", [&] { sync.clip_gradients_by_value(1); });

@@ -163,7 +163,7 @@ TEST_CASE("gradients in buckets lie where elements of their type may") {
             auto model = mixed_tensors();
             Reducer sync(comm, model, {.gradients = GradientStorage::in_buckets}, buckets);
             for (int step = 0; step < 2; ++step) {
-                for (std::size_t i = 0; i < sync.size(); ++i)
+                for (std::size_t i = 0; i < sync.parameters().size(); ++i)
                     finding.check(is_aligned(sync.gradient_view(i)), "parameter " + std::to_string(i) + ", step " + std::to_string(step));
                 backward(sync, model, comm.rank(), step);
                 sync.finish();
@@ -256,7 +256,7 @@ TEST_CASE("frozen parameters take no part, and keep whatever is in their gradien
                       finding.check(wrong_mean(sync, model, ranks, 0).empty(), wrong_mean(sync, model, ranks, 0));
                       for (const std::size_t i : {std::size_t{0}, std::size_t{2}})
                           finding.check(model[i].gradient == random_gradient(model[i], rank, 9, i), "a frozen gradient was touched");
-                      finding.check(sync.size() == 4 && sync.parameter(2).name == "p2", "frozen parameters have an index");
+                      finding.check(sync.parameters().size() == 4 && sync.parameters()[2].name == "p2", "frozen parameters have an index");
                   }) == "");
         }
 }
@@ -285,12 +285,13 @@ TEST_CASE("rebind_gradient: borrowed gradients that move") {
         }
 }
 
-TEST_CASE("gradient<T> is the view with its type, and refuses another one") {
+TEST_CASE("as<T>() is the view with its type, and refuses another one") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({4}, DType::f64);
               Reducer sync(comm, model, {.gradients = GradientStorage::in_buckets});
-              finding.check(sync.gradient<double>(0).size() == 4 && sync.gradient<double>(0)[3] == 0, "not zero at first");
-              const Outcome outcome = outcome_of([&] { (void)sync.gradient<float>(0); });
+              finding.check(sync.gradient_view(0).as<double>().size() == 4 && sync.gradient_view(0).as<double>()[3] == 0,
+                            "not zero at first");
+              const Outcome outcome = outcome_of([&] { (void)sync.gradient_view(0).as<float>(); });
               finding.check(outcome.is(Errc::invalid_argument) && outcome.says("f64") && outcome.says("f32"), outcome.text);
               const Outcome beyond = outcome_of([&] { (void)sync.gradient_view(1); });
               finding.check(beyond.is(Errc::invalid_argument) && beyond.says("no parameter 1"), "beyond the end: " + beyond.text);

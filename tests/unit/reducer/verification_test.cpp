@@ -346,10 +346,10 @@ TEST_CASE("gradients without memory of their own live in the buckets") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               const std::vector<ParameterView> views{{.name = "w", .gradient = {nullptr, 10, DType::f32, MemorySpace::host}}};
               Reducer sync(comm, views, {.gradients = GradientStorage::in_buckets});
-              for (float& x : sync.gradient<float>(0)) x = static_cast<float>(comm.rank());
+              for (float& x : sync.gradient_view(0).as<float>()) x = static_cast<float>(comm.rank());
               sync.mark_ready(0);
               sync.finish();
-              for (const float x : sync.gradient<float>(0)) finding.check(x == 0.5f, "not the mean");
+              for (const float x : sync.gradient_view(0).as<float>()) finding.check(x == 0.5f, "not the mean");
           }) == "");
 }
 

@@ -39,8 +39,8 @@ Three make_three(ThreadBackend comm, std::vector<Tensor>& model, int steps) {
 /// Steps with the same data on every rank, so that the number of ranks does not matter (where it is a power of two).
 void train(One& sharded, int first, int last) {
     for (int s = first; s < last; ++s) {
-        for (std::size_t i = sharded.size(); i-- > 0;) {
-            write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), 0, s, i);
+        for (std::size_t i = sharded.parameters().size(); i-- > 0;) {
+            write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), 0, s, i);
             sharded.mark_ready(i);
         }
         sharded.finish();
@@ -49,9 +49,9 @@ void train(One& sharded, int first, int last) {
 }
 void train(Three& sharded, int first, int last) {
     for (int s = first; s < last; ++s) {
-        for (std::size_t i = sharded.size(); i-- > 0;) {
+        for (std::size_t i = sharded.parameters().size(); i-- > 0;) {
             const auto use = sharded.gather(sharded.unit_of(i));
-            write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), 0, s, i);
+            write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), 0, s, i);
             sharded.mark_ready(i);
         }
         sharded.finish();

@@ -27,9 +27,9 @@ using Hybrid = HybridReduceScatter<ThreadBackend>;
 template <class Sharded, class Use>
 void train(Sharded& sharded, int world_rank, Use&& use) {
     for (int s = 0; s < 4; ++s) {
-        for (std::size_t i = sharded.size(); i-- > 0;) {
+        for (std::size_t i = sharded.parameters().size(); i-- > 0;) {
             [[maybe_unused]] const auto in_use = use(i);
-            const std::span<float> gradient = sharded.template gradient<float>(i);
+            const std::span<float> gradient = sharded.acquire_gradient(i).template as<float>();
             for (std::size_t k = 0; k < gradient.size(); ++k)
                 gradient[k] = static_cast<float>((world_rank + 1) * static_cast<int>(k % 7 + i) + s);
             sharded.mark_ready(i);
@@ -48,7 +48,7 @@ std::vector<Bytes> expected_weights(int size) {
         Reducer sync(comm, model);
         for (int s = 0; s < 4; ++s) {
             for (std::size_t i = model.size(); i-- > 0;) {
-                const std::span<float> gradient = sync.gradient<float>(i);
+                const std::span<float> gradient = sync.gradient_view(i).as<float>();
                 for (std::size_t k = 0; k < gradient.size(); ++k)
                     gradient[k] = static_cast<float>((comm.rank() + 1) * static_cast<int>(k % 7 + i) + s);
                 sync.mark_ready(i);
@@ -110,7 +110,7 @@ TEST_CASE("two trainings over the same replicas, which ranks finish in another o
              using Sharded = ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid>;
              Sharded first(group, one, Sgd{}, {}, {}, {}, Hybrid(replicas)), second(group, other, Sgd{}, {}, {}, {}, Hybrid(replicas));
              for (Sharded* const sharded : world.rank() == 1 ? std::array{&second, &first} : std::array{&first, &second}) {
-                 const std::span<float> gradient = sharded->gradient<float>(0);
+                 const std::span<float> gradient = sharded->acquire_gradient(0).as<float>();
                  gradient[0] = 1;
                  sharded->mark_ready(0);
                  sharded->finish();
@@ -133,7 +133,7 @@ TEST_CASE("ranks that are groups of one hear of an exception between another one
                  ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter, NoOverlap, Hybrid> sharded(group, model, Sgd{}, {}, {}, {},
                                                                                                       Hybrid(replicas));
                  for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
-                     const std::span<float> gradient = sharded.gradient<float>(i);
+                     const std::span<float> gradient = sharded.acquire_gradient(i).as<float>();
                      gradient[0] = 1;
                      sharded.mark_ready(i);
                      if (guilty) throw std::runtime_error("out of cheese");

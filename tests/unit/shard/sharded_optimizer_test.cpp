@@ -37,7 +37,7 @@ void train(Sharded& sharded, std::vector<Tensor>& model, const Training& t, int 
             const bool pooled = Sharded::stage_pools;
             if (!pooled && m + 1 < t.micro_batches) guard.emplace(sharded.no_sync());
             for (std::size_t i = model.size(); i-- > 0;) {
-                write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), rank, t.batch(s, m), i, m > 0 && !pooled);
+                write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), rank, t.batch(s, m), i, m > 0 && !pooled);
                 sharded.mark_ready(i);
             }
             if (pooled) sharded.finish();
@@ -195,7 +195,7 @@ TEST_CASE("state that p ranks collect goes on, on q ranks, to the same bits") {
         const auto same_data = [](auto& sharded, std::vector<Tensor>& model, int first, int last) {
             for (int s = first; s < last; ++s) {
                 for (std::size_t i = model.size(); i-- > 0;) {
-                    write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), 0, s, i);
+                    write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), 0, s, i);
                     sharded.mark_ready(i);
                 }
                 sharded.finish();
@@ -260,7 +260,7 @@ TEST_CASE("buckets are planned anew from the order of readiness, and state moves
                       comm, model, AdamW{}, {.parameters = ParameterStorage::in_buckets}, SizeCappedBuckets(4096));
                   for (int s = 0; s < t.steps; ++s) {
                       for (const std::size_t i : shuffled(model.size(), 3)) {
-                          write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                          write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
                           sharded.mark_ready(i);
                       }
                       sharded.finish();
@@ -288,7 +288,7 @@ TEST_CASE("parameters that are unfrozen take part from then on, with fresh state
                 const std::size_t which[] = {0};
                 if (s == 2) sharded.unfreeze(which);
                 for (std::size_t i = model.size(); i-- > (s < 2 ? 1u : 0u);) {
-                    write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                    write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
                     sharded.mark_ready(i);
                 }
                 sharded.finish();
@@ -331,7 +331,7 @@ TEST_CASE("a parameter that no rank used is not stepped") {
               for (int s = 0; s < 3; ++s) {
                   for (std::size_t i = model.size(); i-- > 0;) {
                       if (i == 1 || (i == 2 && comm.rank() == 1)) continue;
-                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                      write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
                       sharded.mark_ready(i);
                   }
                   sharded.finish();
@@ -356,7 +356,7 @@ TEST_CASE("stage 2: gradients that several threads compute, in an order of their
                       threads.emplace_back([&] {
                           for (std::size_t at; (at = next++) < order.size();) {
                               const std::size_t i = order[at];
-                              write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                              write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
                               sharded.mark_ready(i);
                           }
                       });
@@ -380,7 +380,7 @@ TEST_CASE("a parameter that only an early micro-batch used is stepped all the sa
                       for (int m = 0; m < 2; ++m) {
                           for (std::size_t i = 2; i-- > 0;) {
                               if (i == 1 && (s == 1 || (m == 1) != late)) continue;  // nobody uses it in the second step
-                              write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), m, i);
+                              write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), m, i);
                               sharded.mark_ready(i);
                           }
                           sharded.finish();
@@ -412,7 +412,7 @@ TEST_CASE("weights, and ranks that have run out of data, in every stage") {
                 if (averaging != Averaging::mean) sharded.set_weight(comm.rank() + 1);
                 if (s <= comm.rank())
                     for (std::size_t i = 2; i-- > 0;) {
-                        write(sharded.gradient_view(i), constant_bytes(DType::f32, model[i].count(), comm.rank()));
+                        write(sharded.acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), comm.rank()));
                         sharded.mark_ready(i);
                     }
                 sharded.finish();
@@ -683,10 +683,10 @@ std::vector<Bytes> weights_of_thawed(int size, const std::vector<std::size_t>& s
 /// Computes and marks the gradients of micro-batch `batch` of what takes part; `poisoned` ones are not finite.
 template <class Sharded>
 void sharded_backward(Sharded& sharded, int batch, bool poisoned = false) {
-    for (std::size_t i = sharded.size(); i-- > 0;) {
-        if (!sharded.parameter(i).requires_grad) continue;
+    for (std::size_t i = sharded.parameters().size(); i-- > 0;) {
+        if (!sharded.parameters()[i].requires_grad) continue;
         const auto compute = [&] {
-            const BufferView gradient = sharded.gradient_view(i);
+            const BufferView gradient = sharded.acquire_gradient(i);
             write_gradient(gradient, sharded.parameter_value(i), sharded.backend().rank(), batch, i);
             if (poisoned) write(gradient, constant_bytes(gradient.dtype, gradient.count, std::numeric_limits<double>::infinity()));
             sharded.mark_ready(i);
@@ -728,9 +728,9 @@ TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the
                       for (const auto& which : {bad, mixed})
                           check_refused(
                               finding, [&] { sharded.unfreeze(which); }, "parameter 'p0' has no gradient memory", "p0");
-                      finding.check(
-                          sharded.plan() == before && !sharded.parameter(0).requires_grad && sharded.parameter(1).requires_grad == (s > 3),
-                          "what was refused has changed something");
+                      finding.check(sharded.plan() == before && !sharded.parameters()[0].requires_grad &&
+                                        sharded.parameters()[1].requires_grad == (s > 3),
+                                    "what was refused has changed something");
                       if (s == 3) sharded.unfreeze(good);
                       sharded_backward(sharded, s);
                       sharded.finish();
@@ -790,7 +790,7 @@ TEST_CASE("while micro-batches wait for their step nothing is unfrozen; once the
                                       // Of zeros where the step is to count it: the sum is that of the other micro-batch then.
                                       for (const std::size_t i : {2u, 1u}) {
                                           const double left = discards ? std::numeric_limits<double>::quiet_NaN() : 0;
-                                          write(sharded.gradient_view(i), constant_bytes(DType::f32, sizes[i], left));
+                                          write(sharded.acquire_gradient(i), constant_bytes(DType::f32, sizes[i], left));
                                           sharded.mark_ready(i);
                                       }
                                       check_refused(
@@ -798,7 +798,7 @@ TEST_CASE("while micro-batches wait for their step nothing is unfrozen; once the
                                   }
                                   check_refused(
                                       finding, [&] { sharded.unfreeze(which); }, "discard()");
-                                  finding.check(!sharded.parameter(0).requires_grad, "p0 takes part");
+                                  finding.check(!sharded.parameters()[0].requires_grad, "p0 takes part");
                                   if (discards) {
                                       sharded.discard();
                                       sharded.unfreeze(which);
@@ -917,7 +917,7 @@ TEST_CASE("micro-batches under no_sync() that are discarded leave no trace, befo
                                       if (m == 0) guard.emplace(sharded.no_sync());
                                       for (std::size_t i = model.size(); i-- > 0;) {
                                           const bool adds = accumulation == Accumulation::in_gradients && m > 0;
-                                          write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(),
+                                          write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(),
                                                          discarded ? 1000 + s : t.batch(s, m), i, adds);
                                           sharded.mark_ready(i);
                                       }
@@ -945,7 +945,7 @@ TEST_CASE("a parameter that only a discarded backward used is not stepped") {
                 for (const bool discarded : {true, false}) {
                     for (const std::size_t i : {2u, 1u, 0u}) {
                         if (i == 1 && !discarded) continue;
-                        write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                        write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
                         sharded.mark_ready(i);
                     }
                     sharded.finish();
@@ -973,7 +973,7 @@ TEST_CASE("discard() in the middle of a backward, and while a guard lives, is re
                           finding, [&] { sharded.discard(); }, "a guard of no_sync() lives");
                   }
                   for (std::size_t i = model.size(); i-- > 0;) {
-                      write_gradient(sharded.gradient_view(i), sharded.parameter_value(i), comm.rank(), s, i);
+                      write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
                       sharded.mark_ready(i);
                       check_refused(
                           finding, [&] { sharded.discard(); }, "call finish() first");

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/bucket_plan.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// A bucket policy whose type is chosen at run time:
+///
+///     gs::AnyBuckets buckets = flat ? gs::AnyBuckets(gs::Flat{}) : gs::SizeCappedBuckets{};
+class AnyBuckets {
+public:
+    template <BucketPolicy P>
+        requires(!std::same_as<P, AnyBuckets>)
+    AnyBuckets(P policy) : policy_(std::make_unique<Model<P>>(std::move(policy))) {}  // NOLINT: converts, as std::function does
+
+    AnyBuckets(const AnyBuckets& other) : policy_(other.policy_->copy()) {}
+    AnyBuckets(AnyBuckets&&) noexcept = default;
+    AnyBuckets& operator=(AnyBuckets other) noexcept {
+        policy_ = std::move(other.policy_);
+        return *this;
+    }
+
+    BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
+        return policy_->plan(parameters, order);
+    }
+    std::string describe() const { return policy_->describe(); }
+    /// Is it a TimedBucketPolicy? Otherwise `set_ready_seconds` has no effect.
+    bool plans_by_times() const noexcept { return policy_->plans_by_times(); }
+    void set_ready_seconds(const std::vector<double>& times) { policy_->set_ready_seconds(times); }
+
+private:
+    struct Interface {
+        virtual ~Interface() = default;
+        virtual std::unique_ptr<Interface> copy() const = 0;
+        virtual BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const = 0;
+        virtual std::string describe() const = 0;
+        virtual bool plans_by_times() const noexcept = 0;
+        virtual void set_ready_seconds(const std::vector<double>& times) = 0;
+    };
+
+    template <class P>
+    struct Model final : Interface {
+        explicit Model(P own) : policy(std::move(own)) {}
+        std::unique_ptr<Interface> copy() const override { return std::make_unique<Model>(policy); }
+        BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const override {
+            return policy.plan(parameters, order);
+        }
+        std::string describe() const override { return policy.describe(); }
+        bool plans_by_times() const noexcept override { return TimedBucketPolicy<P>; }
+        void set_ready_seconds([[maybe_unused]] const std::vector<double>& times) override {
+            if constexpr (TimedBucketPolicy<P>) policy.set_ready_seconds(times);
+        }
+        P policy;
+    };
+
+    std::unique_ptr<Interface> policy_;
+};
+
+static_assert(BucketPolicy<AnyBuckets>);
+
+}  // namespace gradsync::inline v0_2

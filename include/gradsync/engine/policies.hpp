@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../bucket/any_buckets.hpp"
+#include "../core/backend.hpp"
+#include "../core/clock.hpp"
+#include "../core/exchange.hpp"
+#include "../core/overlap_policy.hpp"
+#include "../core/shard_range.hpp"
+#include "../kernel/passes.hpp"
+#include "../overlap/any_overlap.hpp"
+
+/// The policies of a Reducer as plain interfaces, so that the engine is compiled once for a backend, whatever the policies. An engine calls
+/// them per bucket, not per gradient.
+
+namespace gradsync::inline v0_2::detail {
+
+/// An exchange, with the collectives that it has started, by bucket. See ExchangePolicy.
+template <class B>
+class AnyExchange {
+public:
+    explicit AnyExchange(ExchangeTraits has) noexcept : traits(has) {}
+    virtual ~AnyExchange() = default;
+
+    const ExchangeTraits traits;
+    virtual std::string describe() const = 0;
+    virtual bool is_single_rank(const B& backend) const noexcept = 0;
+    virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
+    virtual std::chrono::nanoseconds progress_time() const = 0;  ///< See ExchangeTraits::reports_progress_time; 0 without it.
+
+    /// Makes room for a plan; drops what was started. `adopt_plan` follows if the traits ask for it.
+    virtual void resize(std::size_t buckets) = 0;
+    virtual void adopt_plan(B& backend, std::span<const BucketContents> contents) = 0;
+
+    virtual void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) = 0;
+    /// See BackendAbilities::poll.
+    virtual bool poll(std::size_t b) = 0;
+    virtual bool test(std::size_t b) = 0;
+    /// Returns when passes over the result may be called.
+    virtual void wait(B& backend, std::size_t b) = 0;
+};
+
+template <class X, class B>
+class ExchangeAs final : public AnyExchange<B> {
+public:
+    explicit ExchangeAs(X exchange) : AnyExchange<B>(X::traits), exchange_(std::move(exchange)) {}
+
+    X& policy() noexcept { return exchange_; }
+
+    std::string describe() const override { return exchange_.describe(); }
+    bool is_single_rank(const B& backend) const noexcept override { return exchange_.is_single_rank(backend); }
+    Traffic traffic([[maybe_unused]] const B& backend, [[maybe_unused]] std::size_t b, BufferView bucket) const override {
+        if constexpr (X::traits.reports_traffic) return exchange_.traffic(backend, b, bucket);
+        else return {bucket.bytes(), 1};
+    }
+    std::chrono::nanoseconds progress_time() const override {
+        if constexpr (X::traits.reports_progress_time) return exchange_.progress_time();
+        else return {};
+    }
+    void resize(std::size_t buckets) override { works_ = std::vector<typename X::template WorkType<B>>(buckets); }
+    void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] std::span<const BucketContents> contents) override {
+        if constexpr (X::traits.adopts_plan) exchange_.adopt_plan(backend, contents);
+    }
+    void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) override {
+        works_[b] = exchange_.start(backend, b, bucket, op, contribution);
+    }
+    bool poll(std::size_t b) override { return poll_work(works_[b]); }
+    bool test(std::size_t b) override { return works_[b].test(); }
+    void wait(B& backend, std::size_t b) override { await(backend, works_[b]); }
+
+private:
+    X exchange_;
+    std::vector<typename X::template WorkType<B>> works_;
+};
+
+/// Every rank's shard becomes the whole bucket: the second half of an all-reduce, and the way of sharded weights.
+struct GatherShards {
+    static constexpr ExchangeTraits traits{};
+
+    template <class B>
+    using WorkType = typename B::WorkType;
+
+    template <class B>
+    WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp, Contribution) {
+        return backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
+    }
+    template <class B>
+    bool is_single_rank(const B& backend) const noexcept {
+        return backend.size() == 1;
+    }
+    std::string describe() const { return "GatherShards"; }
+};
+
+/// What an engine needs of its policies.
+template <class B>
+struct Policies {
+    AnyBuckets buckets;
+    AnyOverlap overlap;
+    std::string exchange_name;
+    std::unique_ptr<AnyExchange<B>> exchange;
+    std::unique_ptr<AnyExchange<B>> gather;  ///< if `finish()` leaves the second half of the exchange to be waited for
+    bool packs = false;                      ///< the exchange wants many gradients per bucket, whatever they cost alone
+};
+
+template <class B, class Buckets, class Overlap, class X>
+Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
+    std::string name = exchange.describe();
+    std::unique_ptr<AnyExchange<B>> first, second;
+    if constexpr (gathers_in_forward<Overlap>() && !X::traits.scatters) {
+        first = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
+        second = std::make_unique<ExchangeAs<GatherShards, B>>(GatherShards());
+    } else {
+        first = std::make_unique<ExchangeAs<X, B>>(std::move(exchange));
+    }
+    return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name), std::move(first),
+            std::move(second),  !std::is_same_v<X, AllReduce>};
+}
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "../core/overlap_policy.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// An overlap policy whose type is chosen at run time; not OverlapForward, whose averages are waited for in another way.
+///
+///     gs::AnyOverlap overlap = overlaps ? gs::AnyOverlap(gs::OverlapBackward{}) : gs::NoOverlap{};
+class AnyOverlap {
+public:
+    template <OverlapPolicy P>
+        requires(!std::same_as<P, AnyOverlap>)
+    AnyOverlap(P policy) : AnyOverlap(std::in_place, std::move(policy)) {  // NOLINT: converts, as std::function does
+        static_assert(!detail::gathers_in_forward<P>(),
+                      "gradsync: OverlapForward is chosen at compile time, because its averages are waited for in another way: name it "
+                      "where the Reducer is made");
+    }
+    /// For an engine, which starts the gathers of OverlapForward itself.
+    template <OverlapPolicy P>
+    AnyOverlap(std::in_place_t, P policy) : policy_(std::make_unique<Model<P>>(std::move(policy))) {}
+
+    /// Copies are made only before `attach`.
+    AnyOverlap(const AnyOverlap& other) : policy_(other.policy_->copy()) {}
+    AnyOverlap(AnyOverlap&&) noexcept = default;
+    AnyOverlap& operator=(AnyOverlap other) noexcept {
+        policy_ = std::move(other.policy_);
+        return *this;
+    }
+
+    void attach(BucketEngine& engine) { policy_->attach(engine); }
+    void bucket_full(BucketEngine& engine) { policy_->bucket_full(engine); }
+    void gradients_ready(BucketEngine& engine) { policy_->gradients_ready(engine); }
+    void detach() { policy_->detach(); }
+    std::string describe() const { return policy_->describe(); }
+
+private:
+    struct Interface {
+        virtual ~Interface() = default;
+        virtual std::unique_ptr<Interface> copy() const = 0;
+        virtual void attach(BucketEngine& engine) = 0;
+        virtual void bucket_full(BucketEngine& engine) = 0;
+        virtual void gradients_ready(BucketEngine& engine) = 0;
+        virtual void detach() = 0;
+        virtual std::string describe() const = 0;
+    };
+
+    template <class P>
+    struct Model final : Interface {
+        explicit Model(P own) : policy(std::move(own)) {}
+        std::unique_ptr<Interface> copy() const override { return std::make_unique<Model>(policy); }
+        void attach(BucketEngine& engine) override { policy.attach(engine); }
+        void bucket_full(BucketEngine& engine) override { policy.bucket_full(engine); }
+        void gradients_ready(BucketEngine& engine) override { policy.gradients_ready(engine); }
+        void detach() override { policy.detach(); }
+        std::string describe() const override { return policy.describe(); }
+        P policy;
+    };
+
+    std::unique_ptr<Interface> policy_;
+};
+
+static_assert(OverlapPolicy<AnyOverlap>);
+
+}  // namespace gradsync::inline v0_2
