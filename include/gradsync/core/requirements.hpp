@@ -30,151 +30,81 @@ inline constexpr bool never = false;
 
 template <class W>
 consteval void explain_work() {
-    if constexpr (!std::movable<W>) static_assert(never<W>, "gradsync: make the backend's WorkType movable");
-    else if constexpr (!std::default_initializable<W>)
-        static_assert(never<W>,
-                      "gradsync: give the backend's WorkType a default constructor: a Work of nothing, which is "
-                      "complete");
-    else if constexpr (!requires(W& w) {
-                           { w.test() } -> std::same_as<bool>;
-                       })
-        static_assert(never<W>,
-                      "gradsync: give the backend's WorkType a member bool test(), which makes progress, says whether "
-                      "the collective is complete, and does not block");
-    else
-        static_assert(never<W>,
-                      "gradsync: give the backend's WorkType a member void wait(), which returns when the collective "
-                      "is complete, or throws gradsync::Error");
+    static_assert(std::movable<W>, "gradsync: make the backend's WorkType movable");
+    static_assert(std::default_initializable<W>,
+                  "gradsync: give the backend's WorkType a default constructor: a Work of nothing, which is complete");
+    static_assert(
+        requires(W& w) {
+            { w.test() } -> std::same_as<bool>;
+        },
+        "gradsync: give the backend's WorkType a member bool test(), which makes progress, says whether the collective is complete, "
+        "and does not block");
+    static_assert(
+        requires(W& w) {
+            { w.wait() } -> std::same_as<void>;
+        },
+        "gradsync: give the backend's WorkType a member void wait(), which returns when the collective is complete, or throws "
+        "gradsync::Error");
 }
 
-/// The collectives: each starts one and returns its Work.
-template <class B>
-consteval bool explain_collectives() {
-    using W = typename B::WorkType;
-    if constexpr (!requires(B& b, BufferView x, ReduceOp op, Contribution c) {
-                      { b.all_reduce(x, op) } -> std::same_as<W>;
-                      { b.all_reduce(x, op, c) } -> std::same_as<W>;
-                  })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType all_reduce(BufferView, ReduceOp, Contribution = "
-                      "{})");
-    else if constexpr (!requires(B& b, BufferView x, ReduceOp op, Contribution c, int root) {
-                           { b.reduce(x, op, root) } -> std::same_as<W>;
-                           { b.reduce(x, op, root, c) } -> std::same_as<W>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType reduce(BufferView, ReduceOp, int root, "
-                      "Contribution = {})");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, ReduceOp op, Contribution c) {
-                           { b.reduce_scatter(in, out, op) } -> std::same_as<W>;
-                           { b.reduce_scatter(in, out, op, c) } -> std::same_as<W>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType reduce_scatter(ConstBufferView in, BufferView "
-                      "out, ReduceOp, Contribution = {})");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out) {
-                           { b.all_gather(in, out) } -> std::same_as<W>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType all_gather(ConstBufferView in, BufferView out)");
-    else if constexpr (!requires(B& b, BufferView x, int root) {
-                           { b.broadcast(x, root) } -> std::same_as<W>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType broadcast(BufferView, int root)");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) {
-                           { b.gather(in, out, root) } -> std::same_as<W>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType gather(ConstBufferView in, BufferView out, int "
-                      "root)");
-    else if constexpr (!requires(B& b, ConstBufferView in, BufferView out, int root) {
-                           { b.scatter(in, out, root) } -> std::same_as<W>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member WorkType scatter(ConstBufferView in, BufferView out, int "
-                      "root)");
-    else if constexpr (!requires(B& b) {
-                           { b.barrier() } -> std::same_as<W>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member WorkType barrier()");
-    else return false;
-    return true;
-}
+#define GRADSYNC_MEMBERS(request, ...)                                                                                    \
+    static_assert(                                                                                                        \
+        requires(B& b, const B& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n, \
+                 std::string what, std::chrono::nanoseconds limit) { __VA_ARGS__ },                                       \
+        "gradsync: give this backend a member " request)
+#define GRADSYNC_MEMBER(call, type, request) GRADSYNC_MEMBERS(request, { call } -> type;)
 
 template <class B>
 consteval void explain_backend() {
-    using Nanoseconds = std::chrono::nanoseconds;
-    if constexpr (BucketPolicy<B> || OverlapPolicy<B>)
+    if constexpr (BucketPolicy<B> || OverlapPolicy<B>) {
         static_assert(never<B>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
-    else if constexpr (!requires { typename B::WorkType; })
+    } else if constexpr (!requires { typename B::WorkType; }) {
         static_assert(never<B>,
-                      "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own "
-                      "name WorkType, the type that its collectives return");
-    else if constexpr (!Work<typename B::WorkType>) explain_work<typename B::WorkType>();
-    else if constexpr (!std::copy_constructible<B>)
-        static_assert(never<B>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
-    else if constexpr (!requires {
-                           { B::memory_space } -> std::convertible_to<MemorySpace>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie "
-                      "that it works on");
-    else if constexpr (!requires(const B& b) {
-                           { b.rank() } -> std::same_as<int>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member int rank() const");
-    else if constexpr (!requires(const B& b) {
-                           { b.size() } -> std::same_as<int>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member int size() const: the number of ranks");
-    else if constexpr (explain_collectives<B>()) return;
-    else if constexpr (!requires(B& b) {
-                           { b.progress() } -> std::same_as<void>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member void progress(), which advances what is under way and does "
-                      "not block");
-    else if constexpr (!requires(const B& b) {
-                           { b.progress_time() } -> std::convertible_to<Nanoseconds>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member std::chrono::nanoseconds progress_time() const");
-    else if constexpr (!requires(B& b, std::string what) {
-                           { b.fail(what) } noexcept -> std::same_as<void>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member void fail(const std::string&) noexcept, which makes every "
-                      "rank's calls throw");
-    else if constexpr (!requires(B& b, Nanoseconds limit) {
-                           { b.set_timeout(limit) } -> std::same_as<void>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member void set_timeout(std::chrono::nanoseconds)");
-    else if constexpr (!requires(const B& b) {
-                           { b.timeout() } -> std::convertible_to<Nanoseconds>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member std::chrono::nanoseconds timeout() const");
-    else if constexpr (!requires(B& b, int i) {
-                           { b.split(i, i) } -> std::same_as<B>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member split(int color, int key) that returns a backend of the "
-                      "same type (one that is inherited returns the base)");
-    else if constexpr (!requires(B& b) {
-                           { b.duplicate() } -> std::same_as<B>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member duplicate() that returns a backend of the same type (one "
-                      "that is inherited returns the base)");
-    else if constexpr (!requires(B& b, std::size_t bytes) {
-                           { b.allocate(bytes).data() } -> std::same_as<void*>;
-                       })
-        static_assert(never<B>,
-                      "gradsync: give this backend a member allocate(std::size_t bytes), whose result owns memory and "
-                      "has void* data()");
-    else if constexpr (!requires(const B& b) {
-                           { b.describe() } -> std::convertible_to<std::string>;
-                       })
-        static_assert(never<B>, "gradsync: give this backend a member std::string describe() const");
-    else static_assert(Backend<B>, "gradsync: this is no Backend yet: see the concept in gradsync/core/backend.hpp, and the notes below");
+                      "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
+                      "WorkType, the type that its collectives return");
+    } else if constexpr (!Work<typename B::WorkType>) {
+        explain_work<typename B::WorkType>();
+    } else {
+        using W = typename B::WorkType;
+        static_assert(std::copy_constructible<B>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
+        static_assert(
+            requires {
+                { B::memory_space } -> std::convertible_to<MemorySpace>;
+            }, "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on");
+        GRADSYNC_MEMBER(c.rank(), std::same_as<int>, "int rank() const");
+        GRADSYNC_MEMBER(c.size(), std::same_as<int>, "int size() const: the number of ranks");
+        GRADSYNC_MEMBERS(
+            "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})", { b.all_reduce(x, op) } -> std::same_as<W>;
+            { b.all_reduce(x, op, own) } -> std::same_as<W>;);
+        GRADSYNC_MEMBERS(
+            "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})", { b.reduce(x, op, i) } -> std::same_as<W>;
+            { b.reduce(x, op, i, own) } -> std::same_as<W>;);
+        GRADSYNC_MEMBERS(
+            "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
+            { b.reduce_scatter(in, x, op) } -> std::same_as<W>;
+            { b.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
+        GRADSYNC_MEMBER(b.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
+        GRADSYNC_MEMBER(b.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
+        GRADSYNC_MEMBER(b.gather(in, x, i), std::same_as<W>, "WorkType gather(ConstBufferView in, BufferView out, int root)");
+        GRADSYNC_MEMBER(b.scatter(in, x, i), std::same_as<W>, "WorkType scatter(ConstBufferView in, BufferView out, int root)");
+        GRADSYNC_MEMBER(b.barrier(), std::same_as<W>, "WorkType barrier()");
+        GRADSYNC_MEMBER(b.progress(), std::same_as<void>, "void progress(), which advances what is under way and does not block");
+        GRADSYNC_MEMBER(c.progress_time(), std::convertible_to<std::chrono::nanoseconds>, "std::chrono::nanoseconds progress_time() const");
+        GRADSYNC_MEMBERS("void fail(const std::string&) noexcept, which makes every rank's calls throw",
+                         { b.fail(what) } noexcept -> std::same_as<void>;);
+        GRADSYNC_MEMBER(b.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
+        GRADSYNC_MEMBER(c.timeout(), std::convertible_to<std::chrono::nanoseconds>, "std::chrono::nanoseconds timeout() const");
+        GRADSYNC_MEMBER(b.split(i, i), std::same_as<B>,
+                        "split(int color, int key) that returns a backend of the same type (one that is inherited returns the base)");
+        GRADSYNC_MEMBER(b.duplicate(), std::same_as<B>,
+                        "duplicate() that returns a backend of the same type (one that is inherited returns the base)");
+        GRADSYNC_MEMBER(b.allocate(n).data(), std::same_as<void*>,
+                        "allocate(std::size_t bytes), whose result owns memory and has void* data()");
+        GRADSYNC_MEMBER(c.describe(), std::convertible_to<std::string>, "std::string describe() const");
+    }
 }
+#undef GRADSYNC_MEMBER
+#undef GRADSYNC_MEMBERS
 
 #define GRADSYNC_CHECK_ABILITY(ability, member, request)                                                                      \
     static_assert(!stated.ability || right.ability, "gradsync: this backend states the ability " #ability ": give " request); \
@@ -225,113 +155,99 @@ consteval void check_abilities() {
 
 template <class P>
 consteval void explain_bucket_policy() {
-    if constexpr (OverlapPolicy<P>)
+    if constexpr (OverlapPolicy<P>) {
         static_assert(never<P>,
-                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
-                      "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    else if constexpr (!std::copy_constructible<P>) static_assert(never<P>, "gradsync: make this bucket policy copyable");
-    else if constexpr (!requires(const P& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
-                           { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
-                       })
-        static_assert(never<P>,
-                      "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of "
-                      "your own has a member BucketPlan plan(std::span<const ParameterInfo>, std::span<const "
-                      "std::size_t> order) const");
-    else if constexpr (!requires(const P& p) {
-                           { p.describe() } -> std::convertible_to<std::string>;
-                       })
-        static_assert(never<P>,
-                      "gradsync: give this bucket policy a member std::string describe() const, which names it and its "
-                      "numbers");
-    else
-        static_assert(BucketPolicy<P>,
-                      "gradsync: this is no BucketPolicy yet: see the concept in gradsync/core/bucket_plan.hpp, and the notes "
-                      "below");
+                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    } else {
+        static_assert(std::copy_constructible<P>, "gradsync: make this bucket policy copyable");
+        static_assert(
+            requires(const P& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
+                { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
+            },
+            "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
+            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
+        static_assert(
+            requires(const P& p) {
+                { p.describe() } -> std::convertible_to<std::string>;
+            }, "gradsync: give this bucket policy a member std::string describe() const, which names it and its numbers");
+    }
 }
 
 template <class P>
 consteval void explain_overlap_policy() {
-    if constexpr (BucketPolicy<P>)
+    if constexpr (BucketPolicy<P>) {
         static_assert(never<P>,
-                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap "
-                      "them (Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    else if constexpr (!std::copy_constructible<P>)
-        static_assert(never<P>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
-    else if constexpr (!requires(P& p, BucketEngine& engine) { p.attach(engine); })
-        static_assert(never<P>,
-                      "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of "
-                      "your own has a member void attach(gradsync::BucketEngine&)");
-    else if constexpr (!requires(P& p, BucketEngine& engine) { p.bucket_full(engine); })
-        static_assert(never<P>, "gradsync: give this overlap policy a member void bucket_full(gradsync::BucketEngine&)");
-    else if constexpr (!requires(P& p, BucketEngine& engine) { p.gradients_ready(engine); })
-        static_assert(never<P>, "gradsync: give this overlap policy a member void gradients_ready(gradsync::BucketEngine&)");
-    else if constexpr (!requires(P& p) { p.detach(); })
-        static_assert(never<P>,
-                      "gradsync: give this overlap policy a member void detach(), after which it does not touch the "
-                      "engine");
-    else if constexpr (!requires(const P& p) {
-                           { p.describe() } -> std::convertible_to<std::string>;
-                       })
-        static_assert(never<P>, "gradsync: give this overlap policy a member std::string describe() const, which names it");
-    else
-        static_assert(OverlapPolicy<P>,
-                      "gradsync: this is no OverlapPolicy yet: see the concept in gradsync/core/overlap_policy.hpp, and the "
-                      "notes below");
-}
-
-/// The members that an exchange states in its traits.
-template <class X, class B>
-consteval void explain_exchange_traits() {
-    if constexpr (X::traits.adopts_plan && !AdoptsPlan<X, B>)
-        static_assert(never<X>,
-                      "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, "
-                      "std::span<const gradsync::BucketContents>)");
-    else if constexpr (X::traits.reports_traffic && !ReportsTraffic<X, B>)
-        static_assert(never<X>,
-                      "gradsync: this exchange's traits say reports_traffic: give it a member gradsync::Traffic "
-                      "traffic(const B& backend, std::size_t b, gradsync::BufferView bucket) const");
-    else if constexpr (X::traits.reports_progress_time && !ReportsProgressTime<X>)
-        static_assert(never<X>,
-                      "gradsync: this exchange's traits say reports_progress_time: give it a member "
-                      "std::chrono::nanoseconds progress_time() const");
-    else
-        static_assert(ExchangePolicy<X, B>,
-                      "gradsync: this exchange has a member adopt_plan, traffic or progress_time that its traits do not "
-                      "mention: set .adopts_plan, .reports_traffic or .reports_progress_time in them");
+                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    } else {
+        static_assert(std::copy_constructible<P>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
+        static_assert(
+            requires(P& p, BucketEngine& engine) { p.attach(engine); },
+            "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
+            "void attach(gradsync::BucketEngine&)");
+        static_assert(
+            requires(P& p, BucketEngine& engine) { p.bucket_full(engine); },
+            "gradsync: give this overlap policy a member void bucket_full(gradsync::BucketEngine&)");
+        static_assert(
+            requires(P& p, BucketEngine& engine) { p.gradients_ready(engine); },
+            "gradsync: give this overlap policy a member void gradients_ready(gradsync::BucketEngine&)");
+        static_assert(
+            requires(P& p) { p.detach(); },
+            "gradsync: give this overlap policy a member void detach(), after which it does not touch the engine");
+        static_assert(
+            requires(const P& p) {
+                { p.describe() } -> std::convertible_to<std::string>;
+            }, "gradsync: give this overlap policy a member std::string describe() const, which names it");
+    }
 }
 
 template <class X, class B>
 consteval void explain_exchange() {
-    if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; })
+    if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; }) {
         static_assert(never<X>,
                       "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
-                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a "
-                      "template: the type that start() returns");
-    else if constexpr (!Work<typename X::template WorkType<B>>)
+                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a template: "
+                      "the type that start() returns");
+    } else if constexpr (!requires { requires HasTraits<X>; }) {
         static_assert(never<X>,
-                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members "
-                      "bool test() and void wait()");
-    else if constexpr (!std::copy_constructible<X>)
-        static_assert(never<X>, "gradsync: make this exchange copyable: each Reducer has its own");
-    else if constexpr (!requires { requires HasTraits<X>; })
-        static_assert(never<X>,
-                      "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every "
-                      "rank gets the whole result, {.scatters = true} if each gets its shard");
-    else if constexpr (!requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {
-                           { x.start(backend, b, bucket, op, own) } -> std::same_as<typename X::template WorkType<B>>;
-                       })
-        static_assert(never<X>,
-                      "gradsync: give this exchange a member WorkType<B> start(B& backend, std::size_t b, BufferView bucket, "
-                      "ReduceOp, Contribution)");
-    else if constexpr (!requires(const X& x, const B& backend) {
-                           { x.is_single_rank(backend) } -> std::same_as<bool>;
-                       })
-        static_assert(never<X>, "gradsync: give this exchange a member bool is_single_rank(const B& backend) const");
-    else if constexpr (!requires(const X& x) {
-                           { x.describe() } -> std::convertible_to<std::string>;
-                       })
-        static_assert(never<X>, "gradsync: give this exchange a member std::string describe() const, which names it and its numbers");
-    else explain_exchange_traits<X, B>();
+                      "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every rank "
+                      "gets the whole result, {.scatters = true} if each gets its shard");
+    } else {
+        using W = typename X::template WorkType<B>;
+        static_assert(Work<W>,
+                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members bool test() "
+                      "and void wait()");
+        static_assert(std::copy_constructible<X>, "gradsync: make this exchange copyable: each Reducer has its own");
+        static_assert(
+            requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {
+                { x.start(backend, b, bucket, op, own) } -> std::same_as<W>;
+            },
+            "gradsync: give this exchange a member WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, "
+            "Contribution)");
+        static_assert(
+            requires(const X& x, const B& backend) {
+                { x.is_single_rank(backend) } -> std::same_as<bool>;
+            }, "gradsync: give this exchange a member bool is_single_rank(const B& backend) const");
+        static_assert(
+            requires(const X& x) {
+                { x.describe() } -> std::convertible_to<std::string>;
+            }, "gradsync: give this exchange a member std::string describe() const, which names it and its numbers");
+        constexpr ExchangeTraits traits = X::traits;
+        static_assert(!traits.adopts_plan || AdoptsPlan<X, B>,
+                      "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, std::span<const "
+                      "gradsync::BucketContents>)");
+        static_assert(!traits.reports_traffic || ReportsTraffic<X, B>,
+                      "gradsync: this exchange's traits say reports_traffic: give it a member gradsync::Traffic traffic(const B& backend, "
+                      "std::size_t b, gradsync::BufferView bucket) const");
+        static_assert(!traits.reports_progress_time || ReportsProgressTime<X>,
+                      "gradsync: this exchange's traits say reports_progress_time: give it a member std::chrono::nanoseconds "
+                      "progress_time() const");
+        static_assert(traits.adopts_plan >= AdoptsPlan<X, B> && traits.reports_traffic >= ReportsTraffic<X, B> &&
+                          traits.reports_progress_time >= ReportsProgressTime<X>,
+                      "gradsync: this exchange has a member adopt_plan, traffic or progress_time that its traits do not mention: set "
+                      ".adopts_plan, .reports_traffic or .reports_progress_time in them");
+    }
 }
 
 }  // namespace detail
