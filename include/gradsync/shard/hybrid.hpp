@@ -25,6 +25,8 @@ namespace gradsync::inline v0_2 {
 /// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so they are not
 /// bit-identical to those of one group. Each group collects and distributes its state by itself, with a root of its own. Group 0 alone
 /// saves checkpoints; all groups load them.
+///
+/// A step takes the time limit of `group` for the averages over `replicas`, too.
 template <Backend B>
 class HybridReduceScatter {
 public:
@@ -56,6 +58,7 @@ public:
             throw Error(Errc::invalid_argument,
                         "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
                         {.operation = "HybridReduceScatter", .rank = group.rank()});
+        replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         return WorkType<B>(group.reduce_scatter(bucket, shard, op),
                            Replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}});
