@@ -28,14 +28,8 @@ using Clock = std::chrono::steady_clock;
 /// The system's text for an error number.
 inline std::string describe_error(int error) { return std::strerror(error); }
 
-struct DescriptorTraits {
-    using Handle = int;
-    static constexpr Handle none = -1;
-    static void close(Handle descriptor) noexcept { ::close(descriptor); }
-};
-
 /// Owns a descriptor that does not block, and is closed in programs that this one starts.
-class Socket : public UniqueHandle<DescriptorTraits> {
+class Socket : public UniqueHandle<int, ::close, -1> {
 public:
     using UniqueHandle::UniqueHandle;
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -163,12 +162,9 @@ private:
         std::size_t rows = 0, columns = 0;
         std::size_t rank = 0;  ///< 0: the parameter travels whole
     };
-    struct Whole {
-        std::size_t offset = 0, count = 0;
-    };
     struct Bucket {
         std::vector<Matrix> matrices;
-        std::vector<Whole> whole;
+        std::vector<detail::NumbersOf> whole;    ///< the parameters that travel whole
         std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
         std::uint64_t steps = 0;
@@ -242,8 +238,8 @@ private:
             prepare(m, right, step);
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
         });
-        for (const Whole& part : own.whole) {
-            float* const sum = residuals_.bucket(b) + part.offset;
+        for (const detail::NumbersOf& part : own.whole) {
+            float* const sum = residuals_.bucket(b) + part.first;
             std::memcpy(to, sum, part.count * sizeof(float));
             std::memset(sum, 0, part.count * sizeof(float));
             to += part.count;
@@ -286,8 +282,8 @@ private:
             kernel::copy(ConstBufferView{product, gradient.count}, gradient);
             if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
         });
-        for (const Whole& part : own.whole) {
-            kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.offset, part.count));
+        for (const detail::NumbersOf& part : own.whole) {
+            kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.first, part.count));
             from += part.count;
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);

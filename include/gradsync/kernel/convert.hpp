@@ -29,27 +29,17 @@ using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T
 
 namespace detail {
 
-/// A vector type of GCC and Clang with `bytes` bytes of numbers; a single number on other compilers. Pass it by reference only: the
-/// convention for passing it by value depends on the instruction set.
+/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
+/// set.
 template <class T, std::size_t bytes>
 struct Pack {
-#if defined(__GNUC__) || defined(__clang__)
     using type [[gnu::vector_size(bytes)]] = T;
-#else
-    using type = T;
-#endif
 };
 
 /// The layout of a floating type: its mantissa bits and exponent bias.
 template <class T>
-struct Layout;
-template <>
-struct Layout<Float16> {
-    static constexpr int mantissa = 10, bias = 15;
-};
-template <>
-struct Layout<BFloat16> {
-    static constexpr int mantissa = 7, bias = 127;
+struct Layout {
+    static constexpr int mantissa = T::mantissa, bias = T::bias;
 };
 
 /// The layout of a type to compute in, a number or a pack of numbers. `Unsigned` and `Signed` are integers of a number's size; `Bits` and
@@ -177,6 +167,7 @@ GRADSYNC_ALWAYS_INLINE To convert_element(From value) noexcept {
     }
 }
 
+/// Converts `n` elements inside the dispatched loop of a kernel. It is vectorised if `n` is a constant at the call. Not for the 8-bit types.
 template <class To, class From>
 GRADSYNC_ALWAYS_INLINE void convert_block(const From* __restrict from, To* __restrict to, std::size_t n) noexcept {
     for (std::size_t i = 0; i < n; ++i) to[i] = convert_element<To>(from[i]);
@@ -200,21 +191,6 @@ struct Convert {
 
 }  // namespace detail
 
-/// Widens `n` elements to their accumulator type, inside the dispatched loop of a kernel. It is vectorised if `n` is a constant at the
-/// call. The ranges must not overlap. Not for the 8-bit types.
-template <Element T>
-    requires(!is_float8(dtype_of<T>))
-GRADSYNC_ALWAYS_INLINE void load_block(const T* from, accumulator_t<T>* to, std::size_t n) noexcept {
-    detail::convert_block(from, to, n);
-}
-
-/// Rounds `n` accumulators to their element type. The rules of `load_block` apply.
-template <Element T>
-    requires(!is_float8(dtype_of<T>))
-GRADSYNC_ALWAYS_INLINE void store_block(const accumulator_t<T>* from, T* to, std::size_t n) noexcept {
-    detail::convert_block(from, to, n);
-}
-
 template <class = void>
 void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept;
 
@@ -234,13 +210,14 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
 
 namespace detail {
 
-template <class From>
-void convert_from(const From* from, void* to, DType to_type, std::size_t n) noexcept {
-    switch (to_type) {
-        case DType::f16: return convert(from, static_cast<Float16*>(to), n);
-        case DType::bf16: return convert(from, static_cast<BFloat16*>(to), n);
-        case DType::f64: return convert(from, static_cast<double*>(to), n);
-        default: return convert(from, static_cast<float*>(to), n);
+/// Calls `use` with a null pointer to the floating type that `type` names; not for the 8-bit types.
+template <class Use>
+void with_type(DType type, Use use) noexcept {
+    switch (type) {
+        case DType::f16: return use(static_cast<Float16*>(nullptr));
+        case DType::bf16: return use(static_cast<BFloat16*>(nullptr));
+        case DType::f64: return use(static_cast<double*>(nullptr));
+        default: return use(static_cast<float*>(nullptr));
     }
 }
 
@@ -273,12 +250,9 @@ void convert(const void* from, DType from_type, void* to, DType to_type, std::si
         else if (n != 0) std::memcpy(to, from, n);
         return;
     }
-    switch (from_type) {
-        case DType::f16: return detail::convert_from(static_cast<const Float16*>(from), to, to_type, n);
-        case DType::bf16: return detail::convert_from(static_cast<const BFloat16*>(from), to, to_type, n);
-        case DType::f64: return detail::convert_from(static_cast<const double*>(from), to, to_type, n);
-        default: return detail::convert_from(static_cast<const float*>(from), to, to_type, n);
-    }
+    detail::with_type(from_type, [=]<class From>(From*) {
+        detail::with_type(to_type, [=]<class To>(To*) { convert(static_cast<const From*>(from), static_cast<To*>(to), n); });
+    });
 }
 
 #ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "../core/dtype.hpp"
@@ -12,8 +11,7 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `load_block`
-/// and `store_block`.
+/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `convert_block`.
 ///
 /// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds two elements of a
 /// 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without a shuffle.
@@ -85,7 +83,7 @@ private:
         // Otherwise Clang 14 keeps the elements as halves, and stores them one by one in loops.
         asm("" : "+m"(to));
     }
-#elif defined(__GNUC__)
+#else
     // GCC 12 has vectors of half precision only for AVX512-FP16.
     GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
         asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(to) : "vm"(from));
@@ -98,21 +96,13 @@ private:
     // Unaligned types of a whole register, because GCC does not turn a memcpy into one register load.
     template <class P>
     GRADSYNC_ALWAYS_INLINE static void read(const void* from, P& to) {
-#if defined(__GNUC__) || defined(__clang__)
         using Unaligned [[gnu::aligned(1), gnu::may_alias]] = P;
         to = *static_cast<const Unaligned*>(from);
-#else
-        std::memcpy(&to, from, sizeof to);
-#endif
     }
     template <class P>
     GRADSYNC_ALWAYS_INLINE static void write(const P& from, void* to) {
-#if defined(__GNUC__) || defined(__clang__)
         using Unaligned [[gnu::aligned(1), gnu::may_alias]] = P;
         *static_cast<Unaligned*>(to) = from;
-#else
-        std::memcpy(to, &from, sizeof from);
-#endif
     }
 };
 

@@ -50,19 +50,11 @@ struct Product {
         else return a * x;
     }
 };
-struct Min {  // a NaN wins
+template <bool largest>
+struct Extreme {  // a NaN wins
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        A result = x < a || x != x ? x : a;
-        keep_nan(a, result);
-        keep_nan(x, result);
-        return result;
-    }
-};
-struct Max {
-    template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        A result = x > a || x != x ? x : a;
+        A result = (largest ? x > a : x < a) || x != x ? x : a;
         keep_nan(a, result);
         keep_nan(x, result);
         return result;
@@ -86,12 +78,12 @@ struct BlockedReduce {
                 A* const into = i == 0 ? result : next;
                 const T* from = static_cast<const T*>(r->inputs[i]) + first;
                 if (n < block) from = static_cast<const T*>(std::memcpy(elements, from, n * sizeof(T)));
-                load_block(from, into, block);
+                convert_block(from, into, block);
                 if (!r->scales.empty()) multiply(into, r->scales[i]);
                 if (i != 0) combine(r->op, result, next);
             }
             multiply(result, r->factor);
-            store_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
+            convert_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
             for (void* output : r->outputs) std::memcpy(static_cast<T*>(output) + first, elements, n * sizeof(T));
         }
     }
@@ -101,8 +93,8 @@ private:
         switch (op) {
             case ReduceOp::sum:
             case ReduceOp::mean: return apply<Sum>(result, next);
-            case ReduceOp::min: return apply<Min>(result, next);
-            case ReduceOp::max: return apply<Max>(result, next);
+            case ReduceOp::min: return apply<Extreme<false>>(result, next);
+            case ReduceOp::max: return apply<Extreme<true>>(result, next);
             case ReduceOp::product: return apply<Product>(result, next);
         }
     }
