@@ -68,17 +68,22 @@ private:
     static constexpr bool has_exponents_of_float = exponent_bits == 8;
 
     static constexpr Bits round(std::uint32_t f) noexcept {
+        const std::uint32_t magnitude = f & 0x7fff'ffffu, below_half = (1u << (drop - 1)) - 1u;
+        if constexpr (has_exponents_of_float) {  // the sign can stay in place
+            if (magnitude > 0x7f80'0000u) return static_cast<Bits>((f >> drop) | quiet_nan);
+            return static_cast<Bits>((f + below_half + ((f >> drop) & 1u)) >> drop);
+        }
         const std::uint32_t sign = (f >> sign_shift) & sign_bit;
-        const std::uint32_t magnitude = f & 0x7fff'ffffu;
         std::uint32_t code = 0;
         if (magnitude > 0x7f80'0000u) {
             code = quiet_nan | ((magnitude >> drop) & mantissa_mask);
-        } else if (has_exponents_of_float || magnitude >> 23 >= 128u - bias) {  // a normal number, or too large
-            const std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23, below_half = (1u << (drop - 1)) - 1u;
-            constexpr std::uint32_t limit = is_wide ? top : largest;
+        } else if (is_wide && magnitude >= (128u + bias) << 23) {
+            code = top;
+        } else if (magnitude >= (128u - bias) << 23) {  // a normal number, or in 8 bits too large
+            const std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23;
             code = (magnitude - rebias + below_half + ((magnitude >> drop) & 1u)) >> drop;
-            if (code > limit) code = limit;
-        } else if (magnitude >> 23 >= 127u - bias - mantissa_bits) {  // half of the least denormal, and above
+            if (!is_wide && code > largest) code = largest;
+        } else if (magnitude >= (127u - bias - mantissa_bits) << 23) {  // half of the least denormal, and above
             const std::uint32_t shift = static_cast<std::uint32_t>(drop + 128 - bias) - (magnitude >> 23);
             const std::uint32_t whole = (magnitude & 0x7f'ffffu) | 0x80'0000u;
             code = whole >> shift;
