@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -47,8 +46,8 @@ public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
     explicit PowerSgd(PowerSgdOptions options = {}) : options_(options) {
-        if (options.rank == 0) refuse("the rank must be 1 at least");
-        if (!(options.min_compression_rate > 0)) refuse("min_compression_rate must be more than 0");
+        if (options.rank == 0) detail::refuse("PowerSgd", "the rank must be 1 at least");
+        if (!(options.min_compression_rate > 0)) detail::refuse("PowerSgd", "min_compression_rate must be more than 0");
     }
     // A copy starts without state, because state belongs to one Reducer.
     PowerSgd(const PowerSgd& other) : options_(other.options_) {}
@@ -293,10 +292,6 @@ private:
     static void forget(const Matrix& m, float* sum, float* right) noexcept {
         std::memset(sum, 0, m.rows * m.columns * sizeof(float));
         std::memset(right, 0, m.rank * m.columns * sizeof(float));
-    }
-
-    [[noreturn]] static void refuse(const char* why) {
-        throw Error(Errc::invalid_argument, std::string("PowerSgd: ") + why, {.operation = "PowerSgd"});
     }
 
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));

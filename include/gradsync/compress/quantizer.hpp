@@ -25,9 +25,7 @@ namespace detail {
 class QuantizerCodec {
 public:
     explicit QuantizerCodec(unsigned bits) : bits_(bits) {
-        if (bits != 8 && bits != 4 && bits != 1)
-            throw Error(Errc::invalid_argument, "Quantizer: an element has 8, 4 or 1 bits, not " + std::to_string(bits),
-                        {.operation = "Quantizer"});
+        if (bits != 8 && bits != 4 && bits != 1) refuse("Quantizer", "an element has 8, 4 or 1 bits, not " + std::to_string(bits));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int) {

@@ -28,9 +28,7 @@ namespace detail {
 class TopKCodec {
 public:
     explicit TopKCodec(double density) : density_(density) {
-        if (!(density > 0 && density <= 1))
-            throw Error(Errc::invalid_argument, "TopK: the density must be more than 0 and 1 at most, not " + std::to_string(density),
-                        {.operation = "TopK"});
+        if (!(density > 0 && density <= 1)) refuse("TopK", "the density must be more than 0 and 1 at most, not " + std::to_string(density));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int rank) {

@@ -55,9 +55,8 @@ public:
 
     WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
-            throw Error(Errc::invalid_argument,
-                        "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
-                        {.operation = "HybridReduceScatter", .rank = group.rank()});
+            detail::refuse("HybridReduceScatter", "every rank takes part with a weight of 1; use begin_step(true) on all ranks",
+                           group.rank());
         replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         return WorkType<B>(group.reduce_scatter(bucket, shard, op),
@@ -92,10 +91,9 @@ struct HybridGroups {
 template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)
-        throw Error(Errc::invalid_argument,
-                    "hybrid_groups: groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) +
-                        " ranks",
-                    {.operation = "hybrid_groups", .rank = world.rank()});
+        detail::refuse("hybrid_groups",
+                       "groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) + " ranks",
+                       world.rank());
     const int rank = world.rank();
     B group = world.split(rank / ranks_per_group, rank);
     return {std::move(group), world.split(rank % ranks_per_group, rank)};
