@@ -129,10 +129,7 @@ public:
                            Rest{this, b, bucket, contribution.weight, unit});
     }
 
-    template <class Any>
-    bool is_single_rank(const Any& backend) const noexcept {
-        return backend.size() == 1;
-    }
+    bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
         const Bucket& own = buckets_[b];
         if (own.matrices.empty() || own.steps <= options_.start_step) return {bucket.bytes(), 1};

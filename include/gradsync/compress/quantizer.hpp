@@ -37,6 +37,7 @@ public:
             }
     }
 
+    std::string describe() const { return "Quantizer{" + std::to_string(bits_); }
     std::size_t words(std::size_t b) const noexcept { return buckets_[b].words; }
 
     bool write(std::size_t b, float* held, std::size_t, std::uint32_t* words) const {
@@ -102,12 +103,7 @@ template <Backend B>
 class Quantizer : public detail::GatheredExchange<B, detail::QuantizerCodec> {
 public:
     explicit Quantizer(QuantizerOptions options = {})
-        : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step), options_(options) {}
-
-    std::string describe() const { return "Quantizer{" + std::to_string(options_.bits) + "," + std::to_string(options_.start_step) + "}"; }
-
-private:
-    QuantizerOptions options_;
+        : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step) {}
 };
 
 }  // namespace gradsync::inline v0_2

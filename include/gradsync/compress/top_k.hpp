@@ -50,6 +50,7 @@ public:
         sums_.resize(largest);
     }
 
+    std::string describe() const { return "TopK{" + text_of(density_); }
     std::size_t words(std::size_t b) const noexcept { return 2 * k_[b]; }
 
     bool write(std::size_t b, float* held, std::size_t count, std::uint32_t* words) const {
@@ -105,13 +106,7 @@ private:
 template <Backend B>
 class TopK : public detail::GatheredExchange<B, detail::TopKCodec> {
 public:
-    explicit TopK(TopKOptions options = {})
-        : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step), options_(options) {}
-
-    std::string describe() const { return "TopK{" + detail::text_of(options_.density) + "," + std::to_string(options_.start_step) + "}"; }
-
-private:
-    TopKOptions options_;
+    explicit TopK(TopKOptions options = {}) : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step) {}
 };
 
 }  // namespace gradsync::inline v0_2

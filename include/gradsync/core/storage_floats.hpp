@@ -28,6 +28,8 @@ namespace gradsync::inline v0_2 {
 template <int exponent_bits, int mantissa_bits>
 class StorageFloat {
     static constexpr bool is_wide = exponent_bits + mantissa_bits == 15;
+    static constexpr bool has_infinity = exponent_bits != 4;
+    static constexpr int top = ((1 << exponent_bits) - 1) << mantissa_bits;  // the bits of infinity, if there is one
     static_assert(is_wide || exponent_bits + mantissa_bits == 7, "gradsync: use Float16, BFloat16, Float8E4M3 or Float8E5M2");
 
 public:
@@ -54,11 +56,6 @@ public:
     static constexpr int mantissa = mantissa_bits;
     static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
 
-private:
-    static constexpr bool has_infinity = exponent_bits != 4;
-    static constexpr Bits top = ((1 << exponent_bits) - 1) << mantissa_bits;  // the bits of infinity, if there is one
-
-public:
     static constexpr Bits largest = has_infinity ? top - 1 : top | 6;                           ///< the bits of the largest number
     static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< of a NaN without payload
 

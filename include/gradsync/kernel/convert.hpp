@@ -13,7 +13,7 @@
 
 /// Bulk conversion between floating types, in host memory.
 ///
-/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, for every input:
+/// Every result has the same bits as the scalar conversions of `StorageFloat`, for every input:
 /// round to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper
 /// payload bits, denormals kept, even if the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits
 /// are rounded once (never to a `float` in between). The 8-bit types go through blocks of f32.

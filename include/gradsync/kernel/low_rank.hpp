@@ -19,18 +19,14 @@ namespace detail {
 
 inline constexpr std::size_t dot_block = 64;
 
-GRADSYNC_ALWAYS_INLINE void multiply_block(const float* __restrict a, const float* __restrict b, float (&products)[dot_block]) {
-    for (std::size_t i = 0; i < dot_block; ++i) products[i] = a[i] * b[i];
-    round_now(products);
-}
-
 struct Dot {
     GRADSYNC_ALWAYS_INLINE static void run(const float* a, const float* b, std::size_t count, float* result) {
         alignas(64) float sums[dot_block] = {};
         std::size_t first = 0;
         for (; first + dot_block <= count; first += dot_block) {
             alignas(64) float products[dot_block];
-            multiply_block(a + first, b + first, products);
+            for (std::size_t i = 0; i < dot_block; ++i) products[i] = a[first + i] * b[first + i];
+            round_now(products);
             for (std::size_t i = 0; i < dot_block; ++i) sums[i] += products[i];
         }
         for (std::size_t i = 0; first + i < count; ++i) {

@@ -38,7 +38,7 @@ public:
 
     GRADSYNC_ALWAYS_INLINE static void load(const void* from, Pack (&to)[2]) {
         Stored stored[stores];
-        for (std::size_t i = 0; i < stores; ++i) read(static_cast<const std::byte*>(from) + i * sizeof(Stored), stored[i]);
+        for (std::size_t i = 0; i < stores; ++i) stored[i] = static_cast<const Unaligned*>(from)[i];
         if constexpr (processor_converts) {
             widen_half(stored[0], to[0]);
             widen_half(stored[1], to[1]);
@@ -68,10 +68,13 @@ public:
     }
 
     GRADSYNC_ALWAYS_INLINE static void store(const Stored (&from)[stores], void* to) {
-        for (std::size_t i = 0; i < stores; ++i) write(from[i], static_cast<std::byte*>(to) + i * sizeof(Stored));
+        for (std::size_t i = 0; i < stores; ++i) static_cast<Unaligned*>(to)[i] = from[i];
     }
 
 private:
+    // An unaligned type of a whole register, because GCC does not turn a memcpy into one register load.
+    using Unaligned [[gnu::aligned(1), gnu::may_alias]] = Stored;
+
 #if defined(__clang__)
     using Halves [[gnu::vector_size(register_bytes / 2)]] = __fp16;
 
@@ -92,18 +95,6 @@ private:
         asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(to) : "v"(from));  // 0: ties to even
     }
 #endif
-
-    // Unaligned types of a whole register, because GCC does not turn a memcpy into one register load.
-    template <class P>
-    GRADSYNC_ALWAYS_INLINE static void read(const void* from, P& to) {
-        using Unaligned [[gnu::aligned(1), gnu::may_alias]] = P;
-        to = *static_cast<const Unaligned*>(from);
-    }
-    template <class P>
-    GRADSYNC_ALWAYS_INLINE static void write(const P& from, void* to) {
-        using Unaligned [[gnu::aligned(1), gnu::may_alias]] = P;
-        *static_cast<Unaligned*>(to) = from;
-    }
 };
 
 }  // namespace gradsync::inline v0_2::kernel

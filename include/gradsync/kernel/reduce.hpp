@@ -251,20 +251,11 @@ void reduce(const Reduction& r) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;
     }
-    switch (r.dtype) {
-        case DType::i8: return detail::reduce<std::int8_t>(r);
-        case DType::u8: return detail::reduce<std::uint8_t>(r);
-        case DType::i32: return detail::reduce<std::int32_t>(r);
-        case DType::u32: return detail::reduce<std::uint32_t>(r);
-        case DType::i64: return detail::reduce<std::int64_t>(r);
-        case DType::u64: return detail::reduce<std::uint64_t>(r);
-        case DType::f16: return detail::reduce<Float16>(r);
-        case DType::bf16: return detail::reduce<BFloat16>(r);
-        case DType::f32: return detail::reduce<float>(r);
-        case DType::f64: return detail::reduce<double>(r);
-        case DType::f8e4m3:
-        case DType::f8e5m2: return detail::reduce_float8(r);
-    }
+    using detail::reduce, detail::reduce_float8;
+    constexpr void (*by_dtype[dtype_count])(const Reduction&) = {
+        reduce<std::int8_t>, reduce<std::uint8_t>, reduce<std::int32_t>, reduce<std::uint32_t>, reduce<std::int64_t>, reduce<std::uint64_t>,
+        reduce<Float16>,     reduce<BFloat16>,     reduce<float>,        reduce<double>,        reduce_float8<>,      reduce_float8<>};
+    by_dtype[static_cast<std::size_t>(r.dtype)](r);
 }
 
 #ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp

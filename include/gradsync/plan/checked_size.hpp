@@ -13,6 +13,12 @@ namespace detail {
 
 [[noreturn]] inline void refuse(const std::string& what) { throw Error(Errc::invalid_argument, what, {.operation = "plan"}); }
 
+/// Returns `value`. Throws Error(invalid_argument) if it is 0.
+inline std::uint64_t positive(std::uint64_t value, const char* what) {
+    if (value == 0) refuse(std::string(what) + " is 0, but must be positive");
+    return value;
+}
+
 }  // namespace detail
 
 /// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64 bits, because a plan
@@ -43,15 +49,5 @@ private:
 
     std::uint64_t value_;
 };
-
-namespace detail {
-
-/// Returns `value`. Throws Error(invalid_argument) if it is 0.
-inline std::uint64_t positive(std::uint64_t value, const char* what) {
-    if (value == 0) refuse(std::string(what) + " is 0, but must be positive");
-    return value;
-}
-
-}  // namespace detail
 
 }  // namespace gradsync::inline v0_2::plan
