@@ -210,14 +210,13 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
 
 namespace detail {
 
-/// Calls `use` with a null pointer to the floating type that `type` names; not for the 8-bit types.
-template <class Use>
-void with_type(DType type, Use use) noexcept {
-    switch (type) {
-        case DType::f16: return use(static_cast<Float16*>(nullptr));
-        case DType::bf16: return use(static_cast<BFloat16*>(nullptr));
-        case DType::f64: return use(static_cast<double*>(nullptr));
-        default: return use(static_cast<float*>(nullptr));
+template <class From>
+void convert_from(const From* from, void* to, DType to_type, std::size_t n) noexcept {
+    switch (to_type) {
+        case DType::f16: return convert(from, static_cast<Float16*>(to), n);
+        case DType::bf16: return convert(from, static_cast<BFloat16*>(to), n);
+        case DType::f64: return convert(from, static_cast<double*>(to), n);
+        default: return convert(from, static_cast<float*>(to), n);
     }
 }
 
@@ -250,9 +249,12 @@ void convert(const void* from, DType from_type, void* to, DType to_type, std::si
         else if (n != 0) std::memcpy(to, from, n);
         return;
     }
-    detail::with_type(from_type, [=]<class From>(From*) {
-        detail::with_type(to_type, [=]<class To>(To*) { convert(static_cast<const From*>(from), static_cast<To*>(to), n); });
-    });
+    switch (from_type) {
+        case DType::f16: return detail::convert_from(static_cast<const Float16*>(from), to, to_type, n);
+        case DType::bf16: return detail::convert_from(static_cast<const BFloat16*>(from), to, to_type, n);
+        case DType::f64: return detail::convert_from(static_cast<const double*>(from), to, to_type, n);
+        default: return detail::convert_from(static_cast<const float*>(from), to, to_type, n);
+    }
 }
 
 #ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp
