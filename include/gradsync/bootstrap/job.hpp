@@ -81,11 +81,11 @@ Job Job::from(Lookup&& lookup) {
                                                     std::to_string(least) + " to " + std::to_string(most) + ", not '" + text + "'");
         return value;
     };
-    const auto set_port = [&](std::uint16_t& port, const char* name) {
-        if (has(name)) port = static_cast<std::uint16_t>(number(name, 1, 65535));
-    };
     constexpr int max_ranks = 1 << 20;
     Job job;
+    const auto set_port = [&](const char* name) {
+        if (has(name)) job.port = static_cast<std::uint16_t>(number(name, 1, 65535));
+    };
     enum Launcher { by_names, open_mpi, mpich, slurm, none };
     constexpr struct {
         const char *rank, *size, *local_rank;
@@ -123,7 +123,7 @@ Job Job::from(Lookup&& lookup) {
         if (name != nullptr) (job.token += job.token.empty() ? "mpirun " : ", mpirun ") += name;
     }
     if (const char* const address = get("MASTER_ADDR")) job.address = address;
-    set_port(job.port, "MASTER_PORT");
+    set_port("MASTER_PORT");
     const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
     if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {
         job.port = static_cast<std::uint16_t>(job.port == 65535 ? 1024 : job.port + 1);
@@ -131,7 +131,7 @@ Job Job::from(Lookup&& lookup) {
         for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
             if (const char* const value = get(name)) (job.token += ' ') += value;
     }
-    set_port(job.port, "GRADSYNC_PORT");
+    set_port("GRADSYNC_PORT");
     if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
         throw Error(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
