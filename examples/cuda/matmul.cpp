@@ -18,22 +18,9 @@ void check(cublasStatus_t status, const char* call) {
                     {.operation = call});
 }
 
-struct DescriptorTraits {
-    using Handle = cublasLtMatmulDesc_t;
-    static constexpr Handle none = nullptr;
-    static void close(Handle handle) noexcept { cublasLtMatmulDescDestroy(handle); }
-};
-struct LayoutTraits {
-    using Handle = cublasLtMatrixLayout_t;
-    static constexpr Handle none = nullptr;
-    static void close(Handle handle) noexcept { cublasLtMatrixLayoutDestroy(handle); }
-};
-struct PreferenceTraits {
-    using Handle = cublasLtMatmulPreference_t;
-    static constexpr Handle none = nullptr;
-    static void close(Handle handle) noexcept { cublasLtMatmulPreferenceDestroy(handle); }
-};
-using Layout = gs::UniqueHandle<LayoutTraits>;
+using Descriptor = gs::UniqueHandle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = gs::UniqueHandle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = gs::UniqueHandle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 /// Of a row-major matrix [rows, columns], which to cuBLASLt is the transpose, column by column.
 Layout make_layout(cudaDataType_t type, std::size_t rows, std::size_t columns, std::size_t leading, std::size_t batch, std::size_t stride) {
@@ -54,7 +41,7 @@ constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
 }  // namespace
 
 struct Matmul::Plan {
-    gs::UniqueHandle<DescriptorTraits> descriptor;
+    Descriptor descriptor;
     Layout a, b, c;
     cublasLtMatmulAlgo_t algorithm;
 };
@@ -75,7 +62,7 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
     auto made = std::make_unique<Plan>();
     cublasLtMatmulDesc_t descriptor = nullptr;
     check(cublasLtMatmulDescCreate(&descriptor, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-    made->descriptor = gs::UniqueHandle<DescriptorTraits>(descriptor);
+    made->descriptor = Descriptor(descriptor);
     // It computes c^T = b^T a^T, all column by column: what we call b comes first.
     const auto transpose = [&](cublasLtMatmulDescAttributes_t attribute, bool transposed) {
         const cublasOperation_t operation = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -94,7 +81,7 @@ const Matmul::Plan& Matmul::plan_for(const Key& key) {
 
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    const gs::UniqueHandle<PreferenceTraits> preference_owner(preference);
+    const Preference preference_owner(preference);
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
         check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "cublasLtMatmulPreferenceSetAttribute");
     };

@@ -58,18 +58,17 @@ inline std::string first_host(std::string_view list) {
     return host;
 }
 
+}  // namespace bootstrap
+
 template <class Lookup>
-class Variables {
-public:
-    explicit Variables(Lookup& lookup) noexcept : lookup_(lookup) {}
-
-    const char* get(const char* name) const {
-        const char* const value = lookup_(name);
+Job Job::from(Lookup&& lookup) {
+    const auto get = [&](const char* name) -> const char* {
+        const char* const value = lookup(name);
         return value != nullptr && *value != '\0' ? value : nullptr;
-    }
-
-    /// Reads a whole number from `least` to `most`.
-    long long number(const char* name, long long least, long long most) const {
+    };
+    const auto has = [&](const char* name) { return get(name) != nullptr; };
+    // Reads a whole number from `least` to `most`.
+    const auto number = [&](const char* name, long long least, long long most) {
         const char* const text = get(name);
         if (text == nullptr)
             throw Error(Errc::invalid_argument, std::string("the environment variable ") + name +
@@ -81,22 +80,12 @@ public:
             throw Error(Errc::invalid_argument, std::string("the environment variable ") + name + " must be a number from " +
                                                     std::to_string(least) + " to " + std::to_string(most) + ", not '" + text + "'");
         return value;
-    }
-    long long number(const char* name, long long least, long long most, long long otherwise) const {
-        return get(name) != nullptr ? number(name, least, most) : otherwise;
-    }
-
-private:
-    Lookup& lookup_;
-};
-
-}  // namespace bootstrap
-
-template <class Lookup>
-Job Job::from(Lookup&& lookup) {
-    const bootstrap::Variables variables(lookup);
+    };
     constexpr int max_ranks = 1 << 20;
     Job job;
+    const auto set_port = [&](const char* name) {
+        if (has(name)) job.port = static_cast<std::uint16_t>(number(name, 1, 65535));
+    };
     enum Launcher { by_names, open_mpi, mpich, slurm, none };
     constexpr struct {
         const char *rank, *size, *local_rank;
@@ -104,7 +93,6 @@ Job Job::from(Lookup&& lookup) {
                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
                     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
-    const auto has = [&](const char* name) { return variables.get(name) != nullptr; };
     // In a Slurm job, mpirun's processes also have Slurm's variables, those of the process that has started them. srun's processes may have
     // some of the variables of MPICH's mpirun, but not all.
     const bool of_mpich = has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"));
@@ -115,36 +103,36 @@ Job Job::from(Lookup&& lookup) {
                                                                : none;
     if (launcher != none) {
         const auto& names = names_of[launcher];
-        job.size = static_cast<int>(variables.number(names.size, 1, max_ranks));
-        job.rank = static_cast<int>(variables.number(names.rank, 0, job.size - 1));
-        job.local_rank = static_cast<int>(variables.number(names.local_rank, 0, job.size - 1, job.size == 1 ? 0 : job.rank));
+        job.size = static_cast<int>(number(names.size, 1, max_ranks));
+        job.rank = static_cast<int>(number(names.rank, 0, job.size - 1));
+        job.local_rank = has(names.local_rank) ? static_cast<int>(number(names.local_rank, 0, job.size - 1)) : job.rank;
     }
     if (launcher != none && launcher != by_names) {
         // mpirun begins a step of its own on the other machines: variables of steps differ from rank to rank.
-        const char* const step = launcher == slurm ? variables.get("SLURM_STEP_NODELIST") : nullptr;
-        const char* const nodes = step != nullptr ? step : variables.get("SLURM_JOB_NODELIST");
+        const char* const step = launcher == slurm ? get("SLURM_STEP_NODELIST") : nullptr;
+        const char* const nodes = step != nullptr ? step : get("SLURM_JOB_NODELIST");
         if (nodes != nullptr) job.address = bootstrap::first_host(nodes);
         if (has("SLURM_JOB_ID")) {
-            const long long id = variables.number("SLURM_JOB_ID", 0, 1LL << 40);
+            const long long id = number("SLURM_JOB_ID", 0, 1LL << 40);
             job.port = static_cast<std::uint16_t>(20000 + id % 20000);
             job.token = "slurm " + std::to_string(id);
-            const char* const number = launcher == slurm ? variables.get("SLURM_STEP_ID") : nullptr;
-            if (number != nullptr) (job.token += '.') += number;
+            const char* const step_id = launcher == slurm ? get("SLURM_STEP_ID") : nullptr;
+            if (step_id != nullptr) (job.token += '.') += step_id;
         }
-        const char* const name = launcher == open_mpi ? variables.get("PMIX_NAMESPACE") : nullptr;
+        const char* const name = launcher == open_mpi ? get("PMIX_NAMESPACE") : nullptr;
         if (name != nullptr) (job.token += job.token.empty() ? "mpirun " : ", mpirun ") += name;
     }
-    if (const char* const address = variables.get("MASTER_ADDR")) job.address = address;
-    job.port = static_cast<std::uint16_t>(variables.number("MASTER_PORT", 1, 65535, job.port));
-    const char* const agent = variables.get("TORCHELASTIC_USE_AGENT_STORE");
+    if (const char* const address = get("MASTER_ADDR")) job.address = address;
+    set_port("MASTER_PORT");
+    const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
     if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {
         job.port = static_cast<std::uint16_t>(job.port == 65535 ? 1024 : job.port + 1);
         job.token = "torchrun";
         for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
-            if (const char* const value = variables.get(name)) (job.token += ' ') += value;
+            if (const char* const value = get(name)) (job.token += ' ') += value;
     }
-    job.port = static_cast<std::uint16_t>(variables.number("GRADSYNC_PORT", 1, 65535, job.port));
-    if (const char* const token = variables.get("GRADSYNC_JOB_TOKEN")) job.token = token;
+    set_port("GRADSYNC_PORT");
+    if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
         throw Error(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;

@@ -3,12 +3,10 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "../core/clock.hpp"
@@ -41,38 +39,21 @@ concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const 
 
 namespace bootstrap {
 
-template <class T>
-    requires std::is_trivially_copyable_v<T>
-std::span<const std::byte> bytes_of(const T& value) noexcept {
-    return std::as_bytes(std::span<const T, 1>(&value, 1));
-}
-
-/// Returns `blob`, which rank `sender` has sent, as a T.
-template <class T>
-    requires std::is_trivially_copyable_v<T>
-T value_of(const Blob& blob, int sender) {
-    if (blob.size() != sizeof(T))
-        throw Error(Errc::parameter_mismatch,
-                    "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " +
-                        std::to_string(sizeof(T)) + " were due; all ranks must run the same program",
-                    {.operation = "rendezvous", .rank = -1, .peer = sender});
-    T value;
-    std::memcpy(&value, blob.data(), sizeof value);
-    return value;
-}
-
 /// Returns `own` of all ranks, by rank. Collective.
 template <class T, Rendezvous R>
+    requires std::is_trivially_copyable_v<T>
 std::vector<T> exchange(R& rendezvous, const T& own) {
     std::vector<T> all;
-    for (const Blob& blob : rendezvous.all_gather(bytes_of(own))) all.push_back(value_of<T>(blob, static_cast<int>(all.size())));
+    for (const Blob& blob : rendezvous.all_gather(std::as_bytes(std::span(&own, 1)))) {
+        const int sender = static_cast<int>(all.size());
+        if (blob.size() != sizeof(T))
+            throw Error(Errc::parameter_mismatch,
+                        "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " +
+                            std::to_string(sizeof(T)) + " were due; all ranks must run the same program",
+                        {.operation = "rendezvous", .rank = -1, .peer = sender});
+        std::memcpy(&all.emplace_back(), blob.data(), sizeof(T));
+    }
     return all;
-}
-
-/// Returns rank 0's `own`. Collective.
-template <class T, Rendezvous R>
-T from_first(R& rendezvous, const T& own) {
-    return value_of<T>(rendezvous.broadcast(bytes_of(own)), 0);
 }
 
 inline void check_blob(std::size_t bytes, const char* operation, int rank) {

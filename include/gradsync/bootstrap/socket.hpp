@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <utility>
 
 #include "../core/clock.hpp"
 #include "../core/unique_handle.hpp"
@@ -28,14 +27,8 @@ using Clock = std::chrono::steady_clock;
 /// The system's text for an error number.
 inline std::string describe_error(int error) { return std::strerror(error); }
 
-struct DescriptorTraits {
-    using Handle = int;
-    static constexpr Handle none = -1;
-    static void close(Handle descriptor) noexcept { ::close(descriptor); }
-};
-
 /// Owns a descriptor that does not block, and is closed in programs that this one starts.
-class Socket : public UniqueHandle<DescriptorTraits> {
+class Socket : public UniqueHandle<int, ::close, -1> {
 public:
     using UniqueHandle::UniqueHandle;
 
@@ -54,33 +47,13 @@ public:
 
     /// Sends all `bytes`; false at the deadline or on an error. `errno` then says why: 0 if the other side has closed.
     bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
-        auto* at = static_cast<const std::byte*>(data);
-        while (bytes != 0) {
-            const ssize_t sent = ::send(get(), at, bytes, MSG_NOSIGNAL);
-            if (sent > 0) {
-                at += sent;
-                bytes -= static_cast<std::size_t>(sent);
-            } else if (!may_try_again(POLLOUT, deadline)) {
-                return false;
-            }
-        }
-        return true;
+        return move_all(bytes, POLLOUT, deadline, [&](std::size_t first, std::size_t rest) {
+            return ::send(get(), static_cast<const std::byte*>(data) + first, rest, MSG_NOSIGNAL);
+        });
     }
     bool receive_all(void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
-        auto* at = static_cast<std::byte*>(data);
-        while (bytes != 0) {
-            const ssize_t got = ::recv(get(), at, bytes, 0);
-            if (got > 0) {
-                at += got;
-                bytes -= static_cast<std::size_t>(got);
-            } else if (got == 0) {
-                errno = 0;
-                return false;
-            } else if (!may_try_again(POLLIN, deadline)) {
-                return false;
-            }
-        }
-        return true;
+        return move_all(bytes, POLLIN, deadline,
+                        [&](std::size_t first, std::size_t rest) { return ::recv(get(), static_cast<std::byte*>(data) + first, rest, 0); });
     }
 
     /// Connects to `name`; false at the deadline or on an error, and `errno` says why.
@@ -108,75 +81,59 @@ public:
         return {};
     }
 
+    void set(int level, int option, int value) const noexcept { ::setsockopt(get(), level, option, &value, sizeof value); }
     /// Makes small messages leave at once.
-    void send_without_delay() const noexcept {
-        const int on = 1;
-        ::setsockopt(get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    }
+    void send_without_delay() const noexcept { set(IPPROTO_TCP, TCP_NODELAY, 1); }
     /// Makes the system probe the other end when it has been quiet for `quiet`, and take it for dead if no answer comes within half a
     /// minute.
     void keep_alive(std::chrono::seconds quiet) const noexcept {
-        const int on = 1, idle = static_cast<int>(quiet.count()), interval = 10, probes = 3;
-        ::setsockopt(get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-        ::setsockopt(get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-        ::setsockopt(get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-        ::setsockopt(get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+        set(SOL_SOCKET, SO_KEEPALIVE, 1);
+        set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(quiet.count()));
+        set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
+        set(IPPROTO_TCP, TCP_KEEPCNT, 3);
     }
 
 private:
-    bool may_try_again(short events, Clock::time_point deadline) const noexcept {
-        if (errno == EINTR) return true;
-        if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
-        if (await(events, deadline)) return true;
-        errno = ETIMEDOUT;
-        return false;
-    }
-};
-
-/// The addresses of a host and port, of both families, as the system resolves them.
-class Addresses {
-public:
-    /// An empty host means all addresses of this machine. `problem` is empty, or says why there are none.
-    Addresses(const std::string& host, std::uint16_t port, bool to_listen, std::string& problem) {
-        addrinfo hints{};
-        hints.ai_socktype = SOCK_STREAM;
-        hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
-        const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &first_);
-        problem = code == 0 ? "" : ::gai_strerror(code);
-    }
-    Addresses(const Addresses&) = delete;
-    Addresses& operator=(const Addresses&) = delete;
-    ~Addresses() {
-        if (first_ != nullptr) ::freeaddrinfo(first_);
-    }
-
-    class Iterator {
-    public:
-        explicit Iterator(const addrinfo* at) noexcept : at_(at) {}
-        const addrinfo& operator*() const noexcept { return *at_; }
-        Iterator& operator++() noexcept {
-            at_ = at_->ai_next;
-            return *this;
+    /// Calls `move(first, rest)`, which sends or receives a part of the `rest` bytes from byte `first` on, until all `bytes` have moved.
+    template <class Move>
+    bool move_all(std::size_t bytes, short events, Clock::time_point deadline, Move move) const noexcept {
+        for (std::size_t moved = 0; moved != bytes;) {
+            const ssize_t count = move(moved, bytes - moved);
+            if (count > 0) {
+                moved += static_cast<std::size_t>(count);
+            } else if (count == 0) {
+                errno = 0;
+                return false;
+            } else if (errno != EINTR) {
+                if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
+                if (await(events, deadline)) continue;
+                errno = ETIMEDOUT;
+                return false;
+            }
         }
-        friend bool operator==(Iterator, Iterator) = default;
-
-    private:
-        const addrinfo* at_;
-    };
-    Iterator begin() const noexcept { return Iterator(first_); }
-    Iterator end() const noexcept { return Iterator(nullptr); }
-
-private:
-    addrinfo* first_ = nullptr;
+        return true;
+    }
 };
+
+using Addresses = UniqueHandle<addrinfo*, ::freeaddrinfo>;
+
+/// The addresses of a host and port, of both families, as the system resolves them: a list that is linked by `ai_next`. An empty host means
+/// all addresses of this machine. `problem` is empty, or says why there are none.
+inline Addresses resolve(const std::string& host, std::uint16_t port, bool to_listen, std::string& problem) {
+    addrinfo hints{}, *first = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
+    const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &first);
+    problem = code == 0 ? "" : ::gai_strerror(code);
+    return Addresses(first);
+}
 
 /// Listens at `name`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
 inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
     Socket socket = Socket::of_family(name->sa_family);
     if (!socket) return {};
-    const int on = 1, off = 0;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // reuses a port whose last user has just gone
-    if (name->sa_family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port whose last user has just gone
+    if (name->sa_family == AF_INET6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
     if (::bind(socket.get(), name, size) != 0 || ::listen(socket.get(), backlog) != 0) return {};
     return socket;
 }

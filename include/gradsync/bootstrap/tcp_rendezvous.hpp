@@ -12,6 +12,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 #include "job.hpp"
 #include "rendezvous.hpp"
 #include "socket.hpp"
@@ -124,12 +125,12 @@ private:
         if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0))
             where = job_.address;
         std::string problem;
-        const net::Addresses addresses(where, job_.port, true, problem);
+        const net::Addresses addresses = net::resolve(where, job_.port, true, problem);
         for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
-            for (const addrinfo& address : addresses) {
-                if ((address.ai_family == AF_INET6) != ipv6) continue;
+            for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+                if ((at->ai_family == AF_INET6) != ipv6) continue;
                 if (where == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
-                net::Socket socket = net::listen(address.ai_addr, address.ai_addrlen, job_.size + 16);
+                net::Socket socket = net::listen(at->ai_addr, at->ai_addrlen, job_.size + 16);
                 if (socket) return socket;
                 problem = net::describe_error(errno);
                 if (errno == EADDRINUSE)
@@ -251,10 +252,10 @@ private:
         std::string problem;
         peers_.resize(1);
         for (;;) {
-            const net::Addresses addresses(job_.address, job_.port, false, problem);
-            for (const addrinfo& address : addresses) {
-                net::Socket socket = net::Socket::of_family(address.ai_family);
-                if (socket && socket.connect(address.ai_addr, address.ai_addrlen, sooner(deadline, Clock::now() + patience))) {
+            const net::Addresses addresses = net::resolve(job_.address, job_.port, false, problem);
+            for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+                net::Socket socket = net::Socket::of_family(at->ai_family);
+                if (socket && socket.connect(at->ai_addr, at->ai_addrlen, gradsync::detail::smaller(deadline, Clock::now() + patience))) {
                     peers_[0] = std::move(socket);
                     return introduce_myself(deadline);
                 }
@@ -268,8 +269,6 @@ private:
             std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0 may not listen yet
         }
     }
-
-    static Clock::time_point sooner(Clock::time_point a, Clock::time_point b) noexcept { return a < b ? a : b; }
 
     void introduce_myself(Clock::time_point deadline) {
         Hello hello;

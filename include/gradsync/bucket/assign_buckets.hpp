@@ -10,13 +10,21 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// The plan that puts order[at] into bucket `bucket_of[at]` of `buckets`. Buckets are launched in the order in which they become complete,
+/// by the place of their last parameter in `order`. Linear in the number of parameters.
+inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const std::size_t> bucket_of, std::size_t buckets) {
+    std::vector<std::vector<std::size_t>> members(buckets);
+    for (std::size_t at = 0; at < order.size(); ++at) members[bucket_of[at]].push_back(order[at]);
+    BucketPlan plan;
+    for (std::size_t at = 0; at < order.size(); ++at)
+        if (const auto& bucket = members[bucket_of[at]]; bucket.back() == order[at]) plan.push_back(bucket);
+    return plan;
+}
+
 /// The loop that bucket policies share. It takes the parameters in `order` and keeps one open bucket for each kind (dtype, memory space). A
 /// parameter joins the open bucket if the total stays within the bucket's cap. Otherwise, or if it is the first of its kind, it opens the
 /// next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the last cap repeats. If `apart(info)` is true, the parameter gets a
 /// bucket of its own, which uses up no cap and closes no bucket.
-///
-/// Buckets are launched in the order in which they become complete, by the place of their last parameter in `order`. Linear in the number
-/// of parameters.
 template <class Apart>
 BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order, std::span<const std::size_t> caps,
                           Apart apart) {
@@ -27,15 +35,12 @@ BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<c
     };
     std::array<Sequence, ParameterInfo::kind_count> sequences{};
     std::vector<std::size_t> bucket_of(order.size());  // by place in `order`
-    std::vector<std::size_t> last;                     // by bucket: the place in `order` of its last parameter,
-    std::vector<std::size_t> count;                    // and how many it has
+    std::size_t buckets = 0;
 
     for (std::size_t at = 0; at < order.size(); ++at) {
         const ParameterInfo& parameter = parameters[order[at]];
         if (apart(parameter)) {
-            bucket_of[at] = last.size();
-            last.push_back(at);
-            count.push_back(1);
+            bucket_of[at] = buckets++;
             continue;
         }
         Sequence& sequence = sequences[parameter.kind()];
@@ -44,32 +49,12 @@ BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<c
             const std::size_t cap = sequence.opened < caps.size() ? caps[sequence.opened - 1] : caps.back();
             return sequence.bytes <= cap && parameter.bytes() <= cap - sequence.bytes;
         };
-        if (!joins()) {
-            sequence = {sequence.opened + 1, last.size(), 0};
-            last.push_back(at);
-            count.push_back(0);
-        }
+        if (!joins()) sequence = {sequence.opened + 1, buckets++, 0};
         sequence.bytes += parameter.bytes();
         bucket_of[at] = sequence.open;
-        last[sequence.open] = at;
-        ++count[sequence.open];
     }
 
-    std::vector<std::size_t> next(last.size());  // by bucket: the place in `grouped` of its next parameter
-    std::size_t placed = 0;
-    for (std::size_t at = 0; at < order.size(); ++at) {
-        const std::size_t b = bucket_of[at];
-        if (last[b] != at) continue;
-        next[b] = placed;
-        placed += count[b];
-    }
-    std::vector<std::size_t> grouped(order.size());
-    for (std::size_t at = 0; at < order.size(); ++at) grouped[next[bucket_of[at]]++] = order[at];
-
-    BucketPlan plan;
-    for (std::size_t at = 0; at < order.size(); ++at)
-        if (const std::size_t b = bucket_of[at]; last[b] == at) plan.push_back({grouped.data() + next[b] - count[b], count[b]});
-    return plan;
+    return plan_of(order, bucket_of, buckets);
 }
 
 }  // namespace gradsync::inline v0_2::detail

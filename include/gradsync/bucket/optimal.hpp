@@ -49,10 +49,8 @@ public:
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (ready_.empty()) return SizeCappedBuckets().plan(parameters, order);
         if (ready_.size() != parameters.size())
-            throw Error(Errc::invalid_argument,
-                        "OptimalBuckets: there are times of readiness for " + std::to_string(ready_.size()) + " parameters, not for " +
-                            std::to_string(parameters.size()) + "; measure them again for this model",
-                        {.operation = "OptimalBuckets"});
+            detail::refuse("OptimalBuckets", "there are times of readiness for " + std::to_string(ready_.size()) + " parameters, not for " +
+                                                 std::to_string(parameters.size()) + "; measure them again for this model");
         std::array<std::size_t, ParameterInfo::kind_count> kind_of{};  // 1 + the kind's number; 0: not seen yet
         plan::KindedGradients gradients;
         gradients.kind_count = 0;
@@ -66,11 +64,7 @@ public:
             gradients.kinds.push_back(kind - 1);
         }
         const plan::KindedBuckets buckets = plan::optimal_buckets(gradients, cost_);
-        std::vector<std::vector<std::size_t>> members(buckets.count);
-        for (std::size_t at = 0; at < order.size(); ++at) members[buckets.bucket_of[at]].push_back(order[at]);
-        BucketPlan result;
-        for (const std::vector<std::size_t>& bucket : members) result.push_back(bucket);
-        return result;
+        return detail::plan_of(order, buckets.bucket_of, buckets.count);
     }
 
     /// "OptimalBuckets{fixed=4e-05, per_byte=1.6e-09}", with all digits of the numbers.
@@ -83,9 +77,7 @@ public:
 private:
     static void check(const char* what, double value) {
         if (!(value >= 0) || !detail::is_finite(value))
-            throw Error(Errc::invalid_argument,
-                        std::string("OptimalBuckets: ") + what + " must be a finite number of 0 or more, not " + std::to_string(value),
-                        {.operation = "OptimalBuckets"});
+            detail::refuse("OptimalBuckets", std::string(what) + " must be a finite number of 0 or more, not " + std::to_string(value));
     }
 
     plan::CallCost cost_;

@@ -64,15 +64,11 @@ public:
 
 private:
     explicit SizeCappedBuckets(std::vector<std::size_t> caps) : caps_(std::move(caps)) {
-        if (caps_.empty())
-            throw Error(Errc::invalid_argument, "SizeCappedBuckets: give at least one bucket cap, in bytes",
-                        {.operation = "SizeCappedBuckets"});
+        if (caps_.empty()) detail::refuse("SizeCappedBuckets", "give at least one bucket cap, in bytes");
         for (const std::size_t cap : caps_)
             if (cap == 0)
-                throw Error(Errc::invalid_argument,
-                            "SizeCappedBuckets: a bucket cap is 0 bytes, but must be positive; for one bucket a parameter "
-                            "use PerParameter",
-                            {.operation = "SizeCappedBuckets"});
+                detail::refuse("SizeCappedBuckets",
+                               "a bucket cap is 0 bytes, but must be positive; for one bucket a parameter use PerParameter");
         while (caps_.size() > 1 && caps_.back() == caps_[caps_.size() - 2]) caps_.pop_back();
     }
 

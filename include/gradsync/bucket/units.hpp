@@ -9,6 +9,7 @@
 
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
+#include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -21,10 +22,8 @@ public:
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
-                throw Error(Errc::invalid_argument,
-                            "Units: there is a parameter of unit " + std::to_string(static_cast<std::ptrdiff_t>(unit)) +
-                                "; number units from 0, and give frozen parameters one, too",
-                            {.operation = "Units"});
+                detail::refuse("Units", "there is a parameter of unit " + std::to_string(static_cast<std::ptrdiff_t>(unit)) +
+                                            "; number units from 0, and give frozen parameters one, too");
             count_ = unit < count_ ? count_ : unit + 1;
         }
     }
@@ -36,32 +35,23 @@ public:
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (parameters.size() != unit_of_.size())
-            throw Error(
-                Errc::invalid_argument,
-                "Units: there are " + std::to_string(parameters.size()) + " parameters, but units for " + std::to_string(unit_of_.size()),
-                {.operation = "Units"});
+            detail::refuse("Units", "there are " + std::to_string(parameters.size()) + " parameters, but units for " +
+                                        std::to_string(unit_of_.size()));
         struct Bucket {
-            std::size_t kind;
-            std::size_t last;  // the place in `order` of its last parameter
-            std::vector<std::size_t> parameters;
+            std::size_t kind, number;
         };
         std::vector<std::vector<Bucket>> units(count_);
+        std::vector<std::size_t> bucket_of(order.size());  // by place in `order`
+        std::size_t buckets = 0;
         for (std::size_t at = 0; at < order.size(); ++at) {
             const std::size_t kind = parameters[order[at]].kind();
             std::vector<Bucket>& unit = units[unit_of_[order[at]]];
             std::size_t b = 0;
             while (b < unit.size() && unit[b].kind != kind) ++b;
-            if (b == unit.size()) unit.push_back({kind, at, {}});
-            unit[b].last = at;
-            unit[b].parameters.push_back(order[at]);
+            if (b == unit.size()) unit.push_back({kind, buckets++});
+            bucket_of[at] = unit[b].number;
         }
-        std::vector<const Bucket*> ending(order.size(), nullptr);  // by place in `order`: the bucket that is complete there
-        for (const auto& unit : units)
-            for (const Bucket& bucket : unit) ending[bucket.last] = &bucket;
-        BucketPlan plan;
-        for (const Bucket* bucket : ending)
-            if (bucket != nullptr) plan.push_back(bucket->parameters);
-        return plan;
+        return detail::plan_of(order, bucket_of, buckets);
     }
 
     std::string describe() const { return "Units{" + std::to_string(count_) + "}"; }

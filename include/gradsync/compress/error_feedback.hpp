@@ -72,12 +72,9 @@ public:
         first_.clear();
         std::size_t numbers = 0;
         for (const BucketContents& bucket : contents) {
-            if (!is_compressible(bucket.dtype)) {
-                first_.push_back(numbers);
-                continue;
-            }
-            for (const BucketContents::Part& part : bucket.parts) places[part.parameter] = {numbers + part.offset, part.count};
             first_.push_back(numbers);
+            if (!is_compressible(bucket.dtype)) continue;
+            for (const BucketContents::Part& part : bucket.parts) places[part.parameter] = {numbers + part.offset, part.count};
             numbers += in_lines_of_floats(bucket.count);
         }
         residuals_.adopt(std::move(places), kernel::HostBuffer(numbers * sizeof(float)));

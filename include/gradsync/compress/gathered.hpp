@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,6 +33,7 @@ struct Messages {
 ///
 /// Codec defines the words. It is copyable and has:
 /// - `adopt_plan(contents, rank)`: takes the contents of the buckets from now on;
+/// - `describe()`: its name and numbers, as in "TopK{0.01";
 /// - `words(b)`: the number of words of a message of bucket b;
 /// - `write(b, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
 ///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
@@ -119,16 +120,14 @@ public:
         return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket, unit});
     }
 
-    template <class Any>
-    bool is_single_rank(const Any& backend) const noexcept {
-        return backend.size() == 1;
-    }
+    bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
         const Bucket& own = buckets_[b];
         const bool whole = own.words == 0 || own.steps <= start_step_;
         return {whole ? bucket.bytes() : own.words * size_ * sizeof(std::uint32_t), 1};
     }
     std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
+    std::string describe() const { return codec_.describe() + "," + std::to_string(start_step_) + "}"; }
 
     BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
     BufferView shared(std::size_t) const noexcept { return {}; }

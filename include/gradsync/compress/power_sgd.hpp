@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -48,8 +46,8 @@ public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
     explicit PowerSgd(PowerSgdOptions options = {}) : options_(options) {
-        if (options.rank == 0) refuse("the rank must be 1 at least");
-        if (!(options.min_compression_rate > 0)) refuse("min_compression_rate must be more than 0");
+        if (options.rank == 0) detail::refuse("PowerSgd", "the rank must be 1 at least");
+        if (!(options.min_compression_rate > 0)) detail::refuse("PowerSgd", "min_compression_rate must be more than 0");
     }
     // A copy starts without state, because state belongs to one Reducer.
     PowerSgd(const PowerSgd& other) : options_(other.options_) {}
@@ -131,10 +129,7 @@ public:
                            Rest{this, b, bucket, contribution.weight, unit});
     }
 
-    template <class Any>
-    bool is_single_rank(const Any& backend) const noexcept {
-        return backend.size() == 1;
-    }
+    bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
         const Bucket& own = buckets_[b];
         if (own.matrices.empty() || own.steps <= options_.start_step) return {bucket.bytes(), 1};
@@ -163,12 +158,9 @@ private:
         std::size_t rows = 0, columns = 0;
         std::size_t rank = 0;  ///< 0: the parameter travels whole
     };
-    struct Whole {
-        std::size_t offset = 0, count = 0;
-    };
     struct Bucket {
         std::vector<Matrix> matrices;
-        std::vector<Whole> whole;
+        std::vector<detail::NumbersOf> whole;    ///< the parameters that travel whole
         std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
         std::uint64_t steps = 0;
@@ -242,8 +234,8 @@ private:
             prepare(m, right, step);
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
         });
-        for (const Whole& part : own.whole) {
-            float* const sum = residuals_.bucket(b) + part.offset;
+        for (const detail::NumbersOf& part : own.whole) {
+            float* const sum = residuals_.bucket(b) + part.first;
             std::memcpy(to, sum, part.count * sizeof(float));
             std::memset(sum, 0, part.count * sizeof(float));
             to += part.count;
@@ -286,8 +278,8 @@ private:
             kernel::copy(ConstBufferView{product, gradient.count}, gradient);
             if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
         });
-        for (const Whole& part : own.whole) {
-            kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.offset, part.count));
+        for (const detail::NumbersOf& part : own.whole) {
+            kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.first, part.count));
             from += part.count;
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);
@@ -297,10 +289,6 @@ private:
     static void forget(const Matrix& m, float* sum, float* right) noexcept {
         std::memset(sum, 0, m.rows * m.columns * sizeof(float));
         std::memset(right, 0, m.rank * m.columns * sizeof(float));
-    }
-
-    [[noreturn]] static void refuse(const char* why) {
-        throw Error(Errc::invalid_argument, std::string("PowerSgd: ") + why, {.operation = "PowerSgd"});
     }
 
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));

@@ -25,9 +25,7 @@ namespace detail {
 class QuantizerCodec {
 public:
     explicit QuantizerCodec(unsigned bits) : bits_(bits) {
-        if (bits != 8 && bits != 4 && bits != 1)
-            throw Error(Errc::invalid_argument, "Quantizer: an element has 8, 4 or 1 bits, not " + std::to_string(bits),
-                        {.operation = "Quantizer"});
+        if (bits != 8 && bits != 4 && bits != 1) refuse("Quantizer", "an element has 8, 4 or 1 bits, not " + std::to_string(bits));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int) {
@@ -39,6 +37,7 @@ public:
             }
     }
 
+    std::string describe() const { return "Quantizer{" + std::to_string(bits_); }
     std::size_t words(std::size_t b) const noexcept { return buckets_[b].words; }
 
     bool write(std::size_t b, float* held, std::size_t, std::uint32_t* words) const {
@@ -104,12 +103,7 @@ template <Backend B>
 class Quantizer : public detail::GatheredExchange<B, detail::QuantizerCodec> {
 public:
     explicit Quantizer(QuantizerOptions options = {})
-        : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step), options_(options) {}
-
-    std::string describe() const { return "Quantizer{" + std::to_string(options_.bits) + "," + std::to_string(options_.start_step) + "}"; }
-
-private:
-    QuantizerOptions options_;
+        : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step) {}
 };
 
 }  // namespace gradsync::inline v0_2

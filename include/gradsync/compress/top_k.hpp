@@ -28,9 +28,7 @@ namespace detail {
 class TopKCodec {
 public:
     explicit TopKCodec(double density) : density_(density) {
-        if (!(density > 0 && density <= 1))
-            throw Error(Errc::invalid_argument, "TopK: the density must be more than 0 and 1 at most, not " + std::to_string(density),
-                        {.operation = "TopK"});
+        if (!(density > 0 && density <= 1)) refuse("TopK", "the density must be more than 0 and 1 at most, not " + std::to_string(density));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int rank) {
@@ -52,6 +50,7 @@ public:
         sums_.resize(largest);
     }
 
+    std::string describe() const { return "TopK{" + text_of(density_); }
     std::size_t words(std::size_t b) const noexcept { return 2 * k_[b]; }
 
     bool write(std::size_t b, float* held, std::size_t count, std::uint32_t* words) const {
@@ -107,13 +106,7 @@ private:
 template <Backend B>
 class TopK : public detail::GatheredExchange<B, detail::TopKCodec> {
 public:
-    explicit TopK(TopKOptions options = {})
-        : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step), options_(options) {}
-
-    std::string describe() const { return "TopK{" + detail::text_of(options_.density) + "," + std::to_string(options_.start_step) + "}"; }
-
-private:
-    TopKOptions options_;
+    explicit TopK(TopKOptions options = {}) : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step) {}
 };
 
 }  // namespace gradsync::inline v0_2

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -87,6 +86,11 @@ private:
 };
 
 namespace detail {
+
+/// Throws Error(invalid_argument) with the message "operation: what".
+[[noreturn]] inline void refuse(const char* operation, const std::string& what, int rank = -1) {
+    throw Error(Errc::invalid_argument, std::string(operation) + ": " + what, {.operation = operation, .rank = rank});
+}
 
 /// Runs `f()` for bucket b; an Error from it names that bucket.
 template <class F>

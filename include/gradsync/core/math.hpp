@@ -5,10 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#if !defined(__GNUC__) && !defined(__clang__)
-#include <cmath>
-#endif
-
 /// Small arithmetic functions. They replace <cmath>, which also brings the special functions, and <algorithm>: these two would take a tenth
 /// of the time to compile this library.
 
@@ -53,12 +49,6 @@ constexpr bool is_finite(double x) noexcept {
     return (std::bit_cast<std::uint64_t>(x) & exponent) != exponent;
 }
 
-inline double square_root(double x) noexcept {
-#if defined(__GNUC__) || defined(__clang__)
-    return __builtin_sqrt(x);
-#else
-    return std::sqrt(x);
-#endif
-}
+inline double square_root(double x) noexcept { return __builtin_sqrt(x); }
 
 }  // namespace gradsync::inline v0_2::detail

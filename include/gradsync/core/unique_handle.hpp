@@ -5,13 +5,11 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Owns an object of a C library by its handle. Traits have `Handle`, a type that can be compared and copied; `none`, the empty handle; and
-/// `close(handle)`, which must not throw.
-template <class Traits>
+/// Owns an object of a C library by its handle. `close` is the function that releases the object; it must not throw. `none` is the empty
+/// handle.
+template <class Handle, auto close, Handle none = Handle{}>
 class UniqueHandle {
 public:
-    using Handle = typename Traits::Handle;
-
     UniqueHandle() = default;
     explicit UniqueHandle(Handle handle) noexcept : handle_(handle) {}
     UniqueHandle(UniqueHandle&& other) noexcept : handle_(other.release()) {}
@@ -20,16 +18,16 @@ public:
         return *this;
     }
     ~UniqueHandle() {
-        if (*this) Traits::close(handle_);
+        if (*this) close(handle_);
     }
 
     Handle get() const noexcept { return handle_; }
-    explicit operator bool() const noexcept { return handle_ != Traits::none; }
-    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, Traits::none); }
+    explicit operator bool() const noexcept { return handle_ != none; }
+    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, none); }
     void swap(UniqueHandle& other) noexcept { std::swap(handle_, other.handle_); }
 
 private:
-    Handle handle_ = Traits::none;
+    Handle handle_ = none;
 };
 
 }  // namespace gradsync::inline v0_2

@@ -37,16 +37,8 @@ public:
     void clear(BufferView buffer) const {
         if (buffer.bytes() != 0) cuda::check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream()), "cudaMemsetAsync");
     }
-    void read(ConstBufferView from, void* to) const {
-        if (from.bytes() == 0) return;
-        cuda::check(cudaMemcpyAsync(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
-        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-    }
-    void write(const void* from, BufferView to) const {
-        if (to.bytes() == 0) return;
-        cuda::check(cudaMemcpyAsync(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
-        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-    }
+    void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost); }
+    void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice); }
 
     /// Sums all blocks in one kernel; `finish()` waits for it on the host.
     class SquareSums {
@@ -81,6 +73,11 @@ public:
 
 private:
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
+    void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction) const {
+        if (bytes == 0) return;
+        cuda::check(cudaMemcpyAsync(to, from, bytes, direction, stream()), "cudaMemcpyAsync");
+        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    }
 
     std::shared_ptr<const Engine> engine_;
 };

@@ -6,7 +6,6 @@
 #include <cstddef>
 
 #include "../core/buffer_view.hpp"
-#include "../core/reduce_op.hpp"
 
 /// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw Error(device_failed) if they
 /// cannot be started, and Error(invalid_argument) for a dtype that they do not support. Everything is computed in the accumulator's type

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "../core/error.hpp"
 #include "../core/unique_handle.hpp"
@@ -21,12 +20,8 @@ inline void check(cudaError_t code, const char* call) {
     throw Error(Errc::device_failed, std::string(call) + ": " + cudaGetErrorString(code), {.operation = call});
 }
 
-struct StreamTraits {
-    using Handle = cudaStream_t;
-    static constexpr Handle none = nullptr;
-    static void close(Handle stream) noexcept { cudaStreamDestroy(stream); }
-};
-using Stream = UniqueHandle<StreamTraits>;
+using Stream = UniqueHandle<cudaStream_t, cudaStreamDestroy>;
+using Event = UniqueHandle<cudaEvent_t, cudaEventDestroy>;
 
 /// A stream that waits for other streams only where told to. If `urgent`, its kernels run before those of other streams.
 inline Stream make_stream(bool urgent = false) {
@@ -36,13 +31,6 @@ inline Stream make_stream(bool urgent = false) {
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least), "cudaStreamCreateWithPriority");
     return Stream(stream);
 }
-
-struct EventTraits {
-    using Handle = cudaEvent_t;
-    static constexpr Handle none = nullptr;
-    static void close(Handle event) noexcept { cudaEventDestroy(event); }
-};
-using Event = UniqueHandle<EventTraits>;
 
 /// An event without timing, which makes it cheap.
 inline Event make_event() {
@@ -70,19 +58,8 @@ inline void order(cudaStream_t earlier, cudaStream_t later, const Event& event) 
     check(cudaStreamWaitEvent(later, event.get(), 0), "cudaStreamWaitEvent");
 }
 
-struct DeviceMemoryTraits {
-    using Handle = void*;
-    static constexpr Handle none = nullptr;
-    static void close(Handle memory) noexcept { cudaFree(memory); }
-};
-struct PinnedMemoryTraits {
-    using Handle = void*;
-    static constexpr Handle none = nullptr;
-    static void close(Handle memory) noexcept { cudaFreeHost(memory); }
-};
-
 /// Memory of `bytes` bytes, zeroed by default (on the device that waits for the default stream). Freeing waits for the device.
-template <class Traits>
+template <bool is_device>
 class Memory {
 public:
     Memory() = default;
@@ -91,7 +68,7 @@ public:
         void* data = nullptr;
         if constexpr (is_device) check(cudaMalloc(&data, bytes), "cudaMalloc");
         else check(cudaMallocHost(&data, bytes), "cudaMallocHost");
-        data_ = UniqueHandle<Traits>(data);
+        data_ = Owner(data);
         if (!zeroed) return;
         if constexpr (is_device) {
             check(cudaMemset(data, 0, bytes), "cudaMemset");
@@ -104,12 +81,12 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    static constexpr bool is_device = std::is_same_v<Traits, DeviceMemoryTraits>;
-    UniqueHandle<Traits> data_;
+    using Owner = UniqueHandle<void*, is_device ? &cudaFree : &cudaFreeHost>;
+    Owner data_;
     std::size_t bytes_ = 0;
 };
-using DeviceMemory = Memory<DeviceMemoryTraits>;
-using PinnedMemory = Memory<PinnedMemoryTraits>;  ///< page-locked host memory, for asynchronous copies
+using DeviceMemory = Memory<true>;
+using PinnedMemory = Memory<false>;  ///< page-locked host memory, for asynchronous copies
 
 /// The compute capability of the calling thread's device: 90 for 9.0.
 inline int compute_capability() {

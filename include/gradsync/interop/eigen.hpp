@@ -17,13 +17,9 @@
 namespace gradsync::inline v0_2 {
 
 template <>
-struct dtype_traits<Eigen::half> {
-    static constexpr DType value = DType::f16;
-};
+struct dtype_traits<Eigen::half> : std::integral_constant<DType, DType::f16> {};
 template <>
-struct dtype_traits<Eigen::bfloat16> {
-    static constexpr DType value = DType::bf16;
-};
+struct dtype_traits<Eigen::bfloat16> : std::integral_constant<DType, DType::bf16> {};
 
 namespace detail {
 

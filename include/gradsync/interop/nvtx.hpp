@@ -18,11 +18,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-struct NvtxDomainTraits {
-    using Handle = nvtxDomainHandle_t;
-    static constexpr Handle none = nullptr;
-    static void close(Handle domain) noexcept { nvtxDomainDestroy(domain); }
-};
+inline void destroy_nvtx_domain(nvtxDomainHandle_t domain) noexcept { nvtxDomainDestroy(domain); }
 
 }  // namespace detail
 
@@ -96,7 +92,7 @@ private:
         return attributes;
     }
 
-    UniqueHandle<detail::NvtxDomainTraits> domain_;
+    UniqueHandle<nvtxDomainHandle_t, detail::destroy_nvtx_domain> domain_;
     std::array<Labels, activity_count> labels_;
     Labels ready_;
     std::array<std::vector<nvtxRangeId_t>, 2> ranges_;  ///< for collectives and gathers, by bucket

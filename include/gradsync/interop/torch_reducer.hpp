@@ -225,11 +225,5 @@ private:
 
 template <class B>
 TorchReducer(B, const torch::nn::Module&) -> TorchReducer<B>;
-template <class B>
-TorchReducer(B, const torch::nn::Module&, ReducerOptions) -> TorchReducer<B>;
-template <class B, class Buckets>
-TorchReducer(B, const torch::nn::Module&, ReducerOptions, Buckets) -> TorchReducer<B, Buckets>;
-template <class B, class Buckets, class Overlap>
-TorchReducer(B, const torch::nn::Module&, ReducerOptions, Buckets, Overlap) -> TorchReducer<B, Buckets, Overlap>;
 
 }  // namespace gradsync::inline v0_2

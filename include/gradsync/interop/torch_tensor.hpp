@@ -11,6 +11,7 @@
 #endif
 
 #include <string>
+#include <type_traits>
 
 #include "../core/buffer_view.hpp"
 #include "../core/error.hpp"
@@ -21,22 +22,14 @@
 namespace gradsync::inline v0_2 {
 
 template <>
-struct dtype_traits<c10::Half> {
-    static constexpr DType value = DType::f16;
-};
+struct dtype_traits<c10::Half> : std::integral_constant<DType, DType::f16> {};
 template <>
-struct dtype_traits<c10::BFloat16> {
-    static constexpr DType value = DType::bf16;
-};
+struct dtype_traits<c10::BFloat16> : std::integral_constant<DType, DType::bf16> {};
 #if GRADSYNC_TORCH_FLOAT8
 template <>
-struct dtype_traits<c10::Float8_e4m3fn> {
-    static constexpr DType value = DType::f8e4m3;
-};
+struct dtype_traits<c10::Float8_e4m3fn> : std::integral_constant<DType, DType::f8e4m3> {};
 template <>
-struct dtype_traits<c10::Float8_e5m2> {
-    static constexpr DType value = DType::f8e5m2;
-};
+struct dtype_traits<c10::Float8_e5m2> : std::integral_constant<DType, DType::f8e5m2> {};
 #endif
 
 /// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix). All ranks must have the same ones.

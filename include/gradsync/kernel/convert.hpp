@@ -13,7 +13,7 @@
 
 /// Bulk conversion between floating types, in host memory.
 ///
-/// Every result has the same bits as the scalar conversions of `Float16`, `BFloat16` and `Float8`, for every input:
+/// Every result has the same bits as the scalar conversions of `StorageFloat`, for every input:
 /// round to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper
 /// payload bits, denormals kept, even if the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits
 /// are rounded once (never to a `float` in between). The 8-bit types go through blocks of f32.
@@ -29,27 +29,17 @@ using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T
 
 namespace detail {
 
-/// A vector type of GCC and Clang with `bytes` bytes of numbers; a single number on other compilers. Pass it by reference only: the
-/// convention for passing it by value depends on the instruction set.
+/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
+/// set.
 template <class T, std::size_t bytes>
 struct Pack {
-#if defined(__GNUC__) || defined(__clang__)
     using type [[gnu::vector_size(bytes)]] = T;
-#else
-    using type = T;
-#endif
 };
 
 /// The layout of a floating type: its mantissa bits and exponent bias.
 template <class T>
-struct Layout;
-template <>
-struct Layout<Float16> {
-    static constexpr int mantissa = 10, bias = 15;
-};
-template <>
-struct Layout<BFloat16> {
-    static constexpr int mantissa = 7, bias = 127;
+struct Layout {
+    static constexpr int mantissa = T::mantissa, bias = T::bias;
 };
 
 /// The layout of a type to compute in, a number or a pack of numbers. `Unsigned` and `Signed` are integers of a number's size; `Bits` and
@@ -177,6 +167,7 @@ GRADSYNC_ALWAYS_INLINE To convert_element(From value) noexcept {
     }
 }
 
+/// Converts `n` elements inside the dispatched loop of a kernel. It is vectorised if `n` is a constant at the call. Not for the 8-bit types.
 template <class To, class From>
 GRADSYNC_ALWAYS_INLINE void convert_block(const From* __restrict from, To* __restrict to, std::size_t n) noexcept {
     for (std::size_t i = 0; i < n; ++i) to[i] = convert_element<To>(from[i]);
@@ -199,21 +190,6 @@ struct Convert {
 };
 
 }  // namespace detail
-
-/// Widens `n` elements to their accumulator type, inside the dispatched loop of a kernel. It is vectorised if `n` is a constant at the
-/// call. The ranges must not overlap. Not for the 8-bit types.
-template <Element T>
-    requires(!is_float8(dtype_of<T>))
-GRADSYNC_ALWAYS_INLINE void load_block(const T* from, accumulator_t<T>* to, std::size_t n) noexcept {
-    detail::convert_block(from, to, n);
-}
-
-/// Rounds `n` accumulators to their element type. The rules of `load_block` apply.
-template <Element T>
-    requires(!is_float8(dtype_of<T>))
-GRADSYNC_ALWAYS_INLINE void store_block(const accumulator_t<T>* from, T* to, std::size_t n) noexcept {
-    detail::convert_block(from, to, n);
-}
 
 template <class = void>
 void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) noexcept;

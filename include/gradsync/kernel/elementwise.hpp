@@ -109,10 +109,8 @@ inline constexpr std::size_t square_sums = 16;
 /// Keeps the compiler from fusing the product in `value` with a sum that follows (see isa.hpp), and from reordering a sum, as it may under
 /// `-ffast-math`.
 template <class T>
-GRADSYNC_ALWAYS_INLINE void round_now([[maybe_unused]] T& value) {
-#if defined(__GNUC__) || defined(__clang__)
+GRADSYNC_ALWAYS_INLINE void round_now(T& value) {
     asm("" : "+m"(value));
-#endif
 }
 
 inline double sum_in_order(std::span<const double> numbers) noexcept {

@@ -54,7 +54,7 @@ void widen_float8(const void* from, DType type, float* to, std::size_t n) noexce
     for (std::size_t i = 0; i < n; ++i) to[i] = values[codes[i]];
 }
 
-/// Rounds `n` elements, at most `float8_block`, to `type`, with the same bits as `Float8`. As in convert.hpp, loops have no branches and a
+/// Rounds `n` elements, at most `float8_block`, to `type`, with the same bits as `StorageFloat`. As in convert.hpp, loops have no branches and a
 /// constant length; the last one is padded.
 template <class = void>
 void round_float8(const float* from, std::size_t n, void* to, DType type) noexcept {
@@ -77,7 +77,7 @@ void round_float8(const float* from, std::size_t n, void* to, DType type) noexce
             const float shifted = __builtin_bit_cast(float, magnitude) + magic;
             const auto denormal =
                 static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) - static_cast<std::uint32_t>(f.magic));
-            // A difference's sign makes the mask: of conditions GCC makes branches, and then no vectors.
+            // The sign of a difference makes the mask: GCC turns conditions into branches, and does not vectorise them.
             std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - f.min_normal) >> 31));
             code ^= (code ^ f.largest) & ((f.largest - code) >> 31);
             const std::int32_t nan = f.quiet_nan | ((magnitude >> f.drop) & f.payload);
@@ -88,13 +88,12 @@ void round_float8(const float* from, std::size_t n, void* to, DType type) noexce
     std::memcpy(to, codes, n);
 }
 
-/// Converts `n` elements so that whoever rounds the results to fewer bits rounds but once: what is not exact gets an
-/// odd last bit.
+/// Converts `n` elements. An inexact result gets an odd last bit, so that a second rounding, to fewer bits, gives what a single one would.
 template <class = void>
 void round_to_odd(const double* from, float* to, std::size_t n) noexcept {
     for (std::size_t i = 0; i < n; ++i) {
-        // By integers: a thread may flush denormals to zero. What is no normal float is far below every 8-bit number,
-        // or above.
+        // By integers, because a thread may flush denormals to zero. Numbers beyond the range of normal floats are far beyond that of the
+        // 8-bit types.
         const auto bits = __builtin_bit_cast(std::uint64_t, from[i]);
         const std::uint64_t magnitude = bits & 0x7fff'ffff'ffff'ffffu, least = std::uint64_t{1023 - 126} << 52;
         std::uint64_t result = (magnitude - (std::uint64_t{1023 - 127} << 52)) >> 29;

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <new>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace gradsync::inline v0_2::kernel {
 
-/// Owned host memory: zeroed, and aligned to 64 bytes. Buffers of 4 MiB and more are aligned to 2 MiB and backed by huge pages on Linux,
+/// Owned host memory: zeroed, and aligned to 64 bytes. Buffers of 4 MiB and more are aligned to 2 MiB and backed by huge pages,
 /// because a pass over many ranks' buffers would miss the TLB otherwise.
 class HostBuffer {
 public:
@@ -24,9 +22,7 @@ public:
         constexpr std::size_t huge_page = std::size_t{2} << 20;
         const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : 64;
         data_ = {::operator new(bytes, std::align_val_t{alignment}), Free{bytes, alignment}};
-#if defined(__linux__)
         if (alignment == huge_page) ::madvise(data(), bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint only
-#endif
         std::memset(data(), 0, bytes);
     }
 

@@ -12,7 +12,7 @@
 /// The functions that dispatch by dtype are `template <class = void>`, so that a file compiles their many copies of a kernel only if it
 /// calls one. Some functions in other headers are templates for the same reason: their containers take long to compile.
 
-#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define GRADSYNC_X86_DISPATCH 1
 #else
 #define GRADSYNC_X86_DISPATCH 0
@@ -25,10 +25,8 @@
 #if defined(__clang__)
 // Clang's check of indirect calls would keep an out-of-line copy, with instructions that not every processor has.
 #define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline, clang::no_sanitize("function")]] inline
-#elif defined(__GNUC__)
-#define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline]] inline
 #else
-#define GRADSYNC_ALWAYS_INLINE inline
+#define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline]] inline
 #endif
 
 namespace gradsync::inline v0_2::kernel {

@@ -19,50 +19,50 @@ namespace detail {
 
 inline constexpr std::size_t dot_block = 64;
 
-GRADSYNC_ALWAYS_INLINE void multiply_block(const float* __restrict a, const float* __restrict b, float (&products)[dot_block]) {
-    for (std::size_t i = 0; i < dot_block; ++i) products[i] = a[i] * b[i];
-    round_now(products);
-}
-
-GRADSYNC_ALWAYS_INLINE float dot(const float* a, const float* b, std::size_t count) {
-    alignas(64) float sums[dot_block] = {};
-    std::size_t first = 0;
-    for (; first + dot_block <= count; first += dot_block) {
-        alignas(64) float products[dot_block];
-        multiply_block(a + first, b + first, products);
-        for (std::size_t i = 0; i < dot_block; ++i) sums[i] += products[i];
+struct Dot {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* a, const float* b, std::size_t count, float* result) {
+        alignas(64) float sums[dot_block] = {};
+        std::size_t first = 0;
+        for (; first + dot_block <= count; first += dot_block) {
+            alignas(64) float products[dot_block];
+            for (std::size_t i = 0; i < dot_block; ++i) products[i] = a[first + i] * b[first + i];
+            round_now(products);
+            for (std::size_t i = 0; i < dot_block; ++i) sums[i] += products[i];
+        }
+        for (std::size_t i = 0; first + i < count; ++i) {
+            float product = a[first + i] * b[first + i];
+            round_now(product);
+            sums[i] += product;
+        }
+        for (std::size_t half = dot_block / 2; half != 0; half /= 2)
+            for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+        *result = sums[0];
     }
-    for (std::size_t i = 0; first + i < count; ++i) {
-        float product = a[first + i] * b[first + i];
-        round_now(product);
-        sums[i] += product;
-    }
-    for (std::size_t half = dot_block / 2; half != 0; half /= 2)
-        for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
-    return sums[0];
-}
+};
 
 /// to += factor * x
-GRADSYNC_ALWAYS_INLINE void add_multiple(float* __restrict to, float factor, const float* __restrict x, std::size_t count) {
-    std::size_t first = 0;
-    for (; first + dot_block <= count; first += dot_block) {
-        alignas(64) float products[dot_block];
-        for (std::size_t i = 0; i < dot_block; ++i) products[i] = factor * x[first + i];
-        round_now(products);
-        for (std::size_t i = 0; i < dot_block; ++i) to[first + i] += products[i];
+struct AddMultiple {
+    GRADSYNC_ALWAYS_INLINE static void run(float* __restrict to, float factor, const float* __restrict x, std::size_t count) {
+        std::size_t first = 0;
+        for (; first + dot_block <= count; first += dot_block) {
+            alignas(64) float products[dot_block];
+            for (std::size_t i = 0; i < dot_block; ++i) products[i] = factor * x[first + i];
+            round_now(products);
+            for (std::size_t i = 0; i < dot_block; ++i) to[first + i] += products[i];
+        }
+        for (; first < count; ++first) {
+            float product = factor * x[first];
+            round_now(product);
+            to[first] += product;
+        }
     }
-    for (; first < count; ++first) {
-        float product = factor * x[first];
-        round_now(product);
-        to[first] += product;
-    }
-}
+};
 
 struct TimesRight {
     GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r,
                                            float* left) {
         for (std::size_t i = 0; i < m; ++i)
-            for (std::size_t c = 0; c < r; ++c) left[c * m + i] = dot(matrix + i * n, right + c * n, n);
+            for (std::size_t c = 0; c < r; ++c) Dot::run(matrix + i * n, right + c * n, n, left + c * m + i);
     }
 };
 struct LeftTimes {
@@ -70,22 +70,14 @@ struct LeftTimes {
                                            float* right) {
         for (std::size_t j = 0; j < r * n; ++j) right[j] = 0;
         for (std::size_t i = 0; i < m; ++i)
-            for (std::size_t c = 0; c < r; ++c) add_multiple(right + c * n, left[c * m + i], matrix + i * n, n);
+            for (std::size_t c = 0; c < r; ++c) AddMultiple::run(right + c * n, left[c * m + i], matrix + i * n, n);
     }
 };
 struct AddProduct {
     GRADSYNC_ALWAYS_INLINE static void run(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right,
                                            std::size_t r, float sign) {
         for (std::size_t i = 0; i < m; ++i)
-            for (std::size_t c = 0; c < r; ++c) add_multiple(matrix + i * n, sign * left[c * m + i], right + c * n, n);
-    }
-};
-struct Dot {
-    GRADSYNC_ALWAYS_INLINE static void run(const float* a, const float* b, std::size_t count, float* result) { *result = dot(a, b, count); }
-};
-struct AddMultiple {
-    GRADSYNC_ALWAYS_INLINE static void run(float* to, float factor, const float* x, std::size_t count) {
-        add_multiple(to, factor, x, count);
+            for (std::size_t c = 0; c < r; ++c) AddMultiple::run(matrix + i * n, sign * left[c * m + i], right + c * n, n);
     }
 };
 

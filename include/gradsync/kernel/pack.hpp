@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "../core/dtype.hpp"
@@ -12,8 +11,7 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `load_block`
-/// and `store_block`.
+/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `convert_block`.
 ///
 /// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds two elements of a
 /// 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without a shuffle.
@@ -40,7 +38,7 @@ public:
 
     GRADSYNC_ALWAYS_INLINE static void load(const void* from, Pack (&to)[2]) {
         Stored stored[stores];
-        for (std::size_t i = 0; i < stores; ++i) read(static_cast<const std::byte*>(from) + i * sizeof(Stored), stored[i]);
+        for (std::size_t i = 0; i < stores; ++i) stored[i] = static_cast<const Unaligned*>(from)[i];
         if constexpr (processor_converts) {
             widen_half(stored[0], to[0]);
             widen_half(stored[1], to[1]);
@@ -70,10 +68,13 @@ public:
     }
 
     GRADSYNC_ALWAYS_INLINE static void store(const Stored (&from)[stores], void* to) {
-        for (std::size_t i = 0; i < stores; ++i) write(from[i], static_cast<std::byte*>(to) + i * sizeof(Stored));
+        for (std::size_t i = 0; i < stores; ++i) static_cast<Unaligned*>(to)[i] = from[i];
     }
 
 private:
+    // An unaligned type of a whole register, because GCC does not turn a memcpy into one register load.
+    using Unaligned [[gnu::aligned(1), gnu::may_alias]] = Stored;
+
 #if defined(__clang__)
     using Halves [[gnu::vector_size(register_bytes / 2)]] = __fp16;
 
@@ -85,7 +86,7 @@ private:
         // Otherwise Clang 14 keeps the elements as halves, and stores them one by one in loops.
         asm("" : "+m"(to));
     }
-#elif defined(__GNUC__)
+#else
     // GCC 12 has vectors of half precision only for AVX512-FP16.
     GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
         asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(to) : "vm"(from));
@@ -94,26 +95,6 @@ private:
         asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(to) : "v"(from));  // 0: ties to even
     }
 #endif
-
-    // Unaligned types of a whole register, because GCC does not turn a memcpy into one register load.
-    template <class P>
-    GRADSYNC_ALWAYS_INLINE static void read(const void* from, P& to) {
-#if defined(__GNUC__) || defined(__clang__)
-        using Unaligned [[gnu::aligned(1), gnu::may_alias]] = P;
-        to = *static_cast<const Unaligned*>(from);
-#else
-        std::memcpy(&to, from, sizeof to);
-#endif
-    }
-    template <class P>
-    GRADSYNC_ALWAYS_INLINE static void write(const P& from, void* to) {
-#if defined(__GNUC__) || defined(__clang__)
-        using Unaligned [[gnu::aligned(1), gnu::may_alias]] = P;
-        *static_cast<Unaligned*>(to) = from;
-#else
-        std::memcpy(to, &from, sizeof from);
-#endif
-    }
 };
 
 }  // namespace gradsync::inline v0_2::kernel

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -16,23 +15,12 @@
 
 namespace gradsync::inline v0_2::detail {
 
-struct HostPasses {
-    template <class = void>  // templates, so that only files that call them compile the kernels: see isa.hpp
-    static void copy(ConstBufferView from, BufferView to) {
-        kernel::copy(from, to);
-    }
-    template <class = void>
-    static void add(BufferView to, ConstBufferView from) {
-        kernel::add(to, from);
-    }
-    template <class = void>
-    static void scale(BufferView buffer, double factor) {
-        kernel::scale(buffer, factor);
-    }
-    template <class = void>
-    static void clamp(BufferView buffer, double limit) {
-        kernel::clamp(buffer, limit);
-    }
+template <class = void>  // so that only files that call them compile the kernels: see isa.hpp
+struct HostPassesOf {
+    static void copy(ConstBufferView from, BufferView to) { kernel::copy(from, to); }
+    static void add(BufferView to, ConstBufferView from) { kernel::add(to, from); }
+    static void scale(BufferView buffer, double factor) { kernel::scale(buffer, factor); }
+    static void clamp(BufferView buffer, double limit) { kernel::clamp(buffer, limit); }
 
     static void clear(BufferView buffer) noexcept {
         if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
@@ -47,14 +35,12 @@ struct HostPasses {
 
     /// Sums of squares of several buffers. A `sum` is valid after `finish()`.
     struct SquareSums {
-        template <class = void>
-        static void add(ConstBufferView elements, double& sum) {
-            sum = kernel::sum_of_squares(elements);
-        }
+        static void add(ConstBufferView elements, double& sum) { sum = kernel::sum_of_squares(elements); }
         static void finish() noexcept {}
     };
     static SquareSums square_sums() noexcept { return {}; }
 };
+using HostPasses = HostPassesOf<>;
 
 template <Backend B>
 auto passes_of(B& backend) {

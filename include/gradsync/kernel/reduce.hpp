@@ -50,19 +50,11 @@ struct Product {
         else return a * x;
     }
 };
-struct Min {  // a NaN wins
+template <bool largest>
+struct Extreme {  // a NaN wins
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        A result = x < a || x != x ? x : a;
-        keep_nan(a, result);
-        keep_nan(x, result);
-        return result;
-    }
-};
-struct Max {
-    template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        A result = x > a || x != x ? x : a;
+        A result = (largest ? x > a : x < a) || x != x ? x : a;
         keep_nan(a, result);
         keep_nan(x, result);
         return result;
@@ -86,12 +78,12 @@ struct BlockedReduce {
                 A* const into = i == 0 ? result : next;
                 const T* from = static_cast<const T*>(r->inputs[i]) + first;
                 if (n < block) from = static_cast<const T*>(std::memcpy(elements, from, n * sizeof(T)));
-                load_block(from, into, block);
+                convert_block(from, into, block);
                 if (!r->scales.empty()) multiply(into, r->scales[i]);
                 if (i != 0) combine(r->op, result, next);
             }
             multiply(result, r->factor);
-            store_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
+            convert_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
             for (void* output : r->outputs) std::memcpy(static_cast<T*>(output) + first, elements, n * sizeof(T));
         }
     }
@@ -101,8 +93,8 @@ private:
         switch (op) {
             case ReduceOp::sum:
             case ReduceOp::mean: return apply<Sum>(result, next);
-            case ReduceOp::min: return apply<Min>(result, next);
-            case ReduceOp::max: return apply<Max>(result, next);
+            case ReduceOp::min: return apply<Extreme<false>>(result, next);
+            case ReduceOp::max: return apply<Extreme<true>>(result, next);
             case ReduceOp::product: return apply<Product>(result, next);
         }
     }
@@ -259,20 +251,11 @@ void reduce(const Reduction& r) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;
     }
-    switch (r.dtype) {
-        case DType::i8: return detail::reduce<std::int8_t>(r);
-        case DType::u8: return detail::reduce<std::uint8_t>(r);
-        case DType::i32: return detail::reduce<std::int32_t>(r);
-        case DType::u32: return detail::reduce<std::uint32_t>(r);
-        case DType::i64: return detail::reduce<std::int64_t>(r);
-        case DType::u64: return detail::reduce<std::uint64_t>(r);
-        case DType::f16: return detail::reduce<Float16>(r);
-        case DType::bf16: return detail::reduce<BFloat16>(r);
-        case DType::f32: return detail::reduce<float>(r);
-        case DType::f64: return detail::reduce<double>(r);
-        case DType::f8e4m3:
-        case DType::f8e5m2: return detail::reduce_float8(r);
-    }
+    using detail::reduce, detail::reduce_float8;
+    constexpr void (*by_dtype[dtype_count])(const Reduction&) = {
+        reduce<std::int8_t>, reduce<std::uint8_t>, reduce<std::int32_t>, reduce<std::uint32_t>, reduce<std::int64_t>, reduce<std::uint64_t>,
+        reduce<Float16>,     reduce<BFloat16>,     reduce<float>,        reduce<double>,        reduce_float8<>,      reduce_float8<>};
+    by_dtype[static_cast<std::size_t>(r.dtype)](r);
 }
 
 #ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp

@@ -56,11 +56,7 @@ public:
         if (!intervals_.empty() && begin <= intervals_.back().end) intervals_.back().end = std::max(intervals_.back().end, end);
         else intervals_.push_back({begin, end});
     }
-    double seconds() const {
-        double sum = 0;
-        for (const Interval& i : intervals_) sum += std::chrono::duration<double>(i.end - i.begin).count();
-        return sum;
-    }
+    double seconds() const { return seconds_within(Time::min(), Time::max()); }
     /// The seconds within [begin, end].
     double seconds_within(Time begin, Time end) const {
         double sum = 0;

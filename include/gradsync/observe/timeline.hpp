@@ -68,15 +68,9 @@ public:
         bucket_bytes_.assign(bytes.begin(), bytes.end());
         parameter_names_.assign(names.begin(), names.end());
     }
-    void ready(std::size_t parameter, Time at) noexcept override {
-        add({at, {}, nullptr, static_cast<std::uint32_t>(parameter), Kind::ready});
-    }
-    void begin(Activity activity, std::size_t index, Time at) noexcept override {
-        add({at, {}, nullptr, static_cast<std::uint32_t>(index), Kind::begin, activity});
-    }
-    void end(Activity activity, std::size_t index, Time at) noexcept override {
-        add({at, {}, nullptr, static_cast<std::uint32_t>(index), Kind::end, activity});
-    }
+    void ready(std::size_t parameter, Time at) noexcept override { note(Kind::ready, {}, parameter, at); }
+    void begin(Activity activity, std::size_t index, Time at) noexcept override { note(Kind::begin, activity, index, at); }
+    void end(Activity activity, std::size_t index, Time at) noexcept override { note(Kind::end, activity, index, at); }
 
     /// An activity or a scope, with its beginning and end.
     struct Span {
@@ -164,6 +158,9 @@ private:
         return spans;
     }
 
+    void note(Kind kind, Activity activity, std::size_t index, Time at) noexcept {
+        add({at, {}, nullptr, static_cast<std::uint32_t>(index), kind, activity});
+    }
     void add(const Record& record) noexcept { records_[count_.fetch_add(1, std::memory_order_relaxed) & (records_.size() - 1)] = record; }
     template <class Use>
     void for_each_record(Use&& use) const {

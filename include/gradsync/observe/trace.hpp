@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,24 +31,15 @@ namespace detail {
 /// process of the trace; times are microseconds.
 class TraceWriter {
 public:
-    /// Times count from `zero`.
-    TraceWriter(int rank, Observer::Time zero) : rank_(rank), zero_(zero) {}
-
     enum Lane : std::size_t { trainer, ready, launch, progress };
-    static constexpr std::size_t lanes = 4;
 
-    void name_process(std::string_view name) {
-        event("M", "process_name", 0);
-        text_ += ",\"args\":{\"name\":";
-        quote(name);
-        text_ += "}},\n";
-        event("M", "process_sort_index", 0);
-        text_ += ",\"args\":{\"sort_index\":" + std::to_string(rank_) + "}},\n";
+    /// Times count from `zero`.
+    TraceWriter(int rank, Observer::Time zero) : rank_(rank), zero_(zero) {
+        event("M", "process_name", 0, arguments("name", quoted("rank " + std::to_string(rank))));
+        event("M", "process_sort_index", 0, arguments("sort_index", std::to_string(rank)));
+        for (std::size_t lane = 0; lane < lanes; ++lane) name_thread(lane, lane_names[lane]);
     }
-    void name_lane(Lane lane, std::string_view name) {
-        lane_names_[lane] = name;
-        name_thread(lane, name);
-    }
+
     /// Adds a span to a lane. Spans that are nested or disjoint share a lane; others, which come from several threads, get more lanes
     /// below. Calls must be in the order of beginnings, longer spans first.
     void span(std::string_view name, Lane lane, const Timeline::Span& s) {
@@ -58,92 +48,66 @@ public:
         for (;; ++below) {
             if (below == below_lane.size()) {
                 below_lane.emplace_back();
-                if (below != 0) name_thread(lane + lanes * below, lane_names_[lane] + " (" + std::to_string(below + 1) + ")");
+                if (below != 0) name_thread(lane + lanes * below, std::string(lane_names[lane]) + " (" + std::to_string(below + 1) + ")");
             }
             std::vector<Observer::Time>& ends = below_lane[below];
             while (!ends.empty() && ends.back() <= s.begin) ends.pop_back();
             if (ends.empty() || s.end <= ends.back()) break;
         }
         below_lane[below].push_back(s.end);
-        event("X", name, lane + lanes * below);
-        time("ts", s.begin - zero_);
-        time("dur", s.end - s.begin);
-        arguments_of(s);
+        event("X", name, lane + lanes * below,
+              time("ts", s.begin - zero_) + time("dur", s.end - s.begin) +
+                  (s.name == nullptr && s.index != Timeline::Span::no_index ? arguments("index", std::to_string(s.index)) : ""));
     }
     /// Adds a span that may overlap others in any way. Each has a track of its own, by name and number. `bytes` is 0 if unknown.
-    void overlapping_span(std::string_view name, std::string_view category, std::size_t number, const Timeline::Span& s,
+    void overlapping_span(std::string_view name, const std::string& category, std::size_t number, const Timeline::Span& s,
                           std::size_t bytes) {
-        for (const bool first : {true, false}) {
-            if (!first && !s.finished) break;
-            event(first ? "b" : "e", name, trainer);
-            text_ += ",\"cat\":";
-            quote(category);
-            text_ += ",\"id2\":{\"local\":\"" + std::string(category) + std::to_string(number) + "\"}";
-            time("ts", (first ? s.begin : s.end) - zero_);
-            text_ +=
-                ",\"args\":{\"bucket\":" + std::to_string(s.index) + (bytes != 0 ? ",\"bytes\":" + std::to_string(bytes) : "") + "}},\n";
-        }
+        const std::string track = ",\"cat\":" + quoted(category) + ",\"id2\":{\"local\":\"" + category + std::to_string(number) + "\"}";
+        const std::string bucket = arguments("bucket", std::to_string(s.index) + (bytes != 0 ? ",\"bytes\":" + std::to_string(bytes) : ""));
+        event("b", name, trainer, track + time("ts", s.begin - zero_) + bucket);
+        if (s.finished) event("e", name, trainer, track + time("ts", s.end - zero_) + bucket);
     }
-    void mark(std::string_view name, Lane lane, Observer::Time at) {
-        event("i", name, lane);
-        text_ += ",\"s\":\"t\"";
-        time("ts", at - zero_);
-        text_ += "},\n";
-    }
+    void mark(std::string_view name, Lane lane, Observer::Time at) { event("i", name, lane, ",\"s\":\"t\"" + time("ts", at - zero_)); }
 
     std::string take() { return std::move(text_); }
 
 private:
-    void name_thread(std::size_t thread, std::string_view name) {
-        event("M", "thread_name", thread);
-        text_ += ",\"args\":{\"name\":";
-        quote(name);
-        text_ += "}},\n";
+    static constexpr std::size_t lanes = 4;
+    static constexpr std::array<const char*, lanes> lane_names = {"step", "gradients ready", "launches", "progress"};
+
+    void name_thread(std::size_t thread, const std::string& name) { event("M", "thread_name", thread, arguments("name", quoted(name))); }
+    /// Adds an event with further `fields`, each with a comma before it.
+    void event(const char* phase, std::string_view name, std::size_t lane, const std::string& fields) {
+        text_ += std::string("{\"ph\":\"") + phase + "\",\"name\":" + quoted(name) + ",\"pid\":" + std::to_string(rank_) +
+                 ",\"tid\":" + std::to_string(lane) + fields + "},\n";
     }
-    void event(std::string_view phase, std::string_view name, std::size_t lane) {
-        text_ += "{\"ph\":\"";
-        text_ += phase;
-        text_ += "\",\"name\":";
-        quote(name);
-        text_ += ",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(lane);
+    static std::string arguments(const char* key, const std::string& value) {
+        return std::string(",\"args\":{\"") + key + "\":" + value + "}";
     }
-    void arguments_of(const Timeline::Span& s) {
-        if (s.name == nullptr && s.index != Timeline::Span::no_index) text_ += ",\"args\":{\"index\":" + std::to_string(s.index) + "}";
-        text_ += "},\n";
-    }
-    void time(std::string_view key, Observer::Time::duration d) {
+    static std::string time(const char* key, Observer::Time::duration d) {
         const double microseconds = std::chrono::duration<double, std::micro>(d).count();
         std::array<char, 40> digits{};
         const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), microseconds, std::chars_format::fixed, 3).ptr;
-        text_ += ",\"";
-        text_ += key;
-        text_ += "\":";
-        text_.append(digits.data(), end);
+        return std::string(",\"") + key + "\":" + std::string(digits.data(), end);
     }
-    /// Appends a quoted name. Bytes that are not UTF-8 become question marks.
-    void quote(std::string_view s) {
-        text_ += '"';
-        for (std::size_t k = 0; k < s.size(); ++k) {
-            char c = s[k];
-            if (const std::size_t n = utf8_length(s.substr(k)); n > 1) {
-                text_ += s.substr(k, n);
-                k += n - 1;
-                continue;
-            } else if (n == 0) {
-                c = '?';
-            }
-            if (c == '"' || c == '\\') {
-                text_ += '\\';
-                text_ += c;
+    /// A name in quotes. Bytes that are not UTF-8 become question marks.
+    static std::string quoted(std::string_view s) {
+        std::string text = "\"";
+        for (std::size_t k = 0, n = 0; k < s.size(); k += n == 0 ? 1 : n) {
+            n = utf8_length(s.substr(k));
+            const char c = n == 0 ? '?' : s[k];
+            if (n > 1) {
+                text += s.substr(k, n);
             } else if (static_cast<unsigned char>(c) < 0x20) {
                 char escape[8];
-                std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-                text_ += escape;
+                std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+                text += escape;
             } else {
-                text_ += c;
+                if (c == '"' || c == '\\') text += '\\';
+                text += c;
             }
         }
-        text_ += '"';
+        return text + '"';
     }
 
     /// The length of the character at the beginning of `s`; 0 if there is none.
@@ -159,18 +123,12 @@ private:
     int rank_;
     Observer::Time zero_;
     std::array<std::vector<std::vector<Observer::Time>>, lanes> open_;  ///< by lane and lane below: the ends of the open spans
-    std::array<std::string, lanes> lane_names_;
     std::string text_;
 };
 
 /// The events of one rank, one per line, each with a comma at its end.
 inline std::string trace_events(const Timeline& timeline, int rank, Observer::Time zero) {
     TraceWriter writer(rank, zero);
-    writer.name_process("rank " + std::to_string(rank));
-    writer.name_lane(TraceWriter::trainer, "step");
-    writer.name_lane(TraceWriter::ready, "gradients ready");
-    writer.name_lane(TraceWriter::launch, "launches");
-    writer.name_lane(TraceWriter::progress, "progress");
     const auto bytes = timeline.bucket_bytes();
     const auto names = timeline.parameter_names();
     const auto parameter = [&](std::uint32_t i) { return i < names.size() ? names[i] : "gradient " + std::to_string(i); };

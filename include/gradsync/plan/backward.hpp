@@ -62,11 +62,4 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
     return buckets;
 }
 
-/// The time at which the last of these buckets has been reduced.
-template <class Buckets>
-double finish_time(std::span<const ReadyGradient> gradients, const Buckets& buckets, CallCost cost) {
-    std::vector<BucketTime> times = buckets_of(gradients, buckets);
-    return schedule(times, cost);
-}
-
 }  // namespace gradsync::inline v0_2::plan

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checked_size.hpp"
@@ -103,14 +104,17 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     const bool divides = target.global_tokens % step == 0;
     // Over all devices, as evenly as possible. Every device has at least one.
     if (divides && whole > 0) add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
+    // The largest divisor of n between `low` and `high`, as far as a million tries show; 0 if there is none.
+    const auto divisor = [](std::uint64_t n, std::uint64_t low, std::uint64_t high) -> std::uint64_t {
+        for (std::uint64_t tries = 1'000'000; high >= low && tries-- > 0; --high)
+            if (n % high == 0) return high;
+        return 0;
+    };
     // On fewer devices, but more than half of them, with equal work.
-    std::uint64_t tries = 1'000'000;
     if (divides)
-        for (std::uint64_t d = devices < micro_batches ? devices : micro_batches; d > devices / 2 && tries-- > 0; --d)
-            if (micro_batches % d == 0) {
-                if (d != devices) add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
-                break;
-            }
+        if (const auto d = divisor(micro_batches, devices / 2 + 1, devices < micro_batches ? devices : micro_batches);
+            d != 0 && d != devices)
+            add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
     if (plan.more_devices_than_work && micro_batches > 0 && (plan.choices.back().rounding != BatchRounding::fewer_devices))
         add(BatchRounding::fewer_devices, micro, std::uint64_t{1}, micro_batches);
     // Smaller micro-batches on all devices, which divide the samples of a device.
@@ -118,22 +122,14 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         const std::uint64_t samples = target.global_tokens / target.sequence;
         if (samples % devices == 0) {
             const std::uint64_t each = samples / devices;
-            tries = 1'000'000;
-            for (std::uint64_t m = micro - 1; m > 0 && tries-- > 0; --m)
-                if (each % m == 0) {
-                    add(BatchRounding::smaller_micro_batch, m, each / m, devices);
-                    break;
-                }
+            if (const auto m = divisor(each, 1, micro - 1); m != 0) add(BatchRounding::smaller_micro_batch, m, each / m, devices);
         }
     }
     // A stable insertion sort by distance from the target: there are few choices.
     const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };
     for (std::size_t i = 1; i < plan.choices.size(); ++i)
-        for (std::size_t k = i; k > 0 && off(plan.choices[k]) < off(plan.choices[k - 1]); --k) {
-            const BatchChoice c = plan.choices[k];
-            plan.choices[k] = plan.choices[k - 1];
-            plan.choices[k - 1] = c;
-        }
+        for (std::size_t k = i; k > 0 && off(plan.choices[k]) < off(plan.choices[k - 1]); --k)
+            std::swap(plan.choices[k], plan.choices[k - 1]);
     return plan;
 }
 

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -36,9 +35,7 @@ struct CalibrationOptions {
 /// call during a backward takes longer.
 template <Backend B>
 Fit calibrate(B backend, const CalibrationOptions& options = {}) {
-    const auto refuse = [&](const std::string& what) {
-        throw Error(Errc::invalid_argument, "calibrate: " + what, {.operation = "calibrate", .rank = backend.rank()});
-    };
+    const auto refuse = [&](const char* what) { gradsync::detail::refuse("calibrate", what, backend.rank()); };
     if (backend.size() < 2) refuse("one rank alone communicates nothing; start at least 2");
     if (options.min_bytes < sizeof(float) || options.max_bytes / 4 < options.min_bytes || options.warm_up < 0 || options.bursts < 1 ||
         options.max_in_flight < 1)

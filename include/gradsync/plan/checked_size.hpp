@@ -9,6 +9,18 @@
 
 namespace gradsync::inline v0_2::plan {
 
+namespace detail {
+
+[[noreturn]] inline void refuse(const std::string& what) { throw Error(Errc::invalid_argument, what, {.operation = "plan"}); }
+
+/// Returns `value`. Throws Error(invalid_argument) if it is 0.
+inline std::uint64_t positive(std::uint64_t value, const char* what) {
+    if (value == 0) refuse(std::string(what) + " is 0, but must be positive");
+    return value;
+}
+
+}  // namespace detail
+
 /// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64 bits, because a plan
 /// with a wrong number is worse than none.
 class CheckedSize {
@@ -31,23 +43,11 @@ private:
     static constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
 
     [[noreturn]] static void refuse(std::uint64_t a, char operation, std::uint64_t b) {
-        throw Error(Errc::invalid_argument,
-                    std::to_string(a) + " " + operation + " " + std::to_string(b) +
-                        " is more than 64 bits hold; look for a typing error in the sizes",
-                    {.operation = "plan"});
+        detail::refuse(std::to_string(a) + " " + operation + " " + std::to_string(b) +
+                       " is more than 64 bits hold; look for a typing error in the sizes");
     }
 
     std::uint64_t value_;
 };
-
-namespace detail {
-
-/// Returns `value`. Throws Error(invalid_argument) if it is 0.
-inline std::uint64_t positive(std::uint64_t value, const char* what) {
-    if (value == 0) throw Error(Errc::invalid_argument, std::string(what) + " is 0, but must be positive", {.operation = "plan"});
-    return value;
-}
-
-}  // namespace detail
 
 }  // namespace gradsync::inline v0_2::plan

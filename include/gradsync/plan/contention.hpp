@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "../core/error.hpp"
-#include "../core/math.hpp"
 #include "backward.hpp"
 #include "cost_model.hpp"
 
@@ -32,14 +31,14 @@ struct Contention {
 
 /// Throws Error(invalid_argument) if a share is not in (0, 1].
 inline void check(Contention contention) {
-    const auto refuse = [](const char* which, double share) {
-        throw Error(Errc::invalid_argument,
-                    std::string("Contention: what ") + which + " keeps of its speed must be more than 0 and at most 1, not " +
-                        std::to_string(share),
-                    {.operation = "Contention"});
+    const auto check_share = [](const char* which, double share) {
+        if (!(share > 0 && share <= 1))
+            gradsync::detail::refuse(
+                "Contention",
+                std::string("what ") + which + " keeps of its speed must be more than 0 and at most 1, not " + std::to_string(share));
     };
-    if (!(contention.compute > 0 && contention.compute <= 1)) refuse("the compute", contention.compute);
-    if (!(contention.link > 0 && contention.link <= 1)) refuse("the link", contention.link);
+    check_share("the compute", contention.compute);
+    check_share("the link", contention.link);
 }
 
 /// A backward and the communication of its gradients, in seconds.

@@ -3,11 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
-#include "../core/error.hpp"
 #include "checked_size.hpp"
 
 namespace gradsync::inline v0_2::plan {
@@ -84,8 +82,7 @@ struct Mlp {
 
 private:
     void check() const {
-        if (widths.size() < 2)
-            throw Error(Errc::invalid_argument, "an MLP needs at least two widths, of its input and its output", {.operation = "plan"});
+        if (widths.size() < 2) detail::refuse("an MLP needs at least two widths, of its input and its output");
         for (const std::uint64_t width : widths) detail::positive(width, "a width of the MLP");
     }
 };

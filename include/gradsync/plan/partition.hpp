@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -34,30 +33,13 @@ inline std::vector<std::size_t> ends_of(std::span<const std::size_t> previous) {
 
 }  // namespace detail
 
-/// The buckets that finish earliest, computed directly from the equation in O(n^2):
+/// The buckets that finish earliest, in O(n). F(n) is the earliest finish:
 ///
 ///     F(0) = 0;  F(i) = min over j < i of  max(F(j), r_i) + alpha + beta (S_i - S_j)
 ///
-/// r are the times of readiness, S the prefix sums of bytes, alpha and beta the cost of a call. F(n) is the earliest finish.
-inline std::vector<std::size_t> optimal_ends_quadratic(std::span<const ReadyGradient> gradients, CallCost cost) {
-    const std::size_t n = gradients.size();
-    const std::vector<double> bytes = detail::prefix_bytes(gradients);
-    std::vector<double> finish(n + 1);
-    std::vector<std::size_t> previous(n + 1);
-    for (std::size_t i = 1; i <= n; ++i) {
-        finish[i] = std::numeric_limits<double>::infinity();
-        for (std::size_t j = 0; j < i; ++j) {
-            const double f = gradsync::detail::larger(finish[j], gradients[i - 1].ready) + cost.seconds(bytes[i] - bytes[j]);
-            if (f < finish[i]) {
-                finish[i] = f;
-                previous[i] = j;
-            }
-        }
-    }
-    return detail::ends_of(previous);
-}
-
-/// The same in O(n). F does not decrease, and neither does p(i) = max{j < i : F(j) <= r_i}. For j up to p(i) the link is idle when gradient
+/// r are the times of readiness, S the prefix sums of bytes, alpha and beta the cost of a call.
+///
+/// F does not decrease, and neither does p(i) = max{j < i : F(j) <= r_i}. For j up to p(i) the link is idle when gradient
 /// i is ready; fewer remaining bytes are better, so that only j = p(i) counts. For larger j the link is busy. Only the least
 /// F(j) - beta S_j counts, in a window whose ends only advance.
 inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> gradients, CallCost cost) {

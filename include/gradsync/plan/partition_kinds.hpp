@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <limits>
-#include <span>
 #include <vector>
 
 #include "../core/math.hpp"

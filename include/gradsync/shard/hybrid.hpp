@@ -25,6 +25,8 @@ namespace gradsync::inline v0_2 {
 /// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so they are not
 /// bit-identical to those of one group. Each group collects and distributes its state by itself, with a root of its own. Group 0 alone
 /// saves checkpoints; all groups load them.
+///
+/// A step takes the time limit of `group` for the averages over `replicas`, too.
 template <Backend B>
 class HybridReduceScatter {
 public:
@@ -53,9 +55,9 @@ public:
 
     WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
-            throw Error(Errc::invalid_argument,
-                        "HybridReduceScatter: every rank takes part with a weight of 1; use begin_step(true) on all ranks",
-                        {.operation = "HybridReduceScatter", .rank = group.rank()});
+            detail::refuse("HybridReduceScatter", "every rank takes part with a weight of 1; use begin_step(true) on all ranks",
+                           group.rank());
+        replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         return WorkType<B>(group.reduce_scatter(bucket, shard, op),
                            Replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}});
@@ -89,10 +91,9 @@ struct HybridGroups {
 template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)
-        throw Error(Errc::invalid_argument,
-                    "hybrid_groups: groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) +
-                        " ranks",
-                    {.operation = "hybrid_groups", .rank = world.rank()});
+        detail::refuse("hybrid_groups",
+                       "groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) + " ranks",
+                       world.rank());
     const int rank = world.rank();
     B group = world.split(rank / ranks_per_group, rank);
     return {std::move(group), world.split(rank % ranks_per_group, rank)};

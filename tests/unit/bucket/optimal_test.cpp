@@ -36,7 +36,9 @@ struct Case {
     }
     template <class Policy>
     double finish(const Policy& policy) const {
-        return plan::finish_time(gradients(), policy.plan(parameters, gradsync_test::in_order(parameters.size())), cost);
+        std::vector<plan::BucketTime> times =
+            plan::buckets_of(gradients(), policy.plan(parameters, gradsync_test::in_order(parameters.size())));
+        return plan::schedule(times, cost);
     }
 };
 

@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <thread>
+#include <vector>
 
 #include <gradsync/core/backend_abilities.hpp>
 
@@ -36,6 +38,10 @@ struct Watched {
         return watch.take_covered_seconds();
     }
 };
+
+using Ticks = detail::Exposure::Clock;
+
+Ticks::time_point at(int tick) { return Ticks::time_point(Ticks::duration(tick)); }
 
 }  // namespace
 
@@ -88,4 +94,37 @@ TEST_CASE("Watch: a step is held up by spans, until their end or the end of thei
     }
     CHECK(w.watch.take_exposed_seconds() == 3);
     CHECK(w.watch.take_exposed_seconds() == 0);
+}
+
+TEST_CASE("Exposure: spans one after the other add up") {
+    detail::Exposure exposure;
+    exposure.add(at(10), at(15));
+    exposure.add(at(15), at(16));
+    exposure.add(at(20), at(30));
+    CHECK(exposure.take() == Ticks::duration(16));
+    CHECK(exposure.take() == Ticks::duration(0));
+    exposure.add(at(40), at(41));
+    CHECK(exposure.take() == Ticks::duration(1));
+}
+
+TEST_CASE("Exposure: what several threads do at once counts once") {
+    detail::Exposure exposure;
+    exposure.add(at(10), at(20));
+    exposure.add(at(12), at(18));
+    exposure.add(at(15), at(25));
+    CHECK(exposure.take() == Ticks::duration(15));
+}
+
+TEST_CASE("Exposure: never more than went by, from any number of threads") {
+    constexpr int threads = 4, spans = 2000;
+    detail::Exposure exposure;
+    std::vector<std::thread> running;
+    for (int t = 0; t < threads; ++t)
+        running.emplace_back([&exposure, t] {
+            for (int i = 1; i <= spans; ++i) exposure.add(at(10 * i), at(10 * i + 5 + t));
+        });
+    for (std::thread& thread : running) thread.join();
+    const auto sum = exposure.take();
+    CHECK(sum > Ticks::duration(0));
+    CHECK(sum <= Ticks::duration(spans * (5 + threads - 1)));
 }

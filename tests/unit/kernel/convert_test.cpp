@@ -163,8 +163,8 @@ TEST_CASE("convert: erased types do what the typed form does") {
     });
 }
 
-TEST_CASE_TEMPLATE("load_block and store_block: to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t, std::uint32_t,
-                   std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("convert_block: to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t, std::uint32_t, std::int64_t,
+                   std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
     using A = gs::kernel::accumulator_t<T>;
     static_assert(gs::dtype_of<A> == gs::accumulator_of(gs::dtype_of<T>));
     std::vector<T> from(64), back(64);
@@ -173,10 +173,10 @@ TEST_CASE_TEMPLATE("load_block and store_block: to the accumulator and back", T,
         else from[i] = static_cast<T>(static_cast<int>(i) - 20);
     }
     std::vector<A> sums(64);
-    gs::kernel::load_block(from.data(), sums.data(), 64);
+    gs::kernel::detail::convert_block(from.data(), sums.data(), 64);
     CHECK(sums[21] == A(1));
-    gs::kernel::store_block(sums.data(), back.data(), 64);
+    gs::kernel::detail::convert_block(sums.data(), back.data(), 64);
     CHECK(from == back);
-    gs::kernel::load_block(from.data() + 10, sums.data(), 13);  // any length
+    gs::kernel::detail::convert_block(from.data() + 10, sums.data(), 13);  // any length
     CHECK(sums[11] == A(1));
 }

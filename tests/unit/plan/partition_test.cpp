@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 using namespace gradsync::plan;
@@ -34,6 +35,34 @@ Problem random_problem(std::mt19937_64& random, std::size_t most) {
         if (below(3) != 0) ready += static_cast<double>(below(gap));
     }
     return c;
+}
+
+/// The time at which the last of these buckets has been reduced.
+double finish_time(std::span<const ReadyGradient> gradients, const Ends& ends, CallCost cost) {
+    std::vector<BucketTime> times = buckets_of(gradients, ends);
+    return schedule(times, cost);
+}
+
+/// The optimum, computed directly from its equation (see partition.hpp) in O(n^2).
+Ends optimal_ends_quadratic(std::span<const ReadyGradient> gradients, CallCost cost) {
+    const std::size_t n = gradients.size();
+    std::vector<double> bytes(n + 1);
+    for (std::size_t i = 0; i < n; ++i) bytes[i + 1] = bytes[i] + static_cast<double>(gradients[i].bytes);
+    std::vector<double> finish(n + 1);
+    std::vector<std::size_t> previous(n + 1);
+    for (std::size_t i = 1; i <= n; ++i) {
+        finish[i] = std::numeric_limits<double>::infinity();
+        for (std::size_t j = 0; j < i; ++j) {
+            const double f = std::max(finish[j], gradients[i - 1].ready) + cost.seconds(bytes[i] - bytes[j]);
+            if (f < finish[i]) {
+                finish[i] = f;
+                previous[i] = j;
+            }
+        }
+    }
+    Ends ends;
+    for (std::size_t i = n; i > 0; i = previous[i]) ends.insert(ends.begin(), i);
+    return ends;
 }
 
 /// All 2^(n-1) ways to cut.

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <span>
 #include <stdexcept>
@@ -101,6 +102,20 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
                   }
               }) == "");
     }
+}
+
+TEST_CASE("a time limit that is set later holds for the averages across groups, too") {
+    CHECK(findings(2, [](ThreadBackend world, Finding& finding) {
+              auto [group, replicas] = hybrid_groups(world, 1);
+              auto model = initial_tensors({100}, DType::f32);
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, {}, {}, {},
+                                                                                                 Hybrid(replicas));
+              group.set_timeout(std::chrono::minutes(7));
+              sharded.gradient<float>(0)[0] = 1;
+              sharded.mark_ready(0);
+              sharded.finish();
+              finding.check(replicas.timeout() == std::chrono::minutes(7), "the communicator of the replicas has another limit");
+          }) == "");
 }
 
 TEST_CASE("two trainings over the same replicas, which ranks finish in another order, are told apart") {
