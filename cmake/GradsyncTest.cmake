@@ -7,7 +7,7 @@
 # are to be told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 #
 #   LIBRARIES TARGET..., COMPILE_OPTIONS OPTION...
-#   MPI             links MPI, and runs as so many processes under mpiexec
+#   MPI             links MPI (LIBRARIES gradsync::mpi: Boost.MPI, too), and runs as so many processes under mpiexec
 #   ALONE           a program of its own
 #   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS
 #   TIMEOUT SECONDS 60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
@@ -59,7 +59,7 @@ macro(gradsync_parse_test file)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()
   if(test_MPI)
-    list(APPEND test_LIBRARIES gradsync::mpi)
+    list(APPEND test_LIBRARIES gradsync::bare_mpi)
   endif()
 endmacro()
 

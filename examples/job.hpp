@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "checkpoint.hpp"
 #include "data.hpp"
@@ -39,10 +40,11 @@ struct Ending {
 /// Of the exception that is being handled.
 Ending ending_of_current_exception();
 
-/// Runs the rest of the program; returns the exit code, having said what there is to say.
+/// Runs the rest of the program; returns the exit code (what `f` returns, if anything), having said what there is to say.
 template <class F>
 int exit_code_of(F&& f) {
     try {
+        if constexpr (!std::is_void_v<decltype(f())>) return f();
         f();
         return 0;
     } catch (...) {

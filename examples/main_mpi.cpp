@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // gradsync_train --backend mpi: the ranks are the processes that mpirun has started, and this is one of them.
 
-#include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
+#include <gradsync/interop/boost_mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
 #include <csignal>
 
@@ -13,18 +13,20 @@ namespace gradsync_train {
 
 int main_over_mpi(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);  // which Open MPI's TCP raises where the process at the other end has died
-    int provided = 0;               // any level will do: with less than MPI_THREAD_MULTIPLE this thread alone communicates
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    const int code = run_process(
-        rank, argc, argv, [] { return gs::MpiRendezvous(MPI_COMM_WORLD); },
-        [](gs::MpiRendezvous&, const Options& o) {
-            return gs::MpiBackend(MPI_COMM_WORLD,
-                                  {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory, .reproducible = o.reproducible});
+    return exit_code_of([&] {
+        return gs::with_typed_errors([&] {
+            // Any level will do: with less than threading::multiple this thread alone communicates. After a failure run_process ends the
+            // process, as the environment's MPI_Finalize would wait for the others.
+            const boost::mpi::environment environment(argc, argv, boost::mpi::threading::multiple, false);
+            const boost::mpi::communicator world;
+            return run_process(
+                world.rank(), argc, argv, [&] { return gs::MpiRendezvous(world); },
+                [&](gs::MpiRendezvous&, const Options& o) {
+                    return gs::MpiBackend(world,
+                                          {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory, .reproducible = o.reproducible});
+                });
         });
-    MPI_Finalize();
-    return code;
+    });
 }
 
 }  // namespace gradsync_train

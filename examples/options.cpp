@@ -273,8 +273,8 @@ Options parse_options(int argc, char** argv, int processes) {
     if (o.backend == "mpi" && o.device == "cpu") {
         if (processes == 0) {
             throw UsageError(
-                "--backend mpi: this program was built without MPI; install it (apt-get install libopenmpi-dev "
-                "openmpi-bin), then configure and build again");
+                "--backend mpi: this program was built without MPI and Boost.MPI; install them (apt-get install libopenmpi-dev "
+                "openmpi-bin libboost-mpi-dev), then configure and build again");
         }
         if (ranks->count() > 0 && o.ranks != processes) {
             const std::string n = std::to_string(o.ranks);

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@
 #include <gradsync/gradsync.hpp>
 #include <gradsync/interop/torch_reducer.hpp>
 #ifdef ADOPT_MPI
-#include <gradsync/backend/mpi.hpp>
+#include <gradsync/interop/boost_mpi.hpp>
 #endif
 
 namespace {
@@ -129,6 +130,9 @@ int main(int argc, char** argv) {
     if (argc > 6 || ranks < 1 || batch % ranks != 0 || job.steps < 0) return usage(argv[0]);
     torch::set_num_threads(1);  // as many ranks as cores share them
 
+#ifdef ADOPT_MPI
+    std::optional<boost::mpi::environment> environment;  // outlives the block: as it goes it waits for all ranks
+#endif
     try {
         if (backend == "threads") {
             gradsync::run_threads(ranks, [&](gradsync::ThreadBackend comm) { train(comm, job); });
@@ -136,14 +140,12 @@ int main(int argc, char** argv) {
         }
 #ifdef ADOPT_MPI
         if (backend == "mpi") {
-            MPI_Init(&argc, &argv);
-            {
-                gradsync::MpiBackend comm(MPI_COMM_WORLD);
-                if (comm.size() != ranks)
-                    throw std::invalid_argument("mpirun started " + std::to_string(comm.size()) + " processes, not " + argv[2]);
-                train(comm, job);
-            }
-            return MPI_Finalize();
+            environment.emplace(argc, argv, boost::mpi::threading::multiple, false);
+            gradsync::MpiBackend comm(boost::mpi::communicator{});
+            if (comm.size() != ranks)
+                throw std::invalid_argument("mpirun started " + std::to_string(comm.size()) + " processes, not " + argv[2]);
+            train(comm, job);
+            return 0;
         }
 #endif
     } catch (const std::invalid_argument& e) {

@@ -52,7 +52,7 @@ class Gradsync(ConanFile):
         self.info.clear()
 
     def package_info(self):
-        # The package's own files for find_package(gradsync COMPONENTS ...), which look for MPI where it is used.
+        # The package's own files for find_package(gradsync COMPONENTS ...), which look for MPI and Boost.MPI where they are used.
         self.cpp_info.set_property("cmake_find_mode", "none")
         self.cpp_info.builddirs.append("share/cmake/gradsync")
         self.cpp_info.bindirs = []

@@ -56,10 +56,10 @@ retry() {
 }
 
 # The packages that every preset needs; that the trainer needs, also over MPI; that scripts/test needs beyond these; and that scripts/test --all
-# needs beyond those: a second compiler with its sanitizers, Boost.MPI, Eigen, and what draws and compares benchmarks.
+# needs beyond those: a second compiler with its sanitizers, Eigen, and what draws and compares benchmarks.
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
-mpi_packages=(libopenmpi-dev openmpi-bin)
+mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 test_packages=(doctest-dev python3=python3 "${mpi_packages[@]}")
-extra_test_packages=(libbenchmark-dev libboost-mpi-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev gnuplot=gnuplot-nox
+extra_test_packages=(libbenchmark-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev gnuplot=gnuplot-nox
     python3-matplotlib python3-scipy ip=iproute2)

@@ -2,7 +2,7 @@
 # One way to use the package: HOW is install, find_package, add_subdirectory, fetch_content, include_path, single_header,
 # pkg_config or release (the CMake file that README.md shows, with an archive made by scripts/release). FLAGS go to the compiler; COMPONENTS are asked for, and a program of each is built and run.
 # cmake -DHOW=... -DNAME=... -DSOURCE=... -DBINARY=... -DWORK=... -DCOMPILER=... -DGENERATOR=... -DVERSION=...
-#       [-DFLAGS=...] [-DCOMPONENTS=...] -P run.cmake
+#       [-DFLAGS=...] [-DCOMPONENTS=...] [-DSETTINGS=VARIABLE=VALUE...] -P run.cmake
 
 set(prefix ${WORK}/moved)
 set(consumer ${CMAKE_CURRENT_LIST_DIR}/consumer)
@@ -61,11 +61,19 @@ elseif(HOW STREQUAL "release")
   endif()
 else()
   list(JOIN COMPONENTS "," components) # a list would fall apart on its way
+  list(TRANSFORM SETTINGS PREPEND -D)
   run(${CMAKE_COMMAND} -S ${consumer} -B ${here} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DHOW=${HOW}
-      -DGRADSYNC_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} -DCOMPONENTS=${components})
+      -DGRADSYNC_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} -DCOMPONENTS=${components} ${SETTINGS})
   run(${CMAKE_COMMAND} --build ${here})
   run(${here}/consumer)
   foreach(component IN LISTS COMPONENTS)
     run(${CMAKE_COMMAND} -E env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${here}/consumer_${component})
+    # The one program has Boost.MPI, and the other has not.
+    file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${here}/consumer_${component} RESOLVED_DEPENDENCIES_VAR libraries UNRESOLVED_DEPENDENCIES_VAR unknown)
+    if(component STREQUAL "bare_mpi" AND "${libraries};${unknown}" MATCHES "libboost")
+      message(FATAL_ERROR "consumer_bare_mpi links Boost: ${libraries}")
+    elseif(component STREQUAL "mpi" AND NOT "${libraries};${unknown}" MATCHES "libboost_mpi")
+      message(FATAL_ERROR "consumer_mpi does not link Boost.MPI: ${libraries}")
+    endif()
   endforeach()
 endif()

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "../bootstrap/mpi_rendezvous.hpp"
@@ -35,6 +37,21 @@ enum class MpiCommunicator : std::uint8_t {
                      ///< throws, do not use it again
 };
 
+namespace detail {
+
+/// Another library's communicator object, in the words of `MpiBackend`.
+struct AdoptedCommunicator {
+    MPI_Comm comm;
+    MpiCommunicator use;
+    MpiOwner owner;  ///< if messages travel in `comm`: keeps it, and then frees it as that library does
+};
+
+/// The first argument of `adopt_communicator(Adoption, object, kind)`, by which its overloads are found in this namespace. They return an
+/// AdoptedCommunicator; `interop/boost_mpi.hpp` has those of Boost.MPI.
+struct Adoption {};
+
+}  // namespace detail
+
 /// Ranks are the processes of an MPI communicator.
 ///
 /// - **On one machine** ranks share memory. MPI only serves to find one another at construction; no later call uses MPI, so any thread
@@ -60,30 +77,54 @@ public:
     /// Error(invalid_argument) if MPI is not initialised; for MPI_COMM_NULL; if another backend has attached to `comm` or taken it before;
     /// and for ownership of MPI_COMM_WORLD or MPI_COMM_SELF. Throws Error(timeout) if not all ranks come (see `MpiRendezvous`), and
     /// Error(parameter_mismatch) on every rank if their options differ.
-    explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate) {
+    explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate)
+        : MpiBackend({comm, communicator, {nullptr, nullptr}}, options) {}
+
+    /// The same for a communicator object of another library, which may free its MPI_Comm itself. For a `boost::mpi::communicator` and a
+    /// `boost::mpi::comm_create_kind` include `gradsync/interop/boost_mpi.hpp`.
+    template <class Communicator, class Kind>
+        requires std::is_class_v<Communicator> && std::convertible_to<const Communicator&, MPI_Comm>
+    MpiBackend(const Communicator& comm, MpiOptions options, Kind kind) : MpiBackend(adopted(comm, kind), options) {}
+
+private:
+    friend ProcessBackend;
+    explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
+
+    MpiBackend(detail::AdoptedCommunicator given, const MpiOptions& options) {
+        const MPI_Comm comm = given.comm;
         MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
-        check_options(meeting, comm, options, communicator);
-        if (communicator != MpiCommunicator::duplicate) refuse_second(comm);
+        check_options(meeting, comm, options, given.use);
+        if (given.use != MpiCommunicator::duplicate) refuse_second(comm);
         const detail::Placement ranks(meeting, options.domain);
         bool sends = false;
+        const auto owner = [&] {  // not before it is needed: if construction throws, nothing is freed
+            return given.use == MpiCommunicator::take_ownership && !given.owner ? detail::mpi_owner(comm) : std::move(given.owner);
+        };
         const auto transport = [&] {
             sends = true;
-            const MPI_Comm own = communicator == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
-            return std::make_unique<detail::MpiTransport>(own, communicator != MpiCommunicator::attach, ranks.one_machine);
+            if (given.use != MpiCommunicator::duplicate) return std::make_unique<detail::MpiTransport>(comm, owner(), ranks.one_machine);
+            const MPI_Comm copy = meeting.duplicate();
+            return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
         };
         connection_ = detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         connection_.paths.any_thread = level == MPI_THREAD_MULTIPLE;
-        if (communicator == MpiCommunicator::take_ownership && !sends) {
+        if (!sends) {
             const std::lock_guard lock(bootstrap::mpi_mutex());
-            MPI_Comm_free(&comm);
+            owner().reset();
         }
     }
 
-private:
-    friend ProcessBackend;
-    explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
+    template <class Communicator, class Kind>
+    static detail::AdoptedCommunicator adopted(const Communicator& comm, Kind kind) {
+        constexpr bool known = requires { adopt_communicator(detail::Adoption(), comm, kind); };
+        static_assert(known,
+                      "MpiBackend: whether this object frees its MPI_Comm is not known here; for a boost::mpi::communicator include "
+                      "<gradsync/interop/boost_mpi.hpp>, otherwise pass the MPI_Comm and a gradsync::MpiCommunicator");
+        if constexpr (known) return adopt_communicator(detail::Adoption(), comm, kind);
+        else return {MPI_COMM_NULL, {}, {nullptr, nullptr}};
+    }
 
     static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options, MpiCommunicator communicator) {
         const bool takes_mpis_own = communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);

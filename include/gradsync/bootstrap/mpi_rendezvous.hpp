@@ -49,6 +49,35 @@ inline std::string mpi_text(const char* function, int code) {
     return std::string(function) + ": " + text;
 }
 
+/// The library's word for a failure that MPI reports, and what to do about it.
+struct MpiFailure {
+    Errc errc;
+    const char* remedy;
+};
+inline MpiFailure mpi_failure(int code) noexcept {
+    int error_class = MPI_ERR_OTHER;
+    MPI_Error_class(code, &error_class);
+    switch (error_class) {
+        case MPI_ERR_COMM:
+            return {
+                Errc::invalid_argument,
+                "this rank is in no such communicator (MPI_COMM_NULL), or it was freed; pass one that the rank is in, and free it later"};
+        case MPI_ERR_TRUNCATE:
+            return {Errc::collective_mismatch, "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
+        case MPI_ERR_ARG:
+        case MPI_ERR_BUFFER:
+        case MPI_ERR_COUNT:
+        case MPI_ERR_GROUP:
+        case MPI_ERR_OP:
+        case MPI_ERR_RANK:
+        case MPI_ERR_REQUEST:
+        case MPI_ERR_ROOT:
+        case MPI_ERR_TAG:
+        case MPI_ERR_TYPE: return {Errc::invalid_argument, "correct this argument of the call"};
+        default: return {Errc::peer_failed, "look at MPI's own output"};
+    }
+}
+
 /// While it lives, errors in a communicator are returned, whatever its error handler is: MPI's default ends the process.
 class MpiErrorsReturned {
 public:
@@ -205,7 +234,9 @@ private:
     }
 
     void check(int code, const char* function) const {
-        if (code != MPI_SUCCESS) refuse(Errc::peer_failed, bootstrap::mpi_text(function, code) + "; look at MPI's own output");
+        if (code == MPI_SUCCESS) return;
+        const bootstrap::MpiFailure failure = bootstrap::mpi_failure(code);
+        refuse(failure.errc, bootstrap::mpi_text(function, code) + "; " + failure.remedy);
     }
 
     [[noreturn]] void refuse(Errc code, const std::string& why, int peer = -1) const {

@@ -122,7 +122,7 @@ TEST_CASE("MpiBackend: parts of a communicator are made and used, also where the
 TEST_CASE("MpiBackend: tags of a part of a communicator are those of the whole") {
     MPI_Comm part = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, 0, mpi().rank, &part);
-    const gradsync::detail::MpiTransport transport(part, true, true);
+    const gradsync::detail::MpiTransport transport(part, gradsync::detail::mpi_owner(part), true);
     CHECK(transport.last_stream() == gradsync::bootstrap::liveness_tag() - 1);
     CHECK(transport.last_stream() > 32767);  // no library of today has as few as the standard allows
 }

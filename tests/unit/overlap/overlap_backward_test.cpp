@@ -14,15 +14,16 @@ using gradsync::Progress;
 namespace {
 
 /// Has something in flight, always.
-struct Engine {
-    bool threaded = false;
+struct Engine final : gradsync::BucketEngine {
+    explicit Engine(bool wants_one = false) : threaded(wants_one) {}
+    bool threaded;
     std::thread::id caller = std::this_thread::get_id();
     std::atomic<int> own_polls{0}, foreign_polls{0};
 
-    void launch_full_buckets() {}
-    bool in_flight() { return true; }
-    void poll() { ++(std::this_thread::get_id() == caller ? own_polls : foreign_polls); }
-    bool wants_thread() const { return threaded; }
+    void launch_full_buckets() override {}
+    bool in_flight() const noexcept override { return true; }
+    void poll() override { ++(std::this_thread::get_id() == caller ? own_polls : foreign_polls); }
+    bool wants_thread() const noexcept override { return threaded; }
 };
 
 /// Does a thread poll, once a bucket was full?
@@ -40,7 +41,7 @@ bool thread_polls(Engine& engine, OverlapBackward policy) {
 }  // namespace
 
 TEST_CASE("marks poll, unless the backend wants a thread") {
-    Engine polled, threaded{.threaded = true};
+    Engine polled, threaded(true);
     CHECK(!thread_polls(polled, OverlapBackward()));
     CHECK(polled.own_polls == 10);
     CHECK(thread_polls(threaded, OverlapBackward()));
@@ -48,17 +49,17 @@ TEST_CASE("marks poll, unless the backend wants a thread") {
 }
 
 TEST_CASE("where the thread may not communicate, marks poll") {
-    struct Shy {
+    struct Shy final : gradsync::BucketEngine {
         const std::thread::id caller = std::this_thread::get_id();
         std::atomic<int> own_polls{0}, refused{0};
 
-        void launch_full_buckets() {}
-        bool in_flight() { return true; }
-        void poll() {
+        void launch_full_buckets() override {}
+        bool in_flight() const noexcept override { return true; }
+        void poll() override {
             if (std::this_thread::get_id() == caller) ++own_polls;
             else if (++refused; true) throw std::runtime_error("MPI was initialised for the main thread alone");
         }
-        bool wants_thread() const { return true; }
+        bool wants_thread() const noexcept override { return true; }
     };
     Shy shy;
     OverlapBackward policy;
@@ -72,7 +73,7 @@ TEST_CASE("where the thread may not communicate, marks poll") {
 }
 
 TEST_CASE("who polls may be said") {
-    Engine polled{.threaded = true}, threaded;
+    Engine polled(true), threaded;
     CHECK(!thread_polls(polled, OverlapBackward(Progress::polls)));
     CHECK(polled.own_polls == 10);
     CHECK(thread_polls(threaded, OverlapBackward(Progress::thread)));

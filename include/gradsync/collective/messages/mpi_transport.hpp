@@ -6,9 +6,11 @@
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"
@@ -16,15 +18,25 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// Frees a communicator when it goes. Null if that is the program's to do.
+using MpiOwner = std::unique_ptr<void, void (*)(void*)>;
+
+inline MpiOwner mpi_owner(MPI_Comm comm) {
+    return {new MPI_Comm(comm), [](void* own) {
+                MPI_Comm_free(static_cast<MPI_Comm*>(own));
+                delete static_cast<MPI_Comm*>(own);
+            }};
+}
+
 /// MPI messages between the ranks of a communicator that nothing else sends in.
 ///
 /// MPI must allow calls from the calling thread: any thread with MPI_THREAD_MULTIPLE; one at a time with MPI_THREAD_SERIALIZED (all
 /// transports of the process share one mutex; the program must serialise its own calls); otherwise the main thread only.
 class MpiTransport final : public message_passing::Transport {
 public:
-    /// Sends in `comm`. If it `owns` it, frees it on destruction; otherwise `comm` must live until MPI is finalised, and serve no other
-    /// transport. `one_machine`: whether all its ranks run on one machine.
-    MpiTransport(MPI_Comm comm, bool owns, bool one_machine) : comm_(comm), owns_(owns), one_machine_(one_machine) {
+    /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised. `one_machine`: whether
+    /// all its ranks run on one machine.
+    MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine) : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
         MPI_Comm_get_errhandler(comm_, &error_handler_);
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
@@ -43,10 +55,13 @@ public:
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
-    /// Frees an owned communicator if no message is on its way any more. The standard calls that collective, but it is local in practice.
-    /// In Open MPI 4, a message for a freed communicator ends the process.
+    /// Lets the owner free the communicator if no message is on its way any more. The standard calls that collective, but it is local in
+    /// practice. In Open MPI 4, a message for a freed communicator ends the process.
     ~MpiTransport() override {
-        if (refusal() != nullptr) return;
+        if (refusal() != nullptr) {
+            (void)owner_.release();
+            return;
+        }
         std::lock_guard lock(mutex());
         MPI_Comm_delete_attr(MPI_COMM_SELF, key_);  // calls close()
         MPI_Comm_free_keyval(&key_);
@@ -55,7 +70,8 @@ public:
         if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // otherwise the program has set another one
         if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
         MPI_Errhandler_free(&error_handler_);
-        if (owns_ && requests_.empty()) MPI_Comm_free(&comm_);
+        if (requests_.empty()) owner_.reset();
+        else (void)owner_.release();
     }
 
     int rank() const noexcept override { return rank_; }
@@ -209,7 +225,8 @@ private:
     }
 
     MPI_Comm comm_;
-    const bool owns_, one_machine_;
+    MpiOwner owner_;
+    const bool one_machine_;
     MPI_Errhandler error_handler_ = MPI_ERRHANDLER_NULL;
     int rank_ = 0, size_ = 1;
     int thread_level_ = MPI_THREAD_SINGLE;

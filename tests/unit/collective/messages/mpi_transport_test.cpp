@@ -27,7 +27,7 @@ std::unique_ptr<MpiTransport> transport() {
     static const Environment only;
     MPI_Comm comm = MPI_COMM_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    return std::make_unique<MpiTransport>(comm, true, true);
+    return std::make_unique<MpiTransport>(comm, gradsync::detail::mpi_owner(comm), true);
 }
 
 Bytes numbered(std::size_t bytes, std::size_t salt) {
