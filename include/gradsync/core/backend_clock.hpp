@@ -13,36 +13,35 @@ double backend_seconds([[maybe_unused]] const B& backend) {
     else return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// The same as a time point, in whole nanoseconds.
-template <class B>
-std::chrono::steady_clock::time_point backend_now([[maybe_unused]] const B& backend) {
-    using Clock = std::chrono::steady_clock;
-    if constexpr (abilities_of<B>.clock)
-        return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(backend.now())));
-    else return Clock::now();
-}
-
 namespace detail {
 
 /// The clock of a backend, whatever the backend's type. The backend outlives it.
 class BackendClock {
 public:
-    using Time = std::chrono::steady_clock::time_point;
+    using Clock = std::chrono::steady_clock;
 
     template <class B>
-    explicit BackendClock([[maybe_unused]] const B& backend) noexcept {
-        if constexpr (abilities_of<B>.clock) {
-            backend_ = &backend;
-            read_ = [](const void* own) { return backend_now(*static_cast<const B*>(own)); };
-        }
+    explicit BackendClock(const B& backend) noexcept : backend_(&backend) {
+        if constexpr (abilities_of<B>.clock) read_ = [](const void* own) { return backend_seconds(*static_cast<const B*>(own)); };
     }
-    Time now() const { return read_ == nullptr ? std::chrono::steady_clock::now() : read_(backend_); }
+    double seconds() const { return read_ == nullptr ? backend_seconds(*this) : read_(backend_); }
+    /// The same as a time point.
+    Clock::time_point now() const {
+        if (read_ == nullptr) return Clock::now();
+        return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(read_(backend_))));
+    }
 
 private:
-    const void* backend_ = nullptr;
-    Time (*read_)(const void*) = nullptr;  ///< null: the steady clock
+    const void* backend_;
+    double (*read_)(const void*) = nullptr;  ///< null: the steady clock
 };
 
 }  // namespace detail
+
+/// The time on the clock of this backend's collectives, in whole nanoseconds.
+template <class B>
+std::chrono::steady_clock::time_point backend_now(const B& backend) {
+    return detail::BackendClock(backend).now();
+}
 
 }  // namespace gradsync::inline v0_2

@@ -101,7 +101,7 @@ public:
 
     void record(std::size_t i) {
         recorded_[count_.fetch_add(1, std::memory_order_relaxed) % recorded_.size()] = i;
-        if (timed_) times_.record(i, std::chrono::duration<double>(clock_.now().time_since_epoch()).count());
+        if (timed_) times_.record(i, clock_.seconds());
     }
     void end_step() noexcept {
         if (timed_) times_.end_step(recorded());

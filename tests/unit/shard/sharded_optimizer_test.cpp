@@ -480,7 +480,7 @@ TEST_CASE("misuse is told") {
               auto model = model_of();
               ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{});
               sharded.mark_ready(1);
-          }).find("call gradient_view(i) before its gradient is written") != std::string::npos);
+          }).find("call acquire_gradient(i) before its gradient is written") != std::string::npos);
     CHECK(says([&](ThreadBackend comm) {
               auto model = model_of();
               ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapForward> sharded(comm, model, Sgd{});
