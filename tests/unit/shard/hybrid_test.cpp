@@ -111,7 +111,7 @@ TEST_CASE("a time limit that is set later holds for the averages across groups, 
               ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, {}, {}, {},
                                                                                                  Hybrid(replicas));
               group.set_timeout(std::chrono::minutes(7));
-              sharded.gradient<float>(0)[0] = 1;
+              sharded.acquire_gradient(0).as<float>()[0] = 1;
               sharded.mark_ready(0);
               sharded.finish();
               finding.check(replicas.timeout() == std::chrono::minutes(7), "the communicator of the replicas has another limit");
