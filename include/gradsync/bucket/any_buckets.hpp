@@ -18,8 +18,8 @@ namespace gradsync::inline v0_2 {
 ///     gs::AnyBuckets buckets = flat ? gs::AnyBuckets(gs::Flat{}) : gs::SizeCappedBuckets{};
 class AnyBuckets {
 public:
-    template <BucketPolicy P>
-        requires(!std::same_as<P, AnyBuckets>)
+    template <class P>
+        requires(!std::same_as<P, AnyBuckets> && BucketPolicy<P>)
     AnyBuckets(P policy) : policy_(std::make_unique<Model<P>>(std::move(policy))) {}  // NOLINT: converts, as std::function does
 
     AnyBuckets(const AnyBuckets& other) : policy_(other.policy_->copy()) {}

@@ -209,15 +209,16 @@ consteval void explain_exchange() {
                       "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
                       "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a template: "
                       "the type that start() returns");
+    } else if constexpr (!Work<typename X::template WorkType<B>>) {
+        static_assert(never<X>,
+                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members bool test() "
+                      "and void wait()");
     } else if constexpr (!requires { requires HasTraits<X>; }) {
         static_assert(never<X>,
                       "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every rank "
                       "gets the whole result, {.scatters = true} if each gets its shard");
     } else {
         using W = typename X::template WorkType<B>;
-        static_assert(Work<W>,
-                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members bool test() "
-                      "and void wait()");
         static_assert(std::copy_constructible<X>, "gradsync: make this exchange copyable: each Reducer has its own");
         static_assert(
             requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {

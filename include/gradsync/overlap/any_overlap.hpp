@@ -15,8 +15,8 @@ namespace gradsync::inline v0_2 {
 ///     gs::AnyOverlap overlap = overlaps ? gs::AnyOverlap(gs::OverlapBackward{}) : gs::NoOverlap{};
 class AnyOverlap {
 public:
-    template <OverlapPolicy P>
-        requires(!std::same_as<P, AnyOverlap>)
+    template <class P>
+        requires(!std::same_as<P, AnyOverlap> && OverlapPolicy<P>)
     AnyOverlap(P policy) : AnyOverlap(std::in_place, std::move(policy)) {  // NOLINT: converts, as std::function does
         static_assert(!detail::gathers_in_forward<P>(),
                       "gradsync: OverlapForward is chosen at compile time, because its averages are waited for in another way: name it "
