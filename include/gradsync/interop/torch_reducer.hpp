@@ -125,7 +125,7 @@ public:
                        std::move(overlap)) {}
 
     using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_gradients_by_norm, Base::clip_gradients_by_value,
-        Base::gradient_norm, Base::no_sync, Base::parameter, Base::plan, Base::record_order, Base::set_weight, Base::size, Base::statistics;
+        Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics;
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) {
