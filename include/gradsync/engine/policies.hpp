@@ -100,7 +100,7 @@ struct GatherShards {
     std::string describe() const { return "GatherShards"; }
 };
 
-/// What an engine needs of its policies.
+/// The policies of one engine.
 template <class B>
 struct Policies {
     AnyBuckets buckets;

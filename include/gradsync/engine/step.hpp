@@ -34,8 +34,7 @@ enum class LaunchOrder : bool { of_plan, reverse };
 template <Backend B>
 class LaunchGroups {
 public:
-    template <class Buckets>
-    void adopt(const B&, const Buckets&) noexcept {}
+    void adopt(const B&, const GradientBuckets<B>&) noexcept {}
 
     /// Is the group of buckets that starts with b full?
     bool full(std::size_t b, const Readiness& readiness) const noexcept { return readiness.full(b); }
@@ -55,8 +54,7 @@ template <Backend B>
 class LaunchGroups<B> {
 public:
     /// Forms the groups of a plan. Pooled buckets are not grouped: they give memory back as they leave, so none may wait for another.
-    template <class Buckets>
-    void adopt(const B& backend, const Buckets& buckets) {
+    void adopt(const B& backend, const GradientBuckets<B>& buckets) {
         ends_.clear();
         std::size_t first = 0, bytes = 0;
         for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
@@ -128,6 +126,7 @@ public:
           gradients_(gradients),
           readiness_(readiness),
           exchange_(std::move(exchange)),
+          single_rank_(exchange_->is_single_rank(backend_)),
           watch_(BackendClock(backend), options.observer) {}
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
@@ -155,7 +154,7 @@ public:
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
-    bool is_single_rank() const noexcept { return exchange_->is_single_rank(backend_); }
+    bool is_single_rank() const noexcept { return single_rank_; }
     AnyExchange<B>& exchange() noexcept { return *exchange_; }
 
     // ------------------------------------------------------------------------------------------------- for any thread
@@ -316,6 +315,7 @@ private:
     GradientBuckets<B>& gradients_;
     const Readiness& readiness_;
     std::unique_ptr<AnyExchange<B>> exchange_;
+    const bool single_rank_;  ///< kept here, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_;
     std::vector<Times> times_;  ///< by bucket

@@ -54,8 +54,8 @@ void widen_float8(const void* from, DType type, float* to, std::size_t n) noexce
     for (std::size_t i = 0; i < n; ++i) to[i] = values[codes[i]];
 }
 
-/// Rounds `n` elements, at most `float8_block`, to `type`, with the same bits as `StorageFloat`. As in convert.hpp, loops have no branches and a
-/// constant length; the last one is padded.
+/// Rounds `n` elements, at most `float8_block`, to `type`. The bits are those of `StorageFloat`. Its loops have no branches and a constant
+/// length, as those of convert.hpp do; the last one is padded.
 template <class = void>
 void round_float8(const float* from, std::size_t n, void* to, DType type) noexcept {
     constexpr std::size_t length = 64;
