@@ -92,6 +92,13 @@ bool poll_work(W& work) {
     else return work.test();
 }
 
+/// Does B need a polling thread, if it supports one?
+template <Backend B>
+bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
+    if constexpr (abilities_of<B>.progress_thread) return backend.size() > 1 && backend.wants_progress_thread();
+    else return false;
+}
+
 }  // namespace detail
 
 }  // namespace gradsync::inline v0_2

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,18 +12,12 @@
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/overlap_policy.hpp"
+#include "../core/shard_range.hpp"
+#include "../kernel/passes.hpp"
 #include "../overlap/progress_thread.hpp"
-#include "policies.hpp"
 #include "watch.hpp"
 
 namespace gradsync::inline v0_2::detail {
-
-/// Does B need a polling thread, if it supports one?
-template <Backend B>
-bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
-    if constexpr (abilities_of<B>.progress_thread) return backend.size() > 1 && backend.wants_progress_thread();
-    else return false;
-}
 
 /// All-gathers of buckets that are started together and waited for one by one, when their data are needed. Until then they advance in a
 /// thread if the backend needs one, otherwise in `poll()`. For one thread at a time. The destructor waits for those still pending, unless
@@ -32,14 +25,13 @@ bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
 template <Backend B>
 class DeferredGather {
 public:
-    explicit DeferredGather(std::unique_ptr<AnyExchange<B>> gather = std::make_unique<ExchangeAs<GatherShards, B>>(GatherShards()))
-        : gather_(std::move(gather)) {}
+    DeferredGather() = default;
     DeferredGather(const DeferredGather&) = delete;
     DeferredGather& operator=(const DeferredGather&) = delete;
     ~DeferredGather() {
         if (std::uncaught_exceptions() != exceptions_) return;
         try {
-            for (std::size_t b = 0; b < states_.size(); ++b) wait(b);
+            for (std::size_t b = 0; b < gathers_.size(); ++b) wait(b);
         } catch (...) {  // the communicator has failed, and reports that to its other users
         }
     }
@@ -52,54 +44,55 @@ public:
     }
     /// Call it before the first gather. `watch` outlives the last one.
     void set_watch(Watch& watch) noexcept { watch_ = &watch; }
-    void resize(std::size_t buckets) {
-        states_.assign(buckets, {});
-        gather_->resize(buckets);
-    }
+    void resize(std::size_t buckets) { gathers_ = std::vector<Gather>(buckets); }
 
     /// Starts the all-gather of bucket b. The shard of this rank must be in its place in `bucket`.
     void start(std::size_t b, BufferView bucket, CollectiveTag tag) {
-        states_[b] = {.pending = true, .under_way = backend_->size() > 1};
-        if (states_[b].under_way) {
+        Gather& gather = gathers_[b];
+        gather.under_way = backend_->size() > 1;
+        if (gather.under_way) {
             const auto begin = watch_->now();
             set_tag(*backend_, tag);
-            naming_bucket(b, [&] { gather_->start(*backend_, b, bucket, ReduceOp::sum, {}); });
+            gather.work =
+                naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
             watch_->depart(Activity::gather, b, begin);
         }
+        gather.pending = true;
         progress_.pending.fetch_add(1, std::memory_order_relaxed);
         if (thread_.running()) thread_.wake();
     }
 
     /// Drops the started gathers after a failed step. That fails the communicator, too.
     void drop() noexcept {
-        states_.clear();
-        gather_->resize(0);
+        gathers_.clear();
         progress_.pending.store(0, std::memory_order_relaxed);
     }
 
     /// The number of gathers that were not waited for yet.
     std::size_t pending() const noexcept { return progress_.pending.load(std::memory_order_relaxed); }
-    bool pending(std::size_t b) const noexcept { return states_[b].pending; }
+    bool pending(std::size_t b) const noexcept { return gathers_[b].pending; }
 
     /// Advances the gathers and records which have arrived.
     void poll() {
         if (!thread_.working() && progress_.in_flight()) progress_.poll();
-        for (std::size_t b = 0; b < states_.size(); ++b)
-            if (states_[b].under_way && naming_bucket(b, [&] { return gather_->poll(b); })) arrive(b);
+        for (std::size_t b = 0; b < gathers_.size(); ++b)
+            if (gathers_[b].under_way && naming_bucket(b, [&] { return poll_work(gathers_[b].work); })) arrive(b);
     }
     /// Returns when bucket b has arrived.
     void wait(std::size_t b) {
-        if (!states_[b].pending) return;
-        if (states_[b].under_way) {
-            naming_bucket(b, [&] { gather_->wait(*backend_, b); });
+        Gather& gather = gathers_[b];
+        if (!gather.pending) return;
+        if (gather.under_way) {
+            naming_bucket(b, [&] { await(*backend_, gather.work); });
             arrive(b);
         }
-        states_[b].pending = false;
+        gather.pending = false;
         progress_.pending.fetch_sub(1, std::memory_order_relaxed);
     }
 
 private:
-    struct State {
+    struct Gather {
+        typename B::WorkType work;
         bool pending = false;    ///< was not waited for yet
         bool under_way = false;  ///< may still be in flight
     };
@@ -116,14 +109,13 @@ private:
     };
 
     void arrive(std::size_t b) {
-        states_[b].under_way = false;
+        gathers_[b].under_way = false;
         watch_->arrive(Activity::gather, b);
     }
 
     std::optional<B> backend_;  ///< its own handle, which has a tag of its own
-    std::unique_ptr<AnyExchange<B>> gather_;
     Watch* watch_ = nullptr;
-    std::vector<State> states_;
+    std::vector<Gather> gathers_;
     Progress progress_;
     ProgressThread thread_;
     int exceptions_ = std::uncaught_exceptions();

@@ -29,18 +29,18 @@ template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
     using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_root,
-        Base::check_usable, Base::decoupled_, Base::exchange_name_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name,
-        Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_,
-        Base::set_has_batch, Base::step_, Base::watch_marks;
+        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain,
+        Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
+        Base::step_, Base::watch_marks;
 
 public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;
 
     /// Collective. `owner`: the public object as errors name it.
     GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
-        : Base(std::move(backend), owner, std::move(parameters), options, std::move(policies)) {
+        : Base(std::move(backend), owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
-               bucket_policy_.describe() + " " + overlap_.describe() + " " + exchange_name_ + " " + describe(options_));
+               bucket_policy_.describe() + " " + overlap_.describe() + " " + policies.exchange_name + " " + describe(options_));
         check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
         statistics_.transport = backend_.describe();

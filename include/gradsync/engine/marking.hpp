@@ -181,18 +181,17 @@ protected:
         bool in_hook_;
     };
 
-    Marking(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
+    /// Takes the policies, but not the name of the exchange.
+    Marking(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
         : Guard<B>(std::move(backend), owner),
-          scatters_(policies.exchange->traits.scatters && !policies.gather),
-          decoupled_(policies.gather != nullptr),
+          scatters_(policies.exchange->traits.scatters && !policies.decoupled),
+          decoupled_(policies.decoupled),
           options_(checked(options)),
           bucket_policy_(std::move(policies.buckets)),
-          exchange_name_(std::move(policies.exchange_name)),
           gradients_(backend_, std::move(parameters), options, bucket_policy_, scatters_, policies.packs),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
           ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
-          gathers_(std::move(policies.gather)),
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
@@ -288,7 +287,6 @@ protected:
     const bool decoupled_;  ///< `finish()` leaves half of the all-reduce to be waited for
     ReducerOptions options_;
     AnyBuckets bucket_policy_;
-    std::string exchange_name_;
     GradientBuckets<B> gradients_;
     Readiness readiness_;
     Step<B> step_;

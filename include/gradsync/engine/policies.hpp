@@ -15,7 +15,6 @@
 #include "../core/clock.hpp"
 #include "../core/exchange.hpp"
 #include "../core/overlap_policy.hpp"
-#include "../core/shard_range.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
 
@@ -82,24 +81,6 @@ private:
     std::vector<typename X::template WorkType<B>> works_;
 };
 
-/// Every rank's shard becomes the whole bucket: the second half of an all-reduce, and the way of sharded weights.
-struct GatherShards {
-    static constexpr ExchangeTraits traits{};
-
-    template <class B>
-    using WorkType = typename B::WorkType;
-
-    template <class B>
-    WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp, Contribution) {
-        return backend.all_gather(shard_of(bucket, backend.size(), backend.rank()), bucket);
-    }
-    template <class B>
-    bool is_single_rank(const B& backend) const noexcept {
-        return backend.size() == 1;
-    }
-    std::string describe() const { return "GatherShards"; }
-};
-
 /// The policies of one engine.
 template <class B>
 struct Policies {
@@ -107,22 +88,19 @@ struct Policies {
     AnyOverlap overlap;
     std::string exchange_name;
     std::unique_ptr<AnyExchange<B>> exchange;
-    std::unique_ptr<AnyExchange<B>> gather;  ///< if `finish()` leaves the second half of the exchange to be waited for
-    bool packs = false;                      ///< the exchange wants many gradients per bucket, whatever they cost alone
+    bool decoupled = false;  ///< the exchange is the first half of an all-reduce; `finish()` leaves the gathers to be waited for
+    bool packs = false;      ///< the exchange wants many gradients per bucket, whatever they cost alone
 };
 
 template <class B, class Buckets, class Overlap, class X>
 Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
+    constexpr bool decoupled = gathers_in_forward<Overlap>() && !X::traits.scatters;
     std::string name = exchange.describe();
-    std::unique_ptr<AnyExchange<B>> first, second;
-    if constexpr (gathers_in_forward<Overlap>() && !X::traits.scatters) {
-        first = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
-        second = std::make_unique<ExchangeAs<GatherShards, B>>(GatherShards());
-    } else {
-        first = std::make_unique<ExchangeAs<X, B>>(std::move(exchange));
-    }
-    return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name), std::move(first),
-            std::move(second),  !std::is_same_v<X, AllReduce>};
+    std::unique_ptr<AnyExchange<B>> own;
+    if constexpr (decoupled) own = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
+    else own = std::make_unique<ExchangeAs<X, B>>(std::move(exchange));
+    return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name), std::move(own),
+            decoupled,          !std::is_same_v<X, AllReduce>};
 }
 
 }  // namespace gradsync::inline v0_2::detail
