@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,11 +18,37 @@
 #include "../core/error.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../nccl/engine.hpp"
-#include "../nccl/group.hpp"
 #include "../nccl/memory.hpp"
 #include "tcp.hpp"
 
 namespace gradsync::inline v0_2 {
+
+namespace detail {
+
+/// While it lives, collectives started on the engine are held back; they are launched as one group when it is destroyed. A failure then
+/// counts as one of the collectives, as at any other start. If an exception destroys it, nothing is launched. A default-constructed one
+/// does nothing.
+class [[nodiscard]] NcclGroup {
+public:
+    NcclGroup() = default;
+    explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
+    NcclGroup(NcclGroup&&) noexcept = default;
+    NcclGroup& operator=(NcclGroup&& other) noexcept {
+        NcclGroup moved(std::move(other));
+        engine_.swap(moved.engine_);
+        std::swap(exceptions_, moved.exceptions_);
+        return *this;
+    }
+    ~NcclGroup() {
+        if (engine_) engine_->close_group(std::uncaught_exceptions() > exceptions_);
+    }
+
+private:
+    std::shared_ptr<NcclEngine> engine_;
+    int exceptions_ = std::uncaught_exceptions();  ///< propagating when it was made
+};
+
+}  // namespace detail
 
 /// Options of `NcclBackend`.
 struct NcclOptions {
@@ -156,16 +183,14 @@ private:
             .compute = options.stream, .max_ctas = options.max_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().hooks());
-        if (adopted != nullptr) return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(*adopted), settings);
-        return detail::NcclEngine::make(control, std::move(watch), settings);
+        detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings);
+        return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(comm), settings);
     }
 
     static TcpBackend duplicate_of(message_passing::MessageEngine& control) {
-        collective::Group all{.rank = control.rank()};
-        for (int r = 0; r < control.size(); ++r) all.members.push_back(r);
         detail::Paths paths{.problem = "they serve NCCL", .messages = "messages over TCP"};
         for (int r = 0; r < control.size(); ++r) paths.machines.push_back(control.world().machine_of(control.world_rank(r)));
-        return TcpBackend({control.split(all), std::move(paths)});
+        return TcpBackend({control.split(collective::Group::of_all(control.size(), control.rank())), std::move(paths)});
     }
 
     static ncclComm_t checked(ncclComm_t comm, int rank, int size) {
@@ -180,7 +205,7 @@ private:
         return comm;
     }
 
-    int world_rank() const noexcept { return engine_->world_rank(rank()); }
+    int world_rank() const noexcept { return engine_->own_world_rank(); }
     const std::shared_ptr<detail::NcclEngine>& shared_engine() const noexcept { return engine_; }
     NcclBackend join(const collective::Group& group) {
         return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)));

@@ -103,11 +103,9 @@ private:
     SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace)
         : engine_(std::move(engine)), pace_(std::move(pace)) {}
 
-    int world_rank() const noexcept { return engine_->world_rank(rank()); }
+    int world_rank() const noexcept { return engine_->own_world_rank(); }
     const std::shared_ptr<simulation::Engine>& shared_engine() const noexcept { return engine_; }
-    SimulatedBackend join(const collective::Group& group) const {
-        return SimulatedBackend(std::static_pointer_cast<simulation::Engine>(engine_->split(group)), pace_);
-    }
+    SimulatedBackend join(const collective::Group& group) const { return SimulatedBackend(engine_->split(group), pace_); }
 
     std::shared_ptr<simulation::Engine> engine_;
     std::shared_ptr<Pace> pace_;

@@ -29,45 +29,26 @@ public:
 
     // Templates without arguments: code is generated only where they are called, not wherever this header is included.
 
-    /// Returns the board that the members of a group share. The first of them to ask makes it; it is forgotten once all have it.
+    /// Returns the board that the members of a group share.
     template <class = void>
-    static std::shared_ptr<shared_memory::Board> meet(const shared_memory::Board& parent, const collective::Group& group) {
+    static std::shared_ptr<shared_memory::Board> meet(const ThreadSeat& parent, const collective::Group& group) {
         auto& world = static_cast<ThreadWorld&>(parent.world());
         std::lock_guard lock(world.mutex_);
-        auto meeting = world.meetings_.begin();
-        while (meeting != world.meetings_.end() &&
-               !(meeting->parent == &parent && meeting->split == group.split && meeting->color == group.color))
-            ++meeting;
-        if (meeting == world.meetings_.end()) {
-            std::vector<int> world_ranks;
-            for (const int r : group.members) world_ranks.push_back(parent.world_rank(r));
-            meeting = world.meetings_.insert(meeting,
-                                             {&parent, group.split, group.color, board(parent.shared_world(), std::move(world_ranks)), 0});
-        }
-        std::shared_ptr<shared_memory::Board> found = meeting->board;
-        if (++meeting->arrived == group.members.size()) world.meetings_.erase(meeting);
-        return found;
+        return world.meetings_.meet(&parent.board(), group,
+                                    [&] { return board(parent.board().shared_world(), parent.world_ranks_of(group)); });
     }
 
     template <class = void>
     static std::shared_ptr<shared_memory::Board> board(std::shared_ptr<World> world, std::vector<int> world_ranks) {
         auto memory = std::make_shared<kernel::HostBuffer>(shared_memory::Board::bytes(world_ranks.size()));
         auto* const bytes = static_cast<std::byte*>(memory->data());
-        return std::make_shared<shared_memory::Board>(std::move(world), std::move(world_ranks),
+        return std::make_shared<shared_memory::Board>(std::move(world), std::make_shared<const std::vector<int>>(std::move(world_ranks)),
                                                       std::shared_ptr<std::byte>(std::move(memory), bytes));
     }
 
 private:
-    struct Meeting {
-        const shared_memory::Board* parent;
-        std::size_t split;
-        int color;
-        std::shared_ptr<shared_memory::Board> board;
-        std::size_t arrived;
-    };
-
     std::mutex mutex_;
-    std::vector<Meeting> meetings_;
+    collective::Meetings<shared_memory::Board> meetings_;
 };
 
 }  // namespace detail
@@ -103,7 +84,7 @@ public:
     }
 
     int rank() const noexcept { return seat_->rank(); }
-    int size() const noexcept { return seat_->board().size(); }
+    int size() const noexcept { return seat_->size(); }
 
     std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
 
@@ -121,11 +102,11 @@ private:
     ThreadBackend(std::shared_ptr<shared_memory::Board> board, int rank, std::chrono::nanoseconds timeout)
         : seat_(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
 
-    int world_rank() const noexcept { return seat_->board().world_rank(rank()); }
+    int world_rank() const noexcept { return seat_->own_world_rank(); }
     const std::shared_ptr<detail::ThreadSeat>& shared_engine() const noexcept { return seat_; }
     template <class = void>
     ThreadBackend join(const collective::Group& group) const {
-        return ThreadBackend(detail::ThreadWorld::meet(seat_->board(), group), group.rank, timeout());
+        return ThreadBackend(detail::ThreadWorld::meet(*seat_, group), group.rank, timeout());
     }
 
     std::shared_ptr<detail::ThreadSeat> seat_;

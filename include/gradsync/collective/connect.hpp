@@ -87,19 +87,14 @@ template <Rendezvous R>
 Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout, std::string& problem) {
     using namespace shared_memory;
     const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
-    // The creator's object must live until all ranks have opened theirs.
-    const Segment created =
-        ranks.rank_here == 0 ? Segment::attempt(problem, [&] { return ProcessWorld::create(ranks.size, room); }) : Segment();
-    const Segment::IpcHandle handle =
-        bootstrap::exchange(meeting, created.ipc_handle())[static_cast<std::size_t>(ranks.neighbours.front())];
-    Segment own = handle.descriptor >= 0 ? Segment::attempt(problem, [&] { return Segment::open(handle); }) : Segment();
-    const auto good = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own.data() != nullptr));
-    if (const auto bad = std::find(good.begin(), good.end(), 0); bad != good.end()) {
-        problem = "they cannot share memory: " + (problem.empty() ? "see rank " + std::to_string(bad - good.begin()) : problem) +
+    SharedSegment shared = SharedSegment::share([&](const auto& own) { return bootstrap::exchange(meeting, own); }, ranks.rank,
+                                                ranks.neighbours.front(), [&] { return ProcessWorld::create(ranks.size, room); });
+    if (shared.without >= 0) {
+        problem = "they cannot share memory: " + (shared.problem.empty() ? "see rank " + std::to_string(shared.without) : shared.problem) +
                   "; run them as one user in one container, with /proc mounted";
         return {};
     }
-    auto world = ProcessWorld::join(std::move(own), ranks.rank, ranks.size, ranks.size_here());
+    auto world = ProcessWorld::join(std::move(shared.segment), ranks.rank, ranks.size, ranks.size_here());
     auto memory = world->memory();
     auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.rank_here, std::move(memory),
                                                   0, timeout);
@@ -123,7 +118,7 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
     Connection connection{sharing.engine, {.machines = ranks.machines, .share = sharing.engine != nullptr, .problem = problem}};
     if (several || !sharing.engine) {
         auto world = sharing.world ? MessageWorld::make(transport(), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
-                                                        sharing.world->hooks())
+                                                        sharing.world->shared_hooks())
                                    : MessageWorld::make(transport(), ranks.processes, ranks.size_here());
         connection.paths.unwatched = watch(*world);
         auto messages =

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -12,6 +14,8 @@
 #include "../core/clock.hpp"
 #include "call.hpp"
 #include "deadline.hpp"
+#include "failures.hpp"
+#include "waiting.hpp"
 #include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
@@ -41,6 +45,84 @@ struct Group {
     int color = 0;
     std::vector<int> members = {};  ///< the parent's ranks, in their new order
     int rank = 0;                   ///< this rank's place among them
+
+    /// A group of all ranks of a parent of `size` ranks.
+    static Group of_all(int size, int rank) {
+        Group group{.rank = rank};
+        for (int r = 0; r < size; ++r) group.members.push_back(r);
+        return group;
+    }
+};
+
+/// Where the members of a new group find what they share, if they are threads of one process. For one thread at a time.
+template <class Shared>
+class Meetings {
+public:
+    /// Returns what the members of `group` share, a group of the communicator `parent`. The first of them to ask makes it; it is forgotten
+    /// once all have it.
+    template <class Make>
+    std::shared_ptr<Shared> meet(const void* parent, const Group& group, Make&& make) {
+        auto meeting = meetings_.begin();
+        while (meeting != meetings_.end() && !(meeting->parent == parent && meeting->split == group.split && meeting->color == group.color))
+            ++meeting;
+        if (meeting == meetings_.end()) meeting = meetings_.insert(meeting, {parent, group.split, group.color, make(), 0});
+        std::shared_ptr<Shared> found = meeting->shared;
+        if (++meeting->arrived == group.members.size()) meetings_.erase(meeting);
+        return found;
+    }
+
+private:
+    struct Meeting {
+        const void* parent;
+        std::size_t split;
+        int color;
+        std::shared_ptr<Shared> shared;
+        std::size_t arrived;
+    };
+
+    std::vector<Meeting> meetings_;
+};
+
+/// One rank's place in a communicator, and its time limit.
+class Member {
+public:
+    /// The world rank of each rank of a communicator; its ranks may share it if they are threads.
+    using WorldRanks = std::shared_ptr<const std::vector<int>>;
+
+    Member(WorldRanks world_ranks, int rank, std::chrono::nanoseconds timeout) noexcept
+        : world_ranks_(std::move(world_ranks)), rank_(rank), timeout_(gradsync::detail::clamp_timeout(timeout)) {}
+    Member(std::vector<int> world_ranks, int rank, std::chrono::nanoseconds timeout)
+        : Member(std::make_shared<const std::vector<int>>(std::move(world_ranks)), rank, timeout) {}
+    Member(const Member&) = delete;
+    Member& operator=(const Member&) = delete;
+
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
+    int own_world_rank() const noexcept { return world_rank(rank_); }
+    const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
+    std::vector<int> world_ranks_of(const Group& group) const {
+        std::vector<int> ranks;
+        for (const int member : group.members) ranks.push_back(world_rank(member));
+        return ranks;
+    }
+
+    std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept {
+        timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
+    }
+
+    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
+    std::size_t next_number() noexcept { return numbers_++; }
+
+protected:
+    ~Member() = default;
+
+private:
+    const WorldRanks world_ranks_;
+    const int rank_;
+    std::atomic<std::chrono::nanoseconds> timeout_;
+    std::size_t numbers_ = 0;
 };
 
 /// One rank's side of a communicator, for backends that choose at run time how its ranks reach one another.
@@ -48,38 +130,42 @@ struct Group {
 /// - `start` begins this rank's next collective and returns its number, counted from 0.
 /// - `test` makes progress and says whether the collective is complete. Throws Error if the world has failed.
 /// - `wait` returns when it is complete. Throws Error if the world has failed, or the time limit is reached.
-/// - `abandon` says that no one will wait for it.
+/// - `abandon` says that no one will wait for it, and that its buffers may be freed soon.
 /// - `fail` ends the world; it returns once no other rank touches this rank's buffers.
 ///
 /// The rest is as in the concept Backend.
-class Engine {
+class Engine : public Member {
 public:
-    Engine() = default;
-    Engine(const Engine&) = delete;
-    Engine& operator=(const Engine&) = delete;
+    using Member::Member;
     virtual ~Engine() = default;
 
-    virtual int rank() const noexcept = 0;
-    virtual int size() const noexcept = 0;
-    virtual int world_rank(int rank) const noexcept = 0;
     virtual World& world() const noexcept = 0;
 
     virtual std::uint64_t start(const Call& call) = 0;
-    virtual bool test(std::uint64_t number) = 0;
-    virtual void wait(std::uint64_t number) = 0;
+    virtual bool test(std::uint64_t number) {
+        return is_over([&] { return advance_to(number); });
+    }
+    virtual void wait(std::uint64_t number) {
+        wait_until([&] { return advance_to(number); }, [&](Deadline& deadline) { look(number, deadline); });
+    }
     /// For repeated tests: ends the world if `deadline`, which began with the first look, says that the time limit is reached, or if a rank
     /// that is waited for has left or died.
     virtual void look(std::uint64_t number, Deadline& deadline) = 0;
-    virtual void abandon(std::uint64_t number) noexcept = 0;
+    virtual void abandon(std::uint64_t number) noexcept {
+        // It may need no more waiting to be over.
+        if (const std::optional<Call> open = advance_to(number)) fail(abandoned(name_of(*open, number), own_world_rank()));
+    }
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual void progress() noexcept = 0;
     virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
 
-    virtual std::chrono::nanoseconds timeout() const noexcept = 0;
-    virtual void set_timeout(std::chrono::nanoseconds limit) noexcept = 0;
+    /// Makes all possible progress. Returns the call of a collective if it is not complete afterwards.
+    virtual std::optional<Call> advance_to(std::uint64_t number) noexcept = 0;
+    /// Throws Error(invalid_argument) if the calling thread may not communicate.
+    virtual void check_thread(Operation) const {}
 
-    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
-    virtual std::size_t next_number() noexcept = 0;
+    virtual void set_timeout(std::chrono::nanoseconds limit) noexcept { Member::set_timeout(limit); }
+
     /// Collective over all ranks; each passes its own group.
     virtual std::shared_ptr<Engine> split(const Group& group) = 0;
     /// Returns memory in which collectives are fastest, zeroed and aligned to at least 64 bytes. Collective.
@@ -102,6 +188,45 @@ public:
         call.dtype = DType::u8;
         wait(start(call));
         return all;
+    }
+
+protected:
+    /// Throws the world's failure, once no other rank touches this rank's buffers.
+    [[noreturn]] void throw_failure(Operation operation) {
+        fail(world().failure());
+        throw as_error(world().failure(), operation, own_world_rank());
+    }
+
+    /// `advance()` makes progress and returns the call that is not complete, if any. Throws Error if there is one and the world has failed.
+    template <class Advance>
+    bool is_over(Advance&& advance) {
+        // Read before looking: collectives that the failed rank had seen complete are found complete here too.
+        const bool failed = world().failed();
+        const std::optional<Call> open = advance();
+        if (!open) return true;
+        check_thread(open->operation);
+        if (failed) throw_failure(open->operation);
+        return false;
+    }
+
+    /// Returns once `advance()` returns no call; see `is_over`. `look(deadline)` checks the wait, once it has taken a while. Meanwhile the
+    /// rank does what others may need from it in other communicators.
+    template <class Advance, class Look>
+    void wait_until(Advance&& advance, Look&& look) {
+        World& world = this->world();
+        // An arriving message rings no wait queue, so naps are short.
+        const Backoff fresh(world.cores_are_shared, std::chrono::microseconds(50));
+        Backoff backoff = fresh;
+        std::uint64_t arrivals = world.arrivals();
+        Deadline deadline;
+        while (!is_over(advance)) {
+            if (backoff.patient() || deadline.begun()) {
+                look(deadline);
+                world.advance_hooks();
+            }
+            if (std::exchange(arrivals, world.arrivals()) != arrivals) backoff = fresh;
+            backoff.wait_a_little(world.wait_queue, [&] { return world.failed(); });
+        }
     }
 };
 

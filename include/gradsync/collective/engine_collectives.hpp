@@ -85,7 +85,8 @@ private:
 /// concept `Backend` says what the calls do. Throws Error(invalid_argument) before anything is communicated.
 ///
 /// `space` is the memory space of their buffers. Derived has `shared_engine()`, which starts, tests and waits for calls; `rank()`,
-/// `size()`, `world_rank()` and `abilities`; and `join(group)`, which makes its handle to a new group.
+/// `size()`, `world_rank()` and `abilities`; and `join(group)`, which makes its handle to a new group. In device memory, the engine's
+/// `control()` exchanges what a split needs on the host.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
     using WorkT = NumberedWork<Engine>;
@@ -106,24 +107,24 @@ public:
         return start(call);
     }
     WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
-        check_shard("reduce_scatter", "out", out.count, in.count);
+        check_shard(Operation::reduce_scatter, "out", out.count, in.count);
         return start(reduction(Operation::reduce_scatter, in, out, op, contribution));
     }
     WorkT all_gather(ConstBufferView in, BufferView out) {
-        check_shard("all_gather", "in", in.count, out.count);
+        check_shard(Operation::all_gather, "in", in.count, out.count);
         return start(movement(Operation::all_gather, in, out, 0));
     }
     WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
     WorkT gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (self().rank() != root) out = {nullptr, 0, in.dtype, in.space};
-        else check_shard("gather", "in", in.count, out.count);
+        else check_shard(Operation::gather, "in", in.count, out.count);
         return start(movement(Operation::gather, in, out, root));
     }
     WorkT scatter(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (self().rank() != root) in = {nullptr, 0, out.dtype, out.space};
-        else check_shard("scatter", "out", out.count, in.count);
+        else check_shard(Operation::scatter, "out", out.count, in.count);
         return start(movement(Operation::scatter, in, out, root));
     }
     WorkT barrier() { return start({}); }
@@ -139,7 +140,7 @@ public:
         collective::Group group{.split = self().shared_engine()->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)
             all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
-        else entries = self().shared_engine()->exchange(own);
+        else entries = self().shared_engine()->control()->exchange(own);
 
         // Ordered by (key, rank): each goes before the members with a larger key.
         const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
@@ -219,18 +220,18 @@ private:
         throw Error(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
     }
 
+    /// The texts are made only to be thrown: the checks are on the path of every collective.
+    [[noreturn]] void refuse(Operation operation, const std::string& what) const {
+        throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
+                    {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+    }
+
     Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution) const {
         check_handle();
         if (op == ReduceOp::mean && !is_floating(in.dtype))
-            throw Error(Errc::invalid_argument,
-                        std::string(name_of(operation)) + ": a mean of " + std::string(name_of(in.dtype)) +
-                            " is not defined; use ReduceOp::sum and divide",
-                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+            refuse(operation, "a mean of " + std::string(name_of(in.dtype)) + " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
-            throw Error(
-                Errc::invalid_argument,
-                std::string(name_of(operation)) + ": a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)),
-                {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+            refuse(operation, "a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)));
         Call call = movement(operation, in, out, 0);
         call.op = op;
         call.contribution = contribution;
@@ -239,17 +240,14 @@ private:
 
     Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
         check_handle();
-        // The text is made only to be thrown: this is on the path of every collective.
-        const auto refuse = [&](const std::string& what) {
-            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
-                        {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
-        };
         if (in.dtype != out.dtype)
-            refuse("in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
+            refuse(operation,
+                   "in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
         if (in.space != space || out.space != space)
-            refuse(space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
-                                              : "this backend reads device memory only; use host() for what lies on the host");
-        if ((!in.data && in.count != 0) || (!out.data && out.count != 0)) refuse("a buffer of more than 0 elements has no memory");
+            refuse(operation, space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
+                                                         : "this backend reads device memory only; use host() for what lies on the host");
+        if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
+            refuse(operation, "a buffer of more than 0 elements has no memory");
         Call call;
         call.operation = operation;
         call.in = in.data;
@@ -269,14 +267,12 @@ private:
         return root;
     }
 
-    void check_shard(const char* operation, const char* side, std::size_t count, std::size_t whole) const {
+    void check_shard(Operation operation, const char* side, std::size_t count, std::size_t whole) const {
         check_handle();
         const std::size_t shard = shard_range(whole, self().size(), self().rank()).size();
         if (count != shard)
-            throw Error(Errc::invalid_argument,
-                        std::string(operation) + ": `" + side + "` must hold this rank's shard of " + std::to_string(whole) +
-                            " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count),
-                        {.operation = operation, .rank = self().world_rank()});
+            refuse(operation, std::string("`") + side + "` must hold this rank's shard of " + std::to_string(whole) +
+                                  " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count));
     }
 
     CollectiveTag tag_;

@@ -1,21 +1,73 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 #include <vector>
-
-#if defined(__unix__)
-#include <unistd.h>
-#endif
 
 #include "../bootstrap/rendezvous.hpp"
 #include "../core/math.hpp"
+#include "engine.hpp"
 #include "process.hpp"
 
 namespace gradsync::inline v0_2::detail {
+
+/// Which ranks of a communicator run on which machine.
+class Machines {
+public:
+    /// `of_ranks`: by rank, the number of its machine.
+    explicit Machines(std::vector<int> of_ranks) : of_ranks_(std::move(of_ranks)), fewest_(static_cast<int>(of_ranks_.size())) {
+        for (const int machine : of_ranks_) {
+            const auto ranks = static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.end(), machine));
+            fewest_ = std::min(fewest_, ranks);
+            most_ = std::max(most_, ranks);
+        }
+    }
+
+    int size() const noexcept { return static_cast<int>(of_ranks_.size()); }
+    /// The number of ranks on the machine with the fewest, and on that with the most.
+    int fewest() const noexcept { return fewest_; }
+    int most() const noexcept { return most_; }
+
+    int of(int rank) const noexcept { return of_ranks_[static_cast<std::size_t>(rank)]; }
+    /// Place of a rank among those of its machine.
+    int local_rank(int rank) const noexcept { return static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.begin() + rank, of(rank))); }
+
+    /// The machines of a group's members.
+    std::vector<int> of(const collective::Group& group) const {
+        std::vector<int> machines;
+        for (const int member : group.members) machines.push_back(of(member));
+        return machines;
+    }
+    /// The members of a group that are on the machine of `rank`, by their local ranks.
+    collective::Group here(const collective::Group& group, int rank) const {
+        collective::Group here{.split = group.split, .color = group.color};
+        for (const int member : group.members) {
+            if (of(member) != of(rank)) continue;
+            if (member == rank) here.rank = static_cast<int>(here.members.size());
+            here.members.push_back(local_rank(member));
+        }
+        return here;
+    }
+    /// The ranks that have the same place on their machines as `rank`, in the machines' order.
+    collective::Group counterparts(int rank) const {
+        collective::Group group;
+        for (int r = 0; r < size(); ++r)
+            if (local_rank(r) == local_rank(rank)) group.members.push_back(r);
+        std::sort(group.members.begin(), group.members.end(), [&](int a, int b) { return of(a) < of(b); });
+        group.rank = static_cast<int>(std::find(group.members.begin(), group.members.end(), rank) - group.members.begin());
+        return group;
+    }
+
+private:
+    std::vector<int> of_ranks_;
+    int fewest_, most_ = 0;
+};
 
 /// The machines of the ranks that meet at a rendezvous. Processes are on one machine if they have the same host name and see one another.
 struct Placement {
@@ -65,9 +117,7 @@ struct Placement {
 private:
     static std::uint64_t host_of_this_process() noexcept {
         char name[256] = {};
-#if defined(__unix__)
         if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
-#endif
         std::size_t length = 0;
         while (name[length] != '\0') ++length;
         return fnv1a(name, length);

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <thread>
 
 #include "../core/math.hpp"
-
-#if defined(__linux__)
-#include <signal.h>
-#include <unistd.h>
-
-#include <cerrno>
-#endif
 
 namespace gradsync::inline v0_2::collective {
 
@@ -46,7 +43,6 @@ struct ProcessIdentity {
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
         identity.cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
-#if defined(__linux__)
         identity.number = ::getpid();
         char text[128] = {};
         std::FILE* const file = std::fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -57,19 +53,14 @@ struct ProcessIdentity {
         identity.machine = gradsync::detail::fnv1a(text, length);
         const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);
         if (linked > 0) identity.system = gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), identity.machine);
-#endif
         return identity;
     }
 
     /// False once it has died; true if this process cannot know.
-    bool alive([[maybe_unused]] const ProcessIdentity& self) const noexcept {
-#if defined(__linux__)
+    bool alive(const ProcessIdentity& self) const noexcept {
         if (system == 0 || system != self.system) return true;
         if (::kill(static_cast<pid_t>(number), 0) != 0 && errno == ESRCH) return false;
         return !detail::is_zombie(number);
-#else
-        return true;
-#endif
     }
 };
 

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <climits>
 #include <cstdint>
 #include <thread>
 
 #include "../core/clock.hpp"
-#include "../core/math.hpp"
-
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-#endif
 
 namespace gradsync::inline v0_2::collective {
 
@@ -28,13 +25,9 @@ inline void pause_briefly() noexcept {
 }
 
 /// The core that the calling thread runs on, or `otherwise` if the system does not say.
-inline int current_core([[maybe_unused]] int otherwise) noexcept {
-#if defined(__linux__)
+inline int current_core(int otherwise) noexcept {
     const int core = ::sched_getcpu();
     return core < 0 ? otherwise : core;
-#else
-    return otherwise;
-#endif
 }
 
 /// Wakes sleepers, in this process or in others that share its memory. A `ring()` costs one load if nobody sleeps.
@@ -46,9 +39,7 @@ public:
     void ring() noexcept {
         if (sleepers_.load(std::memory_order_relaxed) == 0) return;
         rings_.fetch_add(1, std::memory_order_release);
-#if defined(__linux__)
         ::syscall(SYS_futex, &rings_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-#endif
     }
 
     /// Returns on a ring, or after `limit`, which must be less than a second.
@@ -57,12 +48,8 @@ public:
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         [[maybe_unused]] const std::uint32_t heard = rings_.load(std::memory_order_acquire);
         if (!awake()) {
-#if defined(__linux__)
             const timespec time{0, static_cast<long>(limit.count())};
             ::syscall(SYS_futex, &rings_, FUTEX_WAIT, heard, &time, nullptr, 0);
-#else
-            std::this_thread::sleep_for(gradsync::detail::smaller<std::chrono::nanoseconds>(limit, std::chrono::microseconds(50)));
-#endif
         }
         sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }

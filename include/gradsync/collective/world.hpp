@@ -5,9 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -23,8 +26,41 @@ struct Failure {
     std::string message;  ///< text that makes sense on every rank
 };
 
-/// State that all communicators of one origin share: the first failure, which ends all of them, and the wait queue that wakes their
-/// sleepers.
+/// Work that one of this rank's threads must do for it, even while it waits for something else: it may wait in one communicator for a rank
+/// that waits in another.
+class ProgressHook {
+public:
+    /// Does as much as it can at once; a no-op if another thread is doing it.
+    virtual void try_advance() noexcept = 0;
+
+protected:
+    ~ProgressHook() = default;
+};
+
+/// The hooks of all communicators of one rank. Thread-safe.
+class ProgressHooks {
+public:
+    void enlist(ProgressHook& hook) {
+        std::lock_guard lock(mutex_);
+        hooks_.push_back(&hook);
+    }
+    void dismiss(ProgressHook& hook) noexcept {
+        std::lock_guard lock(mutex_);
+        std::erase(hooks_, &hook);
+    }
+    void try_advance() noexcept {
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock) return;
+        for (ProgressHook* hook : hooks_) hook->try_advance();
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<ProgressHook*> hooks_;
+};
+
+/// State that all communicators of one origin share: the first failure, which ends all of them, the wait queue that wakes their sleepers,
+/// and their progress hooks.
 class World {
 public:
     /// The part in memory that all ranks see: of this process, or mapped by several. Initially zero.
@@ -36,13 +72,15 @@ public:
         WaitQueue wait_queue;
     };
 
-    /// `ranks`: number of ranks on this machine; `more_elsewhere`: whether there are others. `state` must outlive the object.
-    World(int ranks, State& state, bool more_elsewhere = false) noexcept
+    /// `ranks`: number of ranks on this machine; `more_elsewhere`: whether there are others. `hooks`: shared with another world of the same
+    /// rank, if there is one; null if its communicators need none. `state` must outlive the object.
+    World(int ranks, State& state, bool more_elsewhere = false, std::shared_ptr<ProgressHooks> hooks = nullptr) noexcept
         : wait_queue(state.wait_queue),
           cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
           cores_are_shared(ranks > cores),
           spans_machines(more_elsewhere),
-          state_(state) {}
+          state_(state),
+          hooks_(std::move(hooks)) {}
     World(const World&) = delete;
     World& operator=(const World&) = delete;
     virtual ~World() = default;
@@ -73,6 +111,16 @@ public:
     /// Is the process of this world rank alive? Threads of one process always are.
     virtual bool alive(int /*world_rank*/) noexcept { return true; }
 
+    /// Grows whenever messages arrive or have been sent: waiting ranks stay awake as long as it grows.
+    virtual std::uint64_t arrivals() const noexcept { return 0; }
+
+    /// The progress hooks of this rank's communicators, if they need any.
+    ProgressHooks& hooks() const noexcept { return *hooks_; }
+    const std::shared_ptr<ProgressHooks>& shared_hooks() const noexcept { return hooks_; }
+    void advance_hooks() const noexcept {
+        if (hooks_) hooks_->try_advance();
+    }
+
     WaitQueue& wait_queue;
     const int cores;
     const bool cores_are_shared;  ///< there are more ranks than cores
@@ -82,6 +130,7 @@ private:
     static constexpr std::uint32_t being_written = 1, written = 2;
 
     State& state_;
+    const std::shared_ptr<ProgressHooks> hooks_;
 };
 
 /// The state of a world in one process. A base class that must come before World.

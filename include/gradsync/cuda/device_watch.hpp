@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "../collective/progress_hooks.hpp"
+#include "../collective/world.hpp"
 #include "../core/clock.hpp"
 #include "runtime.hpp"
 

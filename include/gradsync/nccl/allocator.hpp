@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "../collective/engine.hpp"
-#include "../collective/messages/known_memory.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/leak_until_exit.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
 #include "memory.hpp"
@@ -125,7 +125,7 @@ private:
     /// Unlike cudaFree, NCCL does not wait for the device, and work on a stream may still be running. If it does not end in time, the
     /// memory is leaked.
     static void take_back(Engine& engine, const std::shared_ptr<RegisteredMemory>& memory) noexcept {
-        if (!wait_until_idle(engine)) return message_passing::leak_until_exit(memory);
+        if (!wait_until_idle(engine)) return leak_until_exit(memory);
         try {
             const auto deadline = Clock::now() + engine.timeout();
             engine.with_communicator(deadline, return_name, [&](NcclCommunicator& comm, auto&& wanted) {

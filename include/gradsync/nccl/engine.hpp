@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -16,8 +17,8 @@
 #include "../collective/deadline.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
+#include "../collective/in_flight.hpp"
 #include "../collective/messages/message_engine.hpp"
-#include "../collective/waiting.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
@@ -49,77 +50,42 @@ public:
     static constexpr std::chrono::milliseconds grace{500};  ///< how long to wait for the lost rank that may have caused NCCL's failure
 
     NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
-        : control_(std::move(control)),
+        : Engine(control->world_ranks(), control->rank(), control->timeout()),
+          control_(std::move(control)),
           watch_(std::move(watch)),
           settings_(settings),
           compute_(settings.compute),
           memory_(settings.memory),
-          channel_(std::move(comm), control_->rank(), control_->size(), slots),
-          ready_(cuda::make_event()),
-          started_(slots) {
-        for (Started& started : started_) {
-            started.begin = cuda::make_event();
-            started.end = cuda::make_event();
+          channel_(std::move(comm), rank(), size(), slots),
+          ready_(cuda::make_event()) {
+        for (std::uint64_t place = 0; place < slots; ++place) {
+            started_[place].begin = cuda::make_event();
+            started_[place].end = cuda::make_event();
         }
-        control_->world().hooks().enlist(*this);
+        world().hooks().enlist(*this);
     }
     /// Waits for work on the stream, up to the time limit, then aborts it.
     ~NcclEngine() override {
-        control_->world().hooks().dismiss(*this);
+        world().hooks().dismiss(*this);
         const auto deadline = Clock::now() + timeout();
-        while (!world().failed() && cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady && Clock::now() < deadline) {
+        while (!world().failed() && !is_idle(channel_.stream()) && Clock::now() < deadline) {
             {
                 const std::lock_guard lock(mutex_);
-                if (first_ != issued_) has_failed_in_nccl();
+                if (started_.first() != issued_) has_failed_in_nccl();
             }
             std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
         const std::lock_guard lock(mutex_);
-        if (world().failed() || cuda::answer(cudaStreamQuery(channel_.stream())) == cudaErrorNotReady) channel_.communicator().abort();
+        if (world().failed() || !is_idle(channel_.stream())) channel_.communicator().abort();
     }
 
-    /// Makes an engine for the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
-    /// first.
-    static std::shared_ptr<NcclEngine> make(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch,
-                                            NcclSettings settings) {
-        ncclUniqueId id{};
-        if (control->rank() == 0)
-            if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
-                const int self = control->world_rank(0);
-                const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code),
-                                  {.operation = "NcclBackend", .rank = self, .peer = self});
-                control->fail({Errc::device_failed, self, error.what()});
-                throw error;
-            }
-        id = control->exchange(id).front();
-        const auto deadline = Clock::now() + control->timeout();
-        collective::World& state = control->world();
-        try {
-            auto comm = NcclCommunicator::make(id, control->rank(), control->size(), settings.max_ctas, [&] {
-                control->progress();
-                return !state.failed() && Clock::now() < deadline;
-            });
-            return std::make_shared<NcclEngine>(std::move(control), std::move(watch), std::move(comm), settings);
-        } catch (const Error& error) {
-            if (!control) throw;
-            const int self = control->world_rank(control->rank());
-            control->fail(
-                {Errc::device_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
-            const collective::Failure failure = state.failure();
-            throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
-                        {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
-        }
-    }
-
-    int rank() const noexcept override { return control_->rank(); }
-    int size() const noexcept override { return control_->size(); }
-    int world_rank(int rank) const noexcept override { return control_->world_rank(rank); }
     collective::World& world() const noexcept override { return control_->world(); }
     const std::shared_ptr<MessageEngine>& control() const noexcept { return control_; }
 
-    std::chrono::nanoseconds timeout() const noexcept override { return control_->timeout(); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept override { control_->set_timeout(limit); }
-    std::size_t next_number() noexcept override { return control_->next_number(); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
+        Engine::set_timeout(limit);
+        control_->set_timeout(limit);
+    }
 
     cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
     /// Collectives started before stay ordered after the previous compute stream.
@@ -142,14 +108,7 @@ public:
     }
 
     /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type.
-    void check_reduces(DType dtype, std::string_view operation) const {
-        if (!is_float8(dtype) || settings_.no_float8.empty()) return;
-        throw Error(Errc::invalid_argument,
-                    std::string(operation) + ": NCCL adds up " + std::string(gradsync::name_of(dtype)) +
-                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + settings_.no_float8 +
-                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
-                    {.operation = std::string(operation), .rank = world_rank(rank())});
-    }
+    void check_reduces(DType dtype, std::string_view operation) const { settings_.check_reduces(dtype, operation, own_world_rank()); }
 
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
@@ -158,15 +117,14 @@ public:
             std::uint64_t oldest;
             {
                 std::lock_guard lock(mutex_);
-                if (next_ - first_ == slots) advance();
-                if (next_ - first_ < slots) {
-                    if (world().failed()) break;
-                    at(next_).call = call;
-                    const std::uint64_t n = next_++;
+                if (started_.size() == slots) advance();
+                if (world().failed()) break;
+                if (started_.size() < slots) {
+                    const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) { started.call = call; });
                     if (open_groups_ == 0) issue();
                     return n;
                 }
-                oldest = first_;
+                oldest = started_.first();
             }
             wait(oldest);
         }
@@ -177,16 +135,17 @@ public:
     std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // the host does no work for them
 
     bool test(std::uint64_t n) override {
-        collective::Operation operation;
         {
             std::lock_guard lock(mutex_);
             if (n >= issued_ && open_groups_ == 0) issue();  // an exception ended its group, but its Work was kept
-            advance();
-            if (n < first_) return true;
-            operation = at(n).call.operation;
         }
-        if (world().failed()) throw_failure(operation);
-        return false;
+        return Engine::test(n);
+    }
+
+    std::optional<Call> advance_to(std::uint64_t n) noexcept override {
+        std::lock_guard lock(mutex_);
+        advance();
+        return started_.is_over(n) ? std::nullopt : std::optional(started_[n].call);
     }
 
     void look(std::uint64_t n, collective::Deadline& deadline) override {
@@ -194,48 +153,25 @@ public:
         Call call;
         {
             std::lock_guard lock(mutex_);
-            if (n < first_ || n >= issued_ || world().failed()) return;
-            met = at(n).met;
-            call = at(n).call;
+            if (started_.is_over(n) || n >= issued_ || world().failed()) return;
+            met = started_[n].met;
+            call = started_[n].call;
         }
         control_->look(met, deadline);  // names the missing ranks; only then may a time-out be reported
-        if (control_->done(met)) look(n, call, deadline);
+        if (!control_->done(met)) return;
+        deadline.look(
+            timeout(),
+            [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, own_world_rank(), timeout())); },
+            [] {});
     }
 
-    /// Blocks the host.
+    /// Blocks the host. Launches an open group.
     void wait(std::uint64_t n) override {
-        std::uint64_t met;
-        Call call;
         {
-            std::unique_lock lock(mutex_);
+            std::lock_guard lock(mutex_);
             if (n >= issued_) issue();
-            advance();
-            if (n < first_) return;
-            met = at(n).met;
-            call = at(n).call;
-            if (n >= issued_) {
-                lock.unlock();
-                throw_failure(call.operation);
-            }
         }
-        try {
-            control_->wait(met);  // names the missing ranks
-        } catch (...) {
-            become_quiet();
-            throw;
-        }
-        collective::Backoff backoff(world().cores_are_shared, std::chrono::microseconds(50));
-        collective::Deadline deadline;
-        for (;;) {
-            {
-                std::lock_guard lock(mutex_);
-                advance();
-                if (n < first_) return;
-            }
-            if (world().failed()) throw_failure(call.operation);
-            if (backoff.patient() || deadline.begun()) look(n, call, deadline);
-            backoff.wait_a_little(world().wait_queue, [&] { return world().failed(); });
-        }
+        Engine::wait(n);
     }
 
     /// Makes `stream` wait; the host does not. The time limit still applies, from the moment at which the collective's turn comes on its
@@ -243,26 +179,13 @@ public:
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         std::unique_lock lock(mutex_);
         if (n >= issued_) issue();
-        if (n >= first_) {
-            const collective::Operation operation = at(n).call.operation;
-            if (world().failed()) {
-                lock.unlock();
-                throw_failure(operation);
-            }
-            cuda::check(cudaStreamWaitEvent(stream, at(at(n).last).end.get(), 0), "cudaStreamWaitEvent");
+        if (started_.is_over(n)) return;
+        const collective::Operation operation = started_[n].call.operation;
+        if (world().failed()) {
+            lock.unlock();
+            throw_failure(operation);
         }
-    }
-
-    void abandon(std::uint64_t n) noexcept override {
-        std::string what;
-        {
-            std::lock_guard lock(mutex_);
-            if (n < first_) return;
-            advance();
-            if (n < first_) return;
-            what = name_of(n);
-        }
-        fail(collective::abandoned(what, world_rank(rank())));
+        cuda::check(cudaStreamWaitEvent(stream, started_[started_[n].last].end.get(), 0), "cudaStreamWaitEvent");
     }
 
     void fail(const collective::Failure& failure) noexcept override {
@@ -277,13 +200,9 @@ public:
             const std::lock_guard lock(mutex_);
             settings.memory = memory_.choice();
         }
-        return make(std::static_pointer_cast<MessageEngine>(control_->split(group)), watch_, settings);
-    }
-
-    /// Exchanges values of all ranks on the host. Collective.
-    template <class T>
-    std::vector<T> exchange(const T& own) {
-        return control_->exchange(own);
+        auto control = std::static_pointer_cast<MessageEngine>(control_->split(group));
+        NcclCommunicator comm = make_communicator(*control, settings);
+        return std::make_shared<NcclEngine>(std::move(control), watch_, std::move(comm), settings);
     }
 
     collective::Memory allocate(std::size_t bytes) override { return memory_.allocate(*this, bytes); }
@@ -299,7 +218,7 @@ public:
         const std::lock_guard lock(mutex_);
         use(channel_.communicator(), [&] {
             look_after_ranks();
-            if (Clock::now() >= deadline) world().fail(collective::timed_out(what, {}, world_rank(rank()), timeout()));
+            if (Clock::now() >= deadline) world().fail(collective::timed_out(what, {}, own_world_rank(), timeout()));
             return !world().failed();
         });
     }
@@ -315,16 +234,13 @@ public:
             {
                 std::lock_guard lock(mutex_);
                 abort();
-                if (channel_.communicator().aborted() && cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady) return;
+                if (channel_.communicator().aborted() && is_idle(channel_.stream())) return;
             }
             if (Clock::now() > deadline) return;
             std::this_thread::sleep_for(std::chrono::microseconds(100));
         }
     }
-    bool is_idle() const noexcept {
-        return cuda::answer(cudaStreamQuery(compute_stream())) != cudaErrorNotReady &&
-               cuda::answer(cudaStreamQuery(channel_.stream())) != cudaErrorNotReady;
-    }
+    bool is_idle() const noexcept { return is_idle(compute_stream()) && is_idle(channel_.stream()); }
 
 private:
     struct Started {
@@ -335,19 +251,19 @@ private:
         Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
     };
 
-    // Everything below needs the mutex.
+    static bool is_idle(cudaStream_t stream) noexcept { return cuda::answer(cudaStreamQuery(stream)) != cudaErrorNotReady; }
 
-    Started& at(std::uint64_t n) noexcept { return started_[n % slots]; }
+    // Everything below needs the mutex.
 
     /// Puts started collectives on the stream, as one launch. After a failure it is a no-op.
     void issue() noexcept {
-        if (issued_ == next_ || world().failed()) return;
-        const std::uint64_t first = issued_, last = next_ - 1;
-        Started& group = at(last);
+        if (issued_ == started_.next() || world().failed()) return;
+        const std::uint64_t first = issued_, last = started_.next() - 1;
+        Started& group = started_[last];
         group.begun_at = {};
         try {
-            for (std::uint64_t n = first; n < next_; ++n) {
-                Started& started = at(n);
+            for (std::uint64_t n = first; n <= last; ++n) {
+                Started& started = started_[n];
                 started.last = last;
                 started.call.followers = (last - n) & 0x7f;
                 Call met = started.call;
@@ -358,11 +274,11 @@ private:
             if (!world().failed()) fail_device(name_of(first), error.what());
             return;
         }
-        issued_ = next_;
+        issued_ = last + 1;
         try {
             cuda::order(compute_stream(), channel_.stream(), ready_);
             cuda::check(cudaEventRecord(group.begin.get(), channel_.stream()), "cudaEventRecord");
-            for (std::uint64_t n = first; n <= last; ++n) channel_.add(at(n).call, static_cast<std::size_t>(n % slots));
+            for (std::uint64_t n = first; n <= last; ++n) channel_.add(started_[n].call, static_cast<std::size_t>(n % slots));
             // NCCL may have to wait for other ranks, to connect with them.
             channel_.launch([this, first, deadline = Clock::now() + timeout()] {
                 look_after_ranks();
@@ -374,30 +290,21 @@ private:
             const bool had_failed = reported_at_ != Clock::time_point{};
             const std::uint64_t culprit = first + channel_.culprit();
             hold_back();
-            fail_device(name_of(had_failed ? first_ : culprit <= last ? culprit : first), error.what());
+            fail_device(name_of(had_failed ? started_.first() : culprit <= last ? culprit : first), error.what());
         }
         watch_->wake();
     }
 
-    void look(std::uint64_t n, const Call& call, collective::Deadline& deadline) {
-        deadline.look(
-            timeout(),
-            [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, world_rank(rank()), timeout())); },
-            [] {});
-    }
-
-    std::string name_of(std::uint64_t n) { return collective::name_of(at(n).call, n); }
+    std::string name_of(std::uint64_t n) { return collective::name_of(started_[n].call, n); }
 
     /// Counts complete collectives, which end in the order of their start, on one stream. Those that ended before a failure count, unless
     /// NCCL was aborted or reports an error.
     void advance() noexcept {
         try {
-            for (; first_ < issued_ && channel_.communicator().get() != nullptr; ++first_) {
-                const Started& oldest = at(first_);
-                if (!cuda::is_over(at(oldest.last).end)) break;
-                if (has_failed_in_nccl()) return;
-                if (!control_->test(oldest.met)) break;
-            }
+            started_.retire([this](const Started& oldest) {
+                return started_.first() < issued_ && channel_.communicator().get() != nullptr && cuda::is_over(started_[oldest.last].end) &&
+                       !has_failed_in_nccl() && !control_->advance_to(oldest.met);
+            });
         } catch (const Error& error) {
             if (!world().failed()) return fail_device("the device's work", error.what());
         }
@@ -409,7 +316,7 @@ private:
             std::unique_lock lock(mutex_, std::try_to_lock);
             if (!lock) return control_->progress();
             advance();
-            if (first_ != issued_) look_after_oldest();
+            if (started_.first() != issued_) look_after_oldest();
             if (world().failed()) abort();
         }
         if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->world().deliver();
@@ -420,11 +327,11 @@ private:
         look_after_ranks();
         if (world().failed()) return;
         if (has_failed_in_nccl()) return;
-        Started& group = at(at(first_).last);
+        Started& group = started_[started_.oldest().last];
         if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come; the device still computes
         const auto now = Clock::now();
         if (group.begun_at == Clock::time_point{}) group.begun_at = now;
-        if (now - group.begun_at >= timeout()) world().fail(timed_out(first_));
+        if (now - group.begun_at >= timeout()) world().fail(timed_out(started_.first()));
     }
 
     void look_after_ranks() noexcept {
@@ -436,7 +343,7 @@ private:
     }
 
     collective::Failure timed_out(std::uint64_t n) {
-        return collective::timed_out(name_of(n), control_->late(at(n).met), world_rank(rank()), timeout());
+        return collective::timed_out(name_of(n), control_->late(started_[n].met), own_world_rank(), timeout());
     }
 
     /// NCCL has reported a failure, perhaps because another rank is gone but its host connections have not closed yet. NCCL cannot name the
@@ -461,25 +368,17 @@ private:
     bool has_failed_in_nccl() noexcept {
         const std::string problem = channel_.communicator().problem();
         if (problem.empty()) return false;
-        if (!seek_culprit()) fail_device(name_of(first_), problem);
+        if (!seek_culprit()) fail_device(name_of(started_.first()), problem);
         return true;
     }
 
     void fail_device(const std::string& what, const std::string& why) noexcept {
-        const int self = world_rank(rank());
+        const int self = own_world_rank();
         world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
         abort();
     }
 
     void abort() noexcept { channel_.communicator().abort(); }
-
-    // Everything below must not hold the mutex.
-
-    [[noreturn]] void throw_failure(collective::Operation operation) {
-        control_->fail(world().failure());  // tells the other ranks
-        become_quiet();
-        throw collective::as_error(world().failure(), operation, world_rank(rank()));
-    }
 
     const std::shared_ptr<MessageEngine> control_;
     const std::shared_ptr<DeviceWatch> watch_;
@@ -490,10 +389,8 @@ private:
     NcclAllocator<NcclEngine> memory_;
     NcclChannel channel_;
     cuda::Event ready_;
-    std::vector<Started> started_;  ///< collectives first_ to next_, each at its number modulo slots
-    std::uint64_t first_ = 0;       ///< all lower numbers are complete
-    std::uint64_t issued_ = 0;      ///< all lower numbers are on the stream
-    std::uint64_t next_ = 0;
+    collective::InFlight<Started> started_{slots};
+    std::uint64_t issued_ = 0;  ///< all lower numbers are on the stream
     int open_groups_ = 0;
     Clock::time_point next_look_{};
     Clock::time_point reported_at_{};  ///< when NCCL was seen to have failed

@@ -7,8 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "../collective/messages/message_engine.hpp"
+#include "../core/clock.hpp"
+#include "../core/dtype.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../cuda/runtime.hpp"
@@ -24,6 +27,16 @@ struct NcclSettings {
     NcclMemoryChoice memory = {};    ///< the kind of memory from `allocate`
     std::size_t group_bytes = 0;     ///< the most bytes of a Reducer's buckets that are launched together
     std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" if they can
+
+    /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type. `rank`: this one's world rank.
+    void check_reduces(DType dtype, std::string_view operation, int rank) const {
+        if (!is_float8(dtype) || no_float8.empty()) return;
+        throw Error(Errc::invalid_argument,
+                    std::string(operation) + ": NCCL adds up " + std::string(gradsync::name_of(dtype)) +
+                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + no_float8 +
+                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
+                    {.operation = std::string(operation), .rank = rank});
+    }
 };
 
 /// Agrees on `settings`. Throws Error(parameter_mismatch), the same on all ranks, if their requests differ. Afterwards `memory` and
@@ -54,6 +67,33 @@ inline void agree(message_passing::MessageEngine& control, NcclSettings& setting
             settings.no_float8 = who + " has a device of compute capability " + std::to_string(all[r].capability / 10) + "." +
                                  std::to_string(all[r].capability % 10);
         if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind) settings.memory = {best, old};
+    }
+}
+
+/// Makes a communicator of the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
+/// first.
+inline NcclCommunicator make_communicator(message_passing::MessageEngine& control, const NcclSettings& settings) {
+    const int self = control.own_world_rank();
+    ncclUniqueId id{};
+    if (control.rank() == 0)
+        if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
+            const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code),
+                              {.operation = "NcclBackend", .rank = self, .peer = self});
+            control.fail({Errc::device_failed, self, error.what()});
+            throw error;
+        }
+    id = control.exchange(id).front();
+    const auto deadline = std::chrono::steady_clock::now() + control.timeout();
+    try {
+        return NcclCommunicator::make(id, control.rank(), control.size(), settings.max_ctas, [&] {
+            control.progress();
+            return !control.world().failed() && std::chrono::steady_clock::now() < deadline;
+        });
+    } catch (const Error& error) {
+        control.fail({Errc::device_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
+        const collective::Failure failure = control.world().failure();
+        throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
+                    {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
     }
 }
 

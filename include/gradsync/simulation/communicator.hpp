@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "../collective/call.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
+#include "../collective/in_flight.hpp"
 #include "../collective/shared_memory/chunks.hpp"
 #include "../core/clock.hpp"
 #include "../core/shard_range.hpp"
@@ -28,66 +28,67 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, std::vector<int> world_ranks)
         : simulation_(std::move(simulation)),
-          world_ranks_(std::move(world_ranks)),
-          route_(simulation_->network.route(world_ranks_)),
+          world_ranks_(std::make_shared<const std::vector<int>>(std::move(world_ranks))),
+          route_(simulation_->network.route(*world_ranks_)),
           number_(simulation_->communicators++),
-          next_(world_ranks_.size()),
-          gone_(world_ranks_.size()),
-          worker_(world_ranks_.size()) {}
+          next_(world_ranks_->size()),
+          gone_(world_ranks_->size()),
+          worker_(world_ranks_->size()) {}
 
     Simulation& simulation() const noexcept { return *simulation_; }
     const std::shared_ptr<Simulation>& shared_simulation() const noexcept { return simulation_; }
-    int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
-    int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
+    const collective::Member::WorldRanks& world_ranks() const noexcept { return world_ranks_; }
+    int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
 
     /// Starts the next collective of `rank`; returns its number.
     std::uint64_t arrive(int rank, const Call& call) {
         const auto r = static_cast<std::size_t>(rank);
         const std::uint64_t n = next_[r]++;
-        while (first_ + slots_.size() <= n) slots_.emplace_back();
-        Slot& slot = at(n);
+        if (n == started_.next()) started_.add([](Started& started, std::uint64_t) { started = {}; });
+        Started& started = started_[n];
         const double now = simulation_->scheduler.now(world_rank(rank));
-        if (slot.arrived == 0) {
-            slot.calls.resize(next_.size());
-            slot.arrivals.assign(next_.size(), Scheduler::endless);
-            slot.name = call;
-            slot.first = now;
+        if (started.arrived == 0) {
+            started.calls.resize(next_.size());
+            started.arrivals.assign(next_.size(), Scheduler::endless);
+            started.name = call;
+            started.first = now;
         }
-        slot.first = gradsync::detail::smaller(slot.first, now);
-        slot.ready = gradsync::detail::larger(slot.ready, now);
-        slot.calls[r] = call;
-        slot.arrivals[r] = now;
-        if (++slot.arrived == slot.calls.size()) {
-            complete(n, slot);
+        started.first = gradsync::detail::smaller(started.first, now);
+        started.ready = gradsync::detail::larger(started.ready, now);
+        started.calls[r] = call;
+        started.arrivals[r] = now;
+        if (++started.arrived == started.calls.size()) {
+            complete(n, started);
         } else {
             for (std::size_t other = 0; other < gone_.size(); ++other)
                 if (gone_[other] && next_[other] <= n)
-                    simulation_->fail(collective::left_early(name_of(slot.name, n), world_ranks_[other]));
+                    simulation_->fail(collective::left_early(name_of(started.name, n), (*world_ranks_)[other]));
         }
         return n;
     }
 
     /// Is collective n complete by this rank's clock? Asking takes no virtual time.
     bool is_through(std::uint64_t n, int rank) const {
-        const Slot& slot = slots_[n - first_];
-        return slot.placed && slot.end <= simulation_->scheduler.now(world_rank(rank));
+        const Started& started = started_[n];
+        return started.placed && started.end <= simulation_->scheduler.now(world_rank(rank));
     }
-    bool is_placed(std::uint64_t n) const { return slots_[n - first_].placed; }
-    double end(std::uint64_t n) const { return slots_[n - first_].end; }
-    const Call& name(std::uint64_t n) const { return slots_[n - first_].name; }
+    bool is_placed(std::uint64_t n) const { return started_[n].placed; }
+    double end(std::uint64_t n) const { return started_[n].end; }
+    const Call& name(std::uint64_t n) const { return started_[n].name; }
 
     /// Blocks until the end of collective n is known. Returns false if the simulation has failed, or if the end is past the limit, which
     /// fails the simulation.
     bool await(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         const double deadline = simulation_->scheduler.now(world_rank(rank)) + std::chrono::duration<double>(limit).count();
         const Waiter waiter{rank, deadline, limit};
-        while (!simulation_->failed() && !at(n).placed) {
-            at(n).waiters.push_back(waiter);
+        while (!simulation_->failed() && !started_[n].placed) {
+            started_[n].waiters.push_back(waiter);
             simulation_->block(lock, world_rank(rank), {deadline, [this, n, waiter] { return too_late(n, waiter); }});
         }
-        if (!at(n).placed) return false;
-        if (at(n).end > deadline) simulation_->fail(too_late(n, waiter));
-        return at(n).end <= deadline;
+        if (!started_[n].placed) return false;
+        if (started_[n].end > deadline) simulation_->fail(too_late(n, waiter));
+        return started_[n].end <= deadline;
     }
 
     /// Blocks until any collective has got its place on the links. `n`: the collective that the rank polls for.
@@ -99,35 +100,25 @@ public:
 
     /// Ends one rank's interest in collective n.
     void retire(std::uint64_t n) {
-        at(n).retired += 1;
-        while (!slots_.empty() && slots_.front().retired == next_.size()) {
-            slots_.pop_front();
-            ++first_;
-        }
+        started_[n].retired += 1;
+        started_.retire([this](const Started& oldest) { return oldest.retired == next_.size(); });
     }
 
     /// `rank` will start no more collectives here.
     void leave(int rank) {
         const auto r = static_cast<std::size_t>(rank);
         gone_[r] = true;
-        if (next_[r] >= first_ && next_[r] - first_ < slots_.size() && slots_[next_[r] - first_].arrived != 0)
-            simulation_->fail(collective::left_early(name_of(at(next_[r]).name, next_[r]), world_ranks_[r]));
+        if (next_[r] < started_.next())
+            simulation_->fail(collective::left_early(name_of(started_[next_[r]].name, next_[r]), world_rank(rank)));
     }
 
     /// The communicator that the members of a group share. The first member to ask makes it.
     std::shared_ptr<Communicator> meet(const collective::Group& group) {
-        for (std::size_t i = 0; i < meetings_.size(); ++i) {
-            Meeting& meeting = meetings_[i];
-            if (meeting.split != group.split || meeting.color != group.color) continue;
-            std::shared_ptr<Communicator> found = meeting.communicator;
-            if (++meeting.arrived == group.members.size()) meetings_.erase(meetings_.begin() + static_cast<std::ptrdiff_t>(i));
-            return found;
-        }
-        std::vector<int> members;
-        for (const int r : group.members) members.push_back(world_rank(r));
-        auto made = std::make_shared<Communicator>(simulation_, std::move(members));
-        if (group.members.size() > 1) meetings_.push_back({group.split, group.color, made, 1});
-        return made;
+        return meetings_.meet(this, group, [&] {
+            std::vector<int> members;
+            for (const int r : group.members) members.push_back(world_rank(r));
+            return std::make_shared<Communicator>(simulation_, std::move(members));
+        });
     }
 
 private:
@@ -136,7 +127,7 @@ private:
         double deadline;
         std::chrono::nanoseconds limit;
     };
-    struct Slot {
+    struct Started {
         std::vector<Call> calls;  ///< by rank; empty once all have arrived
         std::vector<double> arrivals;
         Call name;  ///< call of the first rank to arrive
@@ -145,38 +136,29 @@ private:
         bool placed = false;  ///< its times on the links are known
         std::vector<Waiter> waiters;
     };
-    struct Meeting {
-        std::size_t split;
-        int color;
-        std::shared_ptr<Communicator> communicator;
-        std::size_t arrived;
-    };
-
-    Slot& at(std::uint64_t n) { return slots_[n - first_]; }
-
     /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
-    void complete(std::uint64_t n, Slot& slot) {
-        if (const int misfit = collective::first_misfit(slot.calls); misfit >= 0) {
-            simulation_->fail(collective::mismatch(n, slot.calls, misfit, [this](int r) { return world_rank(r); }));
+    void complete(std::uint64_t n, Started& started) {
+        if (const int misfit = collective::first_misfit(started.calls); misfit >= 0) {
+            simulation_->fail(collective::mismatch(n, started.calls, misfit, [this](int r) { return world_rank(r); }));
             return;
         }
-        move(slot.calls);
-        const std::size_t bytes = whole_count(slot.calls) * size_of(slot.calls[0].dtype);
-        slot.calls = {};
-        simulation_->scheduler.add_event(slot.ready, [self = shared_from_this(), n, bytes] { self->place(n, bytes); });
+        move(started.calls);
+        const std::size_t bytes = whole_count(started.calls) * size_of(started.calls[0].dtype);
+        started.calls = {};
+        simulation_->scheduler.add_event(started.ready, [self = shared_from_this(), n, bytes] { self->place(n, bytes); });
     }
 
     /// No rank can start anything earlier any more, so collectives take the links in the order of readiness.
     void place(std::uint64_t n, std::size_t bytes) {
-        Slot& slot = at(n);
-        const Network::Slot times = simulation_->network.reserve(route_, slot.name.operation, bytes, slot.ready);
-        simulation_->records.push_back({number_, n, slot.name.operation, bytes, slot.first, slot.ready, times.start, times.end});
-        slot.end = times.end;
-        slot.placed = true;
-        for (const Waiter& w : slot.waiters)
-            simulation_->scheduler.wake(world_rank(w.rank), gradsync::detail::smaller(slot.end, w.deadline));
-        slot.waiters.clear();
-        simulation_->wake_nappers(slot.ready);
+        Started& started = started_[n];
+        const Network::Slot times = simulation_->network.reserve(route_, started.name.operation, bytes, started.ready);
+        simulation_->records.push_back({number_, n, started.name.operation, bytes, started.first, started.ready, times.start, times.end});
+        started.end = times.end;
+        started.placed = true;
+        for (const Waiter& w : started.waiters)
+            simulation_->scheduler.wake(world_rank(w.rank), gradsync::detail::smaller(started.end, w.deadline));
+        started.waiters.clear();
+        simulation_->wake_nappers(started.ready);
     }
 
     void move(const std::vector<Call>& calls) {
@@ -193,22 +175,21 @@ private:
 
     /// Waiter w has waited for collective n up to its deadline. The ranks that arrived after it are to blame, if there are any.
     collective::Failure too_late(std::uint64_t n, const Waiter& w) {
-        const Slot& slot = at(n);
+        const Started& started = started_[n];
         collective::Late late;
-        for (std::size_t r = 0; r < slot.arrivals.size(); ++r)
-            if (slot.arrivals[r] > w.deadline) late.ranks.push_back(world_ranks_[r]);
-        return collective::timed_out(name_of(slot.name, n), late, world_rank(w.rank), w.limit);
+        for (std::size_t r = 0; r < started.arrivals.size(); ++r)
+            if (started.arrivals[r] > w.deadline) late.ranks.push_back(world_rank(static_cast<int>(r)));
+        return collective::timed_out(name_of(started.name, n), late, world_rank(w.rank), w.limit);
     }
 
     std::shared_ptr<Simulation> simulation_;
-    std::vector<int> world_ranks_;
+    collective::Member::WorldRanks world_ranks_;
     Network::Route route_;
     int number_;
-    std::deque<Slot> slots_;  ///< not retired by all ranks yet; the first is collective `first_`
-    std::uint64_t first_ = 0;
-    std::vector<std::uint64_t> next_;  ///< by rank: number of its next collective
+    collective::InFlight<Started> started_;  ///< not retired by all ranks yet
+    std::vector<std::uint64_t> next_;        ///< by rank: number of its next collective
     std::vector<bool> gone_;
-    std::vector<Meeting> meetings_;
+    collective::Meetings<Communicator> meetings_;
     shared_memory::ChunkWorker worker_;
 };
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -12,42 +15,38 @@
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "communicator.hpp"
-#include "lazy_memory.hpp"
 #include "simulation.hpp"
 
 namespace gradsync::inline v0_2::simulation {
 
 /// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test, wait, split or let time pass.
-class Engine final : public collective::Engine {
+class Engine final : public collective::Member {
 public:
     Engine(std::shared_ptr<Communicator> communicator, int rank, std::chrono::nanoseconds timeout)
-        : communicator_(std::move(communicator)), rank_(rank), timeout_(timeout) {}
-    ~Engine() override {
+        : Member(communicator->world_ranks(), rank, timeout), communicator_(std::move(communicator)) {}
+    ~Engine() {
         const auto lock = scheduler().lock();
-        communicator_->leave(rank_);
+        communicator_->leave(rank());
     }
 
-    int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return communicator_->size(); }
-    int world_rank(int rank) const noexcept override { return communicator_->world_rank(rank); }
-    Simulation& world() const noexcept override { return communicator_->simulation(); }
+    Simulation& world() const noexcept { return communicator_->simulation(); }
 
-    std::uint64_t start(const Call& call) override {
+    std::uint64_t start(const Call& call) {
         const auto lock = locked_by_own_thread();
         if (world().failed()) throw_failure(call.operation);
-        const std::uint64_t n = communicator_->arrive(rank_, call);
+        const std::uint64_t n = communicator_->arrive(rank(), call);
         if (world().failed()) throw_failure(call.operation);
         return n;
     }
 
-    bool test(std::uint64_t n) override {
+    bool test(std::uint64_t n) {
         auto lock = locked_by_own_thread();
         if (!world().failed() && !is_known(n)) {
             // Other ranks may still act before the time of this rank's clock.
             if (!scheduler().settle(own()) && !world().failed()) scheduler().yield(lock, own());
             if (!world().failed()) scheduler().settle(own());
         }
-        if (communicator_->is_through(n, rank_)) {
+        if (communicator_->is_through(n, rank())) {
             communicator_->retire(n);
             return true;
         }
@@ -56,66 +55,64 @@ public:
         // A rank that only polls is treated as waiting.
         polls_ = 0;
         if (is_known(n)) scheduler().advance_to(own(), communicator_->end(n));
-        else communicator_->nap(lock, n, rank_, timeout_);
+        else communicator_->nap(lock, n, rank(), timeout());
         return false;
     }
 
-    void look(std::uint64_t, collective::Deadline&) override {}  // testing takes no virtual time
-
-    void wait(std::uint64_t n) override {
+    void wait(std::uint64_t n) {
         auto lock = locked_by_own_thread();
-        if (!communicator_->is_through(n, rank_)) {
-            if (!communicator_->await(lock, n, rank_, timeout_)) throw_failure(communicator_->name(n).operation);
+        if (!communicator_->is_through(n, rank())) {
+            if (!communicator_->await(lock, n, rank(), timeout())) throw_failure(communicator_->name(n).operation);
             scheduler().advance_to(own(), communicator_->end(n));
             polls_ = 0;
         }
         communicator_->retire(n);
     }
 
-    void abandon(std::uint64_t n) noexcept override {
+    void abandon(std::uint64_t n) noexcept {
         const auto lock = scheduler().lock();
-        if (communicator_->is_through(n, rank_)) return communicator_->retire(n);
+        if (communicator_->is_through(n, rank())) return communicator_->retire(n);
         if (!world().failed()) world().fail(collective::abandoned(name_of(communicator_->name(n), n), own()));
     }
 
-    void fail(const collective::Failure& failure) noexcept override {
+    void fail(const collective::Failure& failure) noexcept {
         const auto lock = scheduler().lock();
         world().fail(failure);
     }
 
-    void progress() noexcept override {
+    void progress() noexcept {
         auto lock = scheduler().lock();
         if (scheduler().is_thread_of(own())) scheduler().yield(lock, own());
     }
-    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }
+    std::chrono::nanoseconds progress_time() const noexcept { return {}; }
 
-    std::chrono::nanoseconds timeout() const noexcept override { return timeout_; }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
+    void set_timeout(std::chrono::nanoseconds limit) noexcept {
         const auto lock = scheduler().lock();
-        timeout_ = limit;
+        Member::set_timeout(limit);
         world().set_limit(own(), limit);
     }
 
-    std::size_t next_number() noexcept override { return numbers_++; }
-    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    std::shared_ptr<Engine> split(const collective::Group& group) {
         const auto lock = locked_by_own_thread();
-        return std::make_shared<Engine>(communicator_->meet(group), group.rank, timeout_);
+        return std::make_shared<Engine>(communicator_->meet(group), group.rank, timeout());
     }
 
-    collective::Memory allocate(std::size_t bytes) override {
-        auto memory = std::make_unique<LazyMemory>(bytes);
-        void* const data = memory->data();
-        std::shared_ptr<Simulation> simulation = communicator_->shared_simulation();
-        {
-            const auto lock = scheduler().lock();
-            simulation->add_region(data, bytes);
-        }
-        // The last owner removes the region.
-        return collective::Memory(
-            std::shared_ptr<void>(data, [kept = std::shared_ptr<LazyMemory>(std::move(memory)), simulation](void* region) {
+    /// Zeroed memory that takes no physical memory until it is written, so that thousands of ranks can have buckets each.
+    collective::Memory allocate(std::size_t bytes) {
+        if (bytes == 0) return {};
+        void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (data == MAP_FAILED) throw std::bad_alloc();
+        const auto take_back = [simulation = communicator_->shared_simulation(), bytes](void* region) {
+            {
                 const auto lock = simulation->scheduler.lock();
                 simulation->remove_region(region);
-            }));
+            }
+            ::munmap(region, bytes);
+        };
+        collective::Memory memory(std::shared_ptr<void>(data, take_back));
+        const auto lock = scheduler().lock();
+        world().add_region(data, bytes);
+        return memory;
     }
 
     // ---------------------------------------------------------------------------------------------------- virtual time
@@ -131,7 +128,7 @@ public:
     }
 
 private:
-    int own() const noexcept { return communicator_->world_rank(rank_); }
+    int own() const noexcept { return own_world_rank(); }
     Scheduler& scheduler() const noexcept { return communicator_->simulation().scheduler; }
 
     Scheduler::Lock locked_by_own_thread() const {
@@ -157,9 +154,6 @@ private:
     static constexpr int polls_of_a_spin = 100;
 
     std::shared_ptr<Communicator> communicator_;
-    int rank_;
-    std::chrono::nanoseconds timeout_;
-    std::size_t numbers_ = 0;
     int polls_ = 0;  ///< unsuccessful polls since this rank's clock has moved
 };
 

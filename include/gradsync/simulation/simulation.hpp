@@ -115,7 +115,7 @@ public:
         return region != regions_.begin() && static_cast<const std::byte*>(data) < (--region)->second;
     }
     void add_region(const void* data, std::size_t bytes) {
-        if (bytes != 0) regions_[static_cast<const std::byte*>(data)] = static_cast<const std::byte*>(data) + bytes;
+        regions_[static_cast<const std::byte*>(data)] = static_cast<const std::byte*>(data) + bytes;
     }
     void remove_region(const void* data) { regions_.erase(static_cast<const std::byte*>(data)); }
 

@@ -11,11 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../core/clock.hpp"
-
-#if defined(__linux__)
 #include "../../bootstrap/reception.hpp"
-#endif
+#include "../../core/clock.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -27,7 +24,6 @@ namespace gradsync::inline v0_2::message_passing {
 /// the time limit only. `lost` is thread-safe.
 class Lifeline {
 public:
-#if defined(__linux__)
     using Address = net::Contact;  ///< the address at which a rank listens
 
     Lifeline() = default;
@@ -127,16 +123,6 @@ private:
     std::mutex mutex_;
     std::vector<Line> lines_;
     std::vector<int> lost_;
-#else
-    struct Address {};
-    Address listen() { return {}; }
-    template <class Apart>
-    std::size_t connect(int, std::span<const Address>, std::chrono::milliseconds, Apart&&) {
-        return 0;
-    }
-    bool lost(int) noexcept { return false; }
-    std::size_t lines() const noexcept { return 0; }
-#endif
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,8 +17,7 @@
 #include "../../kernel/host_buffer.hpp"
 #include "../deadline.hpp"
 #include "../engine.hpp"
-#include "../failures.hpp"
-#include "../waiting.hpp"
+#include "../in_flight.hpp"
 #include "known_memory.hpp"
 #include "message_failure_detector.hpp"
 #include "message_world.hpp"
@@ -50,21 +50,19 @@ public:
     /// common must have different numbers.
     MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator,
                   std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
-        : world_(std::move(world)),
+        : Engine(std::move(world_ranks), rank, timeout),
+          world_(std::move(world)),
           known_(std::move(known)),
-          world_ranks_(std::move(world_ranks)),
-          rank_(rank),
           communicator_(communicator),
-          timeout_(gradsync::detail::clamp_timeout(timeout)),
-          shares_cores_(world_->share_cores(world_ranks_)),
+          shares_cores_(world_->share_cores(*this->world_ranks())),
           pending_(slots),
-          combiner_(world_ranks_.size()),
+          combiner_(this->world_ranks()->size()),
           hello_route_{world_->transport(),
-                       world_ranks_,
+                       *this->world_ranks(),
                        {stream(hellos), stream(rests), stream(whole_rests)},
                        {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
-          rounds_(world_->transport(), world_ranks_, rank, stream(contributions), stream(results), combiner_),
-          detector_(*world_, world_ranks_, rank, communicator, rounds_) {
+          rounds_(world_->transport(), *this->world_ranks(), rank, stream(contributions), stream(results), combiner_),
+          detector_(*world_, *this, communicator, rounds_) {
         world_->hooks().enlist(*this);
     }
     ~MessageEngine() override {
@@ -74,12 +72,13 @@ public:
             give_up();
         } else {
             try {
-                for (; first_ < next_; ++first_) {
-                    const std::shared_ptr<PendingCollective> last = std::move(pending_[first_ % slots]);
+                pending_.retire([this](std::unique_ptr<PendingCollective>& pending) {
+                    const std::shared_ptr<PendingCollective> last = std::move(pending);
                     for (int r = 0; r < size(); ++r)
                         for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
-                }
-                world_->say_left(communicator_, world_ranks_, next_);
+                    return true;
+                });
+                world_->say_left(communicator_, *world_ranks(), pending_.next());
             } catch (const std::exception&) {
                 // Ranks that wait for this rank will time out.
             }
@@ -87,34 +86,24 @@ public:
         world_->forget(communicator_);
     }
 
-    int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return static_cast<int>(world_ranks_.size()); }
-    int world_rank(int rank) const noexcept override { return world_ranks_[static_cast<std::size_t>(rank)]; }
     MessageWorld& world() const noexcept override { return *world_; }
-
-    std::chrono::nanoseconds timeout() const noexcept override { return timeout_.load(std::memory_order_relaxed); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept override {
-        timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
-    }
-
-    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
-    std::size_t next_number() noexcept override { return numbers_++; }
 
     /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
     /// world has failed.
     std::uint64_t start(const Call& call) override {
-        refuse_wrong_thread(call.operation);
+        check_thread(call.operation);
         for (;;) {
             std::uint64_t oldest;
             {
                 std::lock_guard lock(world_->mutex());
-                if (next_ - first_ == slots) advance();
-                if (next_ - first_ < slots && !world_->failed()) return begin(call);
-                oldest = first_;
+                if (pending_.size() == slots) advance();
+                if (world_->failed()) break;
+                if (pending_.size() < slots) return begin(call);
+                oldest = pending_.first();
             }
-            if (world_->failed()) throw_failure(call.operation);
-            wait_until([&] { return first_ > oldest; }, oldest);
+            wait_for(oldest, [&] { return pending_.is_over(oldest); });
         }
+        throw_failure(call.operation);
     }
 
     /// Makes all possible progress; never blocks.
@@ -123,22 +112,19 @@ public:
     /// The time that this rank has spent in `progress()` and `test()`.
     std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
 
-    /// As `progress`; returns true if collective n is complete. Throws Error if it is not and the world has failed.
-    bool test(std::uint64_t n) override {
-        Operation operation;
-        bool failed;
-        {
-            std::lock_guard lock(world_->mutex());
-            if (is_complete(n)) return true;
-            refuse_wrong_thread(operation = pending(n).call().operation);
-            const auto begun = Clock::now();
-            failed = world_->failed();
-            advance();
-            add_progress_time(begun);
-            if (is_complete(n)) return true;
-        }
-        if (failed) throw_failure(operation);
-        return false;
+    std::optional<Call> advance_to(std::uint64_t n) noexcept override {
+        std::lock_guard lock(world_->mutex());
+        if (is_complete(n)) return std::nullopt;
+        const auto begun = Clock::now();
+        try_advance_locked();
+        add_progress_time(begun);
+        return is_complete(n) ? std::nullopt : std::optional(pending(n).call());
+    }
+
+    void check_thread(Operation operation) const override {
+        if (const char* const refusal = world_->transport().refusal())
+            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + refusal,
+                        {.operation = std::string(name_of(operation)), .rank = own_world_rank()});
     }
 
     void look(std::uint64_t n, collective::Deadline& deadline) override {
@@ -146,42 +132,10 @@ public:
         if (!is_complete(n) && !world_->failed()) look(deadline);
     }
 
-    /// Returns when collective n is complete. Throws Error if the world fails or the time limit is reached.
     void wait(std::uint64_t n) override {
-        wait_until([&] { return is_complete(n); }, n);
+        wait_for(n, [&] { return is_complete(n); });
     }
 
-private:
-    /// `over` is called under the mutex.
-    template <class Predicate>
-    void wait_until(Predicate&& over, std::uint64_t n) {
-        collective::Backoff backoff = new_backoff();
-        std::uint64_t arrivals = world_->arrivals();
-        collective::Deadline deadline;
-        int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
-        for (;;) {
-            Operation operation;
-            bool failed;
-            {
-                std::lock_guard lock(world_->mutex());
-                if (over()) return;
-                refuse_wrong_thread(operation = pending(n).call().operation);
-                // A message often arrives in less time than it takes to release and lock the mutex.
-                do {
-                    failed = world_->failed();  // read before the look: another engine may take in the failure, and messages before it
-                    advance();
-                    if (over()) return;
-                } while (--looks > 0 && !failed);
-                if ((backoff.patient() || deadline.begun()) && !failed) look(deadline);
-            }
-            if (failed) throw_failure(operation);
-            if (deadline.begun()) world_->hooks().try_advance();
-            if (std::exchange(arrivals, world_->arrivals()) != arrivals) backoff = new_backoff();
-            backoff.wait_a_little(world_->wait_queue, [&] { return world_->failed(); });
-        }
-    }
-
-public:
     /// Is collective n known to be complete? Does no work.
     bool done(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
@@ -195,10 +149,10 @@ public:
                                                                                                     // collectives
     }
 
-    /// Has that rank said that it starts nothing more?
-    bool has_left(int rank) {
+    /// The first rank that has died without a good-bye, or -1. Opens files.
+    int first_dead() {
         std::lock_guard lock(world_->mutex());
-        return world_->left(communicator_, world_rank(rank)).has_value();
+        return detector_.first_dead();
     }
 
     /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
@@ -208,23 +162,14 @@ public:
         if (lock && !world_->failed()) report_missing();
     }
 
-    /// Collective n will not be waited for, and its buffers may be freed soon.
-    void abandon(std::uint64_t n) noexcept override {
-        std::string what;
-        {
-            std::lock_guard lock(world_->mutex());
-            if (is_complete(n)) return;
-            try_advance_locked();  // it may need no more waiting to be over
-            if (is_complete(n)) return;
-            what = collective::name_of(pending(n).call(), n);
-        }
-        fail(collective::abandoned(what, world_rank(rank_)));
-    }
-
     /// Ends the world, and tells the other ranks.
     void fail(const Failure& failure) noexcept override {
         world_->fail(failure);
-        end();
+        {
+            // The buffers may be freed soon, so nothing is written into them from now on, except into lent memory.
+            const std::lock_guard lock(world_->mutex());
+            ended_ = true;
+        }
         world_->deliver();
     }
 
@@ -232,10 +177,15 @@ public:
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
     }
-    /// The same, in `bytes` bytes of memory that already exists.
+    /// The same, in `bytes` bytes of memory that already exists. While the result lives, messages find their buffers in it.
     collective::Memory lend(collective::Memory memory, std::size_t bytes) {
         void* const data = memory.data();
-        return collective::Memory(std::shared_ptr<void>(std::make_shared<LentMemory>(world_, known_, std::move(memory), bytes), data));
+        known_->add(data, bytes);
+        const auto take_back = [world = world_, known = known_, memory = std::move(memory)](void* lent) {
+            known->remove(lent);
+            if (world->failed()) leak_until_exit(std::make_shared<collective::Memory>(memory));
+        };
+        return collective::Memory(std::shared_ptr<void>(data, take_back));
     }
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
@@ -246,32 +196,31 @@ public:
         if (number >= world_->transport().last_stream() / static_cast<int>(streams))
             throw Error(Errc::invalid_argument,
                         "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
-                        {.operation = "split", .rank = world_rank(rank_)});
+                        {.operation = "split", .rank = own_world_rank()});
         world_->set_next_communicator(number + 1);
-        std::vector<int> members;
-        for (const int r : group.members) members.push_back(world_rank(r));
-        return std::make_shared<MessageEngine>(world_, std::move(members), group.rank, number, known_, timeout());
+        return std::make_shared<MessageEngine>(world_, world_ranks_of(group), group.rank, number, known_, timeout());
     }
 
 private:
-    /// While this lives, messages find their buffers in it.
-    struct LentMemory {
-        LentMemory(std::shared_ptr<MessageWorld> world_, std::shared_ptr<KnownMemory> known_, collective::Memory memory_, std::size_t bytes)
-            : world(std::move(world_)), known(std::move(known_)), memory(std::move(memory_)) {
-            known->add(memory.data(), bytes);
-        }
-        ~LentMemory() {
-            known->remove(memory.data());
-            if (world->failed()) leak_until_exit(std::make_shared<collective::Memory>(std::move(memory)));
-        }
-        std::shared_ptr<MessageWorld> world;
-        std::shared_ptr<KnownMemory> known;
-        collective::Memory memory;
-    };
-
-    /// An arriving message rings no wait queue, so naps are short.
-    collective::Backoff new_backoff() const noexcept {
-        return collective::Backoff(world_->cores_are_shared, std::chrono::microseconds(50));
+    /// Waits until `over()`, which is called under the mutex; collective n must be in flight as long as it is false.
+    template <class Predicate>
+    void wait_for(std::uint64_t n, Predicate&& over) {
+        int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
+        wait_until(
+            [&]() -> std::optional<Call> {
+                std::lock_guard lock(world_->mutex());
+                if (over()) return std::nullopt;
+                // A message often arrives in less time than it takes to release and lock the mutex.
+                do {
+                    try_advance_locked();
+                    if (over()) return std::nullopt;
+                } while (--looks > 0 && !world_->failed());
+                return pending(n).call();
+            },
+            [&](collective::Deadline& deadline) {
+                std::lock_guard lock(world_->mutex());
+                look(deadline);
+            });
     }
 
     /// Bytes of data that a hello carries: as many as cost no more than another round trip. With two ranks, some operations send no more
@@ -287,33 +236,28 @@ private:
 
     // All functions below require the world's mutex, unless they say otherwise.
 
-    PendingCollective& pending(std::uint64_t n) noexcept { return *pending_[n % slots]; }
-    /// Numbers below first_ are complete, and their objects are reused.
-    bool is_complete(std::uint64_t n) noexcept { return n < first_ || pending(n).complete(); }
+    PendingCollective& pending(std::uint64_t n) noexcept { return *pending_[n]; }
+    bool is_complete(std::uint64_t n) noexcept { return pending_.is_over(n) || pending(n).complete(); }
 
     /// The first incomplete collective, or the last one. There must be one.
     PendingCollective& oldest_open() noexcept {
-        std::uint64_t n = first_;
-        while (n + 1 < next_ && pending(n).complete()) ++n;
+        std::uint64_t n = pending_.first();
+        while (n + 1 < pending_.next() && pending(n).complete()) ++n;
         return pending(n);
     }
 
     std::uint64_t begin(const Call& call) {
-        const std::uint64_t n = next_;
+        const std::size_t room = hello_room(world_ranks()->size(), call.operation);
         if (spare_.empty())
-            spare_.push_back(std::make_unique<PendingCollective>(size(), rank_, hello_room(world_ranks_.size(), Operation::all_reduce),
+            spare_.push_back(std::make_unique<PendingCollective>(size(), rank(), hello_room(world_ranks()->size(), Operation::all_reduce),
                                                                  world_->transport().quick_bytes(), shares_cores_));
-        std::unique_ptr<PendingCollective> started = std::move(spare_.back());
-        spare_.pop_back();
-        try {
-            started->start(n, call, hello_room(world_ranks_.size(), call.operation), *known_, hello_route_);
-        } catch (const std::exception& error) {
-            fail_transport(error);
-        }
-        pending_[n % slots] = std::move(started);
-        ++next_;
+        const std::uint64_t added = pending_.add([&](std::unique_ptr<PendingCollective>& pending, std::uint64_t n) {
+            pending = std::move(spare_.back());
+            spare_.pop_back();
+            try_move([&] { pending->start(n, call, room, *known_, hello_route_); });
+        });
         if (!world_->failed()) try_move([this] { open_rounds(); });
-        return n;
+        return added;
     }
 
     void try_advance() noexcept override {
@@ -357,7 +301,7 @@ private:
 
     /// Finds out which ranks have started which collectives.
     void hear() {
-        for (; heard_ < next_; ++heard_) {
+        for (; heard_ < pending_.next(); ++heard_) {
             PendingCollective& next = pending(heard_);
             if (!next.accepted()) {
                 if (!next.hear(world_->transport())) return;
@@ -376,55 +320,37 @@ private:
     }
 
     void open_rounds() {
-        for (; opening_ < next_; ++opening_) {
+        for (; opening_ < pending_.next(); ++opening_) {
             PendingCollective& next = pending(opening_);
             if (!next.small() && (!next.whole_is_known() || !rounds_.open(next))) return;
         }
     }
 
     void retire() {
-        while (first_ < heard_ && first_ < opening_ && pending(first_).is_over(world_->transport())) {
-            spare_.push_back(std::move(pending_[first_ % slots]));
-            ++first_;
-        }
+        pending_.retire([this](std::unique_ptr<PendingCollective>& oldest) {
+            const std::uint64_t n = oldest->number();
+            if (n >= heard_ || n >= opening_ || !oldest->is_over(world_->transport())) return false;
+            spare_.push_back(std::move(oldest));
+            return true;
+        });
     }
 
     void look(collective::Deadline& deadline) {
         deadline.look(
             timeout(),
             [&](std::chrono::nanoseconds by) {
-                detector_.report_timeout(oldest_open(), heard_ < next_ ? &pending(heard_) : nullptr, by, timeout());
+                detector_.report_timeout(oldest_open(), heard_ < pending_.next() ? &pending(heard_) : nullptr, by, timeout());
             },
             [&] { report_missing(); });
     }
 
     void report_missing() {
-        if (first_ != next_) detector_.report_missing(oldest_open());
+        if (!pending_.empty()) detector_.report_missing(oldest_open());
     }
 
     void fail_transport(const std::exception& error) noexcept {
-        const int self = world_rank(rank_);
+        const int self = own_world_rank();
         world_->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot communicate: " + error.what()});
-    }
-
-    void refuse_wrong_thread(Operation operation) const {
-        if (const char* const refusal = world_->transport().refusal())
-            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + refusal,
-                        {.operation = std::string(name_of(operation)), .rank = world_rank(rank_)});
-    }
-
-    /// Called when this rank learns that the world has failed. Its buffers may be freed soon, so nothing is written into them from now on,
-    /// except into lent memory. Must be called without the mutex.
-    void end() noexcept {
-        const std::lock_guard lock(world_->mutex());
-        ended_ = true;
-    }
-
-    /// Must be called without the mutex.
-    [[noreturn]] void throw_failure(Operation operation) {
-        end();
-        world_->deliver();
-        throw collective::as_error(world_->failure(), operation, world_rank(rank_));
     }
 
     /// Keeps memory that a message may still be written into.
@@ -432,7 +358,7 @@ private:
         Transport& transport = world_->transport();
         bool all = transport.refusal() == nullptr;
         if (all) {
-            for (std::uint64_t n = first_; n < next_; ++n) all &= pending(n).give_up(transport);
+            for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n) all &= pending(n).give_up(transport);
             all &= rounds_.give_up();
         }
         if (all) return;
@@ -442,20 +368,14 @@ private:
 
     const std::shared_ptr<MessageWorld> world_;
     const std::shared_ptr<KnownMemory> known_;
-    const std::vector<int> world_ranks_;
-    const int rank_;
     const int communicator_;
-    std::atomic<std::chrono::nanoseconds> timeout_;
     const bool shares_cores_;  ///< these ranks run on one machine with fewer cores; the same on all of them
-    std::size_t numbers_ = 0;
     bool ended_ = false;
 
-    std::vector<std::unique_ptr<PendingCollective>> pending_;  ///< numbers first_ to next_, each at its number modulo slots
+    collective::InFlight<std::unique_ptr<PendingCollective>> pending_;
     std::vector<std::unique_ptr<PendingCollective>> spare_;
-    std::uint64_t first_ = 0;    ///< all below are complete
     std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
     std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
-    std::uint64_t next_ = 0;
 
     collective::Combiner combiner_;
     std::vector<const void*> inputs_;

@@ -7,6 +7,7 @@
 
 #include "../../core/clock.hpp"
 #include "../deadline.hpp"
+#include "../engine.hpp"
 #include "../failures.hpp"
 #include "message_world.hpp"
 #include "pending_collective.hpp"
@@ -20,14 +21,9 @@ class MessageFailureDetector {
     using Late = collective::Late;
 
 public:
-    /// `world_ranks[r]` is the world rank of rank r. All references must outlive the object.
-    MessageFailureDetector(MessageWorld& world, const std::vector<int>& world_ranks, int rank, int communicator, const Rounds& rounds)
-        : world_(world),
-          world_ranks_(world_ranks),
-          rank_(rank),
-          communicator_(communicator),
-          rounds_(rounds),
-          liveness_check_(world_ranks.size()) {}
+    /// All references must outlive the object.
+    MessageFailureDetector(MessageWorld& world, const collective::Member& self, int communicator, const Rounds& rounds)
+        : world_(world), self_(self), communicator_(communicator), rounds_(rounds), liveness_check_(self.world_ranks()->size()) {}
 
     /// The ranks that keep `pending` from completing.
     Late late(const PendingCollective& pending) const {
@@ -53,11 +49,19 @@ public:
     void report_missing(const PendingCollective& oldest) {
         const std::string what = collective::name_of(oldest.call(), oldest.number());
         for (int r = 0; r < size(); ++r) {
-            if (r == rank_) continue;
+            if (r == self_.rank()) continue;
             const auto left = world_.left(communicator_, world_rank(r));
             if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what, world_rank(r)));
             if (!left && liveness_check_.is_dead(world_, r, world_rank(r))) return world_.fail(collective::died(what, world_rank(r)));
         }
+    }
+
+    /// The first rank that has died without a good-bye, or -1. Opens files.
+    int first_dead() {
+        for (int r = 0; r < size(); ++r)
+            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && liveness_check_.is_dead(world_, r, world_rank(r)))
+                return r;
+        return -1;
     }
 
     /// Called repeatedly once the time limit has passed, `by` ago. An uncertain rank waits for a better informed one to report first.
@@ -68,12 +72,12 @@ public:
         Late who = late(*open);
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
         if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that has stopped did not start this one
-        world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, world_rank(rank_), limit));
+        world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, self_.own_world_rank(), limit));
     }
 
 private:
-    int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
-    int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
+    int size() const noexcept { return self_.size(); }
+    int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
     std::vector<int> missing_of(const PendingCollective& pending) const {
         std::vector<int> missing;
@@ -83,8 +87,7 @@ private:
     }
 
     MessageWorld& world_;
-    const std::vector<int>& world_ranks_;
-    const int rank_;
+    const collective::Member& self_;
     const int communicator_;
     const Rounds& rounds_;
     collective::LivenessCheck liveness_check_;

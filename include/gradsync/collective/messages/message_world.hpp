@@ -18,7 +18,6 @@
 
 #include "../../core/clock.hpp"
 #include "../process.hpp"
-#include "../progress_hooks.hpp"
 #include "../world.hpp"
 #include "known_memory.hpp"
 #include "lifeline.hpp"
@@ -46,7 +45,6 @@ public:
 
     Transport& transport() noexcept { return *transport_; }
     std::mutex& mutex() noexcept { return transport_->mutex(); }
-    collective::ProgressHooks& hooks() noexcept { return *hooks_; }
 
     /// The smallest number that a new communicator of this rank may have; 0 is the first communicator.
     int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
@@ -89,8 +87,7 @@ public:
         std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
     }
 
-    /// Grows whenever messages arrive or have been sent: waiting ranks stay awake as long as it grows.
-    std::uint64_t arrivals() const noexcept { return arrivals_.load(std::memory_order_relaxed); }
+    std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
     /// After the world has failed: tells the others if this rank found out. Waits for delivery up to a second, and only once.
     void deliver() noexcept {
@@ -141,11 +138,10 @@ public:
 private:
     MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
                  std::shared_ptr<State> state, std::shared_ptr<collective::ProgressHooks> hooks)
-        : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size()),
+        : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size(), std::move(hooks)),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
           state_(std::move(state)),
-          hooks_(std::move(hooks)),
           gone_(processes_.size()) {
         std::lock_guard lock(mutex());
         listen();
@@ -271,7 +267,6 @@ private:
     const std::vector<collective::ProcessIdentity> processes_;
     std::unique_ptr<Lifeline> lifeline_;
     const std::shared_ptr<State> state_;
-    const std::shared_ptr<collective::ProgressHooks> hooks_;
 
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};

@@ -200,12 +200,18 @@ private:
             throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) +
                                      " were due at most");
     }
+    /// Takes the receive that has begun first, for a message of `bytes` bytes.
+    static Posted take_posted(Inbox& inbox, std::size_t bytes) {
+        const Posted posted = inbox.posted.front();
+        check_room(bytes, posted);
+        inbox.posted.pop_front();
+        return posted;
+    }
 
     void lose(Peer& peer) noexcept {
         peer.lost = true;
         peer.socket = {};
-        for (const Outgoing& outgoing : peer.outgoing) set_over(outgoing.ticket);
-        peer.outgoing.clear();
+        stop_sending(peer);
     }
 
     void push(Peer& peer) noexcept {
@@ -280,9 +286,7 @@ private:
             incoming.data = incoming.own.data();
             incoming.ticket = no_ticket;
         } else {
-            const Posted posted = inbox.posted.front();
-            check_room(incoming.header.bytes, posted);
-            inbox.posted.pop_front();
+            const Posted posted = take_posted(inbox, incoming.header.bytes);
             incoming.data = posted.data;
             incoming.ticket = posted.ticket;
         }
@@ -296,9 +300,7 @@ private:
             if (inbox.posted.empty()) {
                 inbox.kept.push_back(std::move(incoming.own));
             } else {
-                const Posted posted = inbox.posted.front();
-                check_room(incoming.own.size(), posted);
-                inbox.posted.pop_front();
+                const Posted posted = take_posted(inbox, incoming.own.size());
                 if (!incoming.own.empty()) std::memcpy(posted.data, incoming.own.data(), incoming.own.size());
                 set_over(posted.ticket);
             }

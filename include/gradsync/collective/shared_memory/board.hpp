@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "../engine.hpp"
 #include "../world.hpp"
 #include "chunks.hpp"
 
@@ -26,25 +26,27 @@ class Board {
 public:
     static constexpr std::size_t slots = 512;  ///< collectives in flight before a start must wait
 
-    /// `world_ranks[r]` is the world rank of this board's rank r. `memory`: `bytes(ranks)` bytes that all ranks see, zeroed by their maker
+    using WorldRanks = collective::Member::WorldRanks;
+
+    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed by their maker
     /// and aligned to 64; the board shares ownership.
-    Board(std::shared_ptr<World> world, std::vector<int> world_ranks, std::shared_ptr<std::byte> memory)
-        : world_(std::move(world)), world_ranks_(std::move(world_ranks)), memory_(std::move(memory)) {
-        const std::size_t ranks = world_ranks_.size();
+    Board(std::shared_ptr<World> world, WorldRanks world_ranks, std::shared_ptr<std::byte> memory)
+        : world_(std::move(world)), world_ranks_(std::move(world_ranks)), ranks_(world_ranks_->size()), memory_(std::move(memory)) {
         // Zeroes are the initial values of everything in this memory: no rank must construct it, or wait for construction.
         presences_ = reinterpret_cast<Presence*>(memory_.get());
-        cells_ = reinterpret_cast<Cell*>(presences_ + ranks);
-        shares_ = reinterpret_cast<Share*>(cells_ + slots * ranks);
+        cells_ = reinterpret_cast<Cell*>(presences_ + ranks_);
+        shares_ = reinterpret_cast<Share*>(cells_ + slots * ranks_);
     }
 
     static constexpr std::size_t bytes(std::size_t ranks) noexcept {
         return ranks * (sizeof(Presence) + slots * (sizeof(Cell) + sizeof(Share)));
     }
 
-    int size() const noexcept { return static_cast<int>(world_ranks_.size()); }
+    int size() const noexcept { return static_cast<int>(ranks_); }
     World& world() const noexcept { return *world_; }
     const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
-    int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
+    const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
 
     /// One rank's part of one collective.
     struct alignas(64) Cell {
@@ -67,8 +69,8 @@ public:
         std::atomic<bool> left{false};          ///< this rank will start nothing more
     };
 
-    Cell& cell(std::uint64_t n, int rank) noexcept { return cells_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
-    Share& share(std::uint64_t n, int rank) noexcept { return shares_[(n % slots) * world_ranks_.size() + static_cast<std::size_t>(rank)]; }
+    Cell& cell(std::uint64_t n, int rank) noexcept { return cells_[(n % slots) * ranks_ + static_cast<std::size_t>(rank)]; }
+    Share& share(std::uint64_t n, int rank) noexcept { return shares_[(n % slots) * ranks_ + static_cast<std::size_t>(rank)]; }
     Presence& presence(int rank) noexcept { return presences_[rank]; }
 
     /// Has this rank started collective n? Valid while the slot is still n's.
@@ -92,7 +94,8 @@ public:
 
 private:
     std::shared_ptr<World> world_;
-    std::vector<int> world_ranks_;
+    WorldRanks world_ranks_;
+    const std::size_t ranks_;
     std::shared_ptr<std::byte> memory_;
     Presence* presences_;
     Cell* cells_;

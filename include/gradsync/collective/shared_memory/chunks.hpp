@@ -76,40 +76,24 @@ public:
     template <class = void>  // see isa.hpp
     void run(std::span<const Call> calls, int owner, ElementRange range) {
         const Call& call = calls[0];
-        const Call& owners = calls[static_cast<std::size_t>(owner)];
-        const Call& roots = calls[collective::is_rooted(call.operation) ? static_cast<std::size_t>(call.root) : 0];
-        const std::size_t width = size_of(call.dtype);
-        const std::size_t whole = range.first * width;  // offset in a whole buffer, in bytes
-        const int size = static_cast<int>(calls.size());
+        const std::size_t whole = range.first * size_of(call.dtype);  // offset in a whole buffer, in bytes
         // Offset in the owner's shard, in bytes, for operations whose shares are its shards.
-        const std::size_t shard = (range.first - shard_range(whole_count(calls), size, owner).first) * width;
+        const std::size_t shard =
+            whole - shard_range(whole_count(calls), static_cast<int>(calls.size()), owner).first * size_of(call.dtype);
         outputs_.clear();
-        switch (call.operation) {
-            case Operation::all_reduce:
-                for (const Call& c : calls) add_output(c.out, whole);
-                return reduce(calls, range);
-            case Operation::reduce: add_output(roots.out, whole); return reduce(calls, range);
-            case Operation::reduce_scatter: add_output(owners.out, shard); return reduce(calls, range);
-            case Operation::all_gather:
-                for (const Call& c : calls) add_output(c.out, whole);
-                return copy(owners.in, shard, range.size() * width);
-            case Operation::broadcast:
-                for (const Call& c : calls) add_output(c.out, whole);
-                return copy(roots.in, whole, range.size() * width);
-            case Operation::gather: add_output(roots.out, whole); return copy(owners.in, shard, range.size() * width);
-            case Operation::scatter: add_output(owners.out, shard); return copy(roots.in, whole, range.size() * width);
-            case Operation::barrier: return;
-        }
+        for (int r = 0; r < static_cast<int>(calls.size()); ++r)
+            if (collective::receives(call, r, owner))
+                outputs_.push_back(static_cast<std::byte*>(calls[index(r)].out) +
+                                   (collective::out_is_shard(call.operation) ? shard : whole));
+        if (collective::reduces(call.operation)) return reduce(calls, range);
+        const bool gathers = collective::in_is_shard(call.operation);
+        const void* const from = static_cast<const std::byte*>(calls[index(gathers ? owner : call.root)].in) + (gathers ? shard : whole);
+        for (void* to : outputs_)
+            if (to != from) std::memcpy(to, from, range.size() * size_of(call.dtype));
     }
 
 private:
-    void add_output(void* base, std::size_t offset) { outputs_.push_back(static_cast<std::byte*>(base) + offset); }
-
-    void copy(const void* base, std::size_t offset, std::size_t bytes) {
-        const void* from = static_cast<const std::byte*>(base) + offset;
-        for (void* to : outputs_)
-            if (to != from) std::memcpy(to, from, bytes);
-    }
+    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
     template <class = void>
     void reduce(std::span<const Call> calls, ElementRange range) {

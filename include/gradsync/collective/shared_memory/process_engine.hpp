@@ -17,6 +17,7 @@
 #include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
+#include "../in_flight.hpp"
 #include "process_world.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
@@ -44,32 +45,31 @@ public:
     /// staging area, the same on all ranks.
     ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, std::vector<int> world_ranks, int rank,
                   std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
-        : world_(std::move(world)),
+        : Engine(std::move(world_ranks), rank, timeout),
+          world_(std::move(world)),
           regions_(std::move(regions)),
           staging_region_(staging_region),
-          direct_(board(world_ranks, memory, 0), rank, timeout, space(world_ranks)),
-          staged_(board(world_ranks, memory, 1), rank, timeout, space(world_ranks)) {
-        std::byte* const area = memory.get() + 2 * Board::bytes(world_ranks.size());
-        regions_->add(staging_region_, area, world_ranks.size() * pieces_in_flight * piece_bytes);
+          direct_(board(memory, 0), rank, timeout, RegionSpace(regions_, size() == 1)),
+          staged_(board(memory, 1), rank, timeout, RegionSpace(regions_, size() == 1)),
+          pieces_in_flight_(pieces_in_flight) {
+        const auto ranks = static_cast<std::size_t>(size());
+        std::byte* const area = memory.get() + 2 * Board::bytes(ranks);
+        regions_->add(staging_region_, area, ranks * pieces_in_flight * piece_bytes);
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
-        world_->hooks()->enlist(*this);
+        world_->hooks().enlist(*this);
     }
     ~ProcessEngine() override {
-        world_->hooks()->dismiss(*this);
+        world_->hooks().dismiss(*this);
         regions_->remove(staging_region_);
     }
 
-    int rank() const noexcept override { return direct_.rank(); }
-    int size() const noexcept override { return direct_.board().size(); }
-    int world_rank(int rank) const noexcept override { return direct_.board().world_rank(rank); }
     collective::World& world() const noexcept override { return *world_; }
 
-    std::chrono::nanoseconds timeout() const noexcept override { return direct_.timeout(); }
     void set_timeout(std::chrono::nanoseconds limit) noexcept override {
+        Engine::set_timeout(limit);
         direct_.set_timeout(limit);
         staged_.set_timeout(limit);
     }
-    std::size_t next_number() noexcept override { return direct_.next_number(); }
 
     std::uint64_t start(const Call& call) override {
         for (;;) {
@@ -77,12 +77,12 @@ public:
             {
                 std::lock_guard lock(mutex_);
                 // The direct seat remembers only for its last Board::slots collectives which of them need staging.
-                if (first_ == calls_.size() || calls_.size() - classified_ < Board::slots / 2) {
-                    const std::uint64_t n = direct_.start(call);
-                    calls_.push_back({n, call});
-                    return n;
-                }
-                oldest = calls_[first_].number;
+                if (started_.empty() || started_.next() - classified_ < Board::slots / 2)
+                    return started_.add([&](Started& started, std::uint64_t) {
+                        direct_.start(call);  // both count from 0
+                        started = {call};
+                    });
+                oldest = started_.first();
             }
             wait(oldest);
         }
@@ -95,23 +95,36 @@ public:
         return direct_.progress_time() + staged_.progress_time() + copy_time_.load(std::memory_order_relaxed);
     }
 
-    bool test(std::uint64_t n) override { return advance(n); }
+    /// Finds completed collectives, and makes all possible progress on staged ones.
+    std::optional<Call> advance_to(std::uint64_t n) noexcept override {
+        // The work itself takes long and is done without the mutex: other threads can go on starting.
+        if (world_->failed()) {
+            direct_.catch_up();
+            staged_.catch_up();
+        } else {
+            direct_.progress();
+            staged_.progress();
+        }
+        std::lock_guard lock(mutex_);
+        advance_started();
+        return is_complete(n) ? std::nullopt : std::optional(started_[n].call);
+    }
 
     /// Also waits for earlier collectives: they may need this rank's staging.
     void wait(std::uint64_t n) override {
-        while (!advance(n)) {
+        while (!test(n)) {
             Whole oldest;
             bool is_staged;
             std::uint64_t piece;
             {
                 std::lock_guard lock(mutex_);
-                if (complete(n)) return;
-                oldest = {calls_[first_].call, calls_[first_].number};
-                is_staged = calls_[first_].whole.has_value();
-                piece = landed_;
-                if (is_staged && launched_ == landed_) continue;  // the piece could not be launched: the world has failed
+                if (is_complete(n)) return;
+                oldest = {started_.oldest().call, started_.first()};
+                is_staged = started_.oldest().whole.has_value();
+                piece = pieces_in_flight_.first();
+                if (is_staged && pieces_in_flight_.empty()) continue;  // the piece could not be launched: the world has failed
             }
-            // If these fail, `advance` says what it means for n.
+            // If these fail, `test` says what it means for n.
             if (is_staged) staged_.await(piece, &oldest);
             else direct_.await(oldest.number);
         }
@@ -119,38 +132,28 @@ public:
 
     void look(std::uint64_t n, collective::Deadline& deadline) override {
         std::lock_guard lock(mutex_);
-        if (complete(n)) return;
-        const Whole oldest{calls_[first_].call, calls_[first_].number};
-        if (!calls_[first_].whole) direct_.look(oldest.number, deadline);
-        else if (launched_ != landed_) staged_.look(landed_, deadline, &oldest);
+        if (is_complete(n)) return;
+        const Whole oldest{started_.oldest().call, started_.first()};
+        if (!started_.oldest().whole) direct_.look(oldest.number, deadline);
+        else if (!pieces_in_flight_.empty()) staged_.look(pieces_in_flight_.first(), deadline, &oldest);
     }
 
     /// The ranks that keep collective n from completing.
     collective::Late late(std::uint64_t n) noexcept {
         std::lock_guard lock(mutex_);
-        if (complete(n)) return {};
-        if (!calls_[first_].whole) return direct_.late(n);
-        collective::Late late = staged_.late(landed_);
+        if (is_complete(n)) return {};
+        if (!started_.oldest().whole) return direct_.late(n);
+        collective::Late late = staged_.late(pieces_in_flight_.first());
         late.did = collective::Late::Did::not_go_on;
         return late;
-    }
-
-    void abandon(std::uint64_t n) noexcept override {
-        {
-            std::lock_guard lock(mutex_);
-            if (complete(n)) return;
-        }
-        // It may be complete without any work of this rank.
-        if (!world_->failed()) try_advance();
-        if (direct_.done(n) && !direct_.elsewhere(n)) return;
-        direct_.fail_abandoned(n);
-        let_buffers_go();
     }
 
     /// Ends the world and returns once no rank touches another's buffers.
     void fail(const Failure& failure) noexcept override {
         direct_.fail(failure);
-        let_buffers_go();
+        // No thread of this rank copies from or to the trainer's buffers again.
+        std::lock_guard lock(mutex_);
+        buffers_may_go_ = true;
     }
 
     /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
@@ -161,22 +164,19 @@ public:
         constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
         const std::size_t unit = bytes >= huge_page ? huge_page : page;
         const std::size_t stride = gradsync::detail::round_up(bytes, unit);
-        std::string problem;
-        Segment created;
-        Offer own;
-        if (rank() == 0) own = offer(created, stride * static_cast<std::size_t>(size()), problem);
-        const Offer chosen = exchange(own).front();
-        Segment segment = open(chosen, problem);
-        if (const int without = who_has_not(segment); without >= 0) {
+        SharedSegment shared = share(0, stride * static_cast<std::size_t>(size()));
+        if (shared.without >= 0) {
             std::lock_guard lock(mutex_);
             remark_ = ", but " + std::to_string(bytes) + " bytes that were to be shared are copied: " +
-                      (problem.empty() ? "see rank " + std::to_string(world_rank(without)) : problem);
+                      (shared.problem.empty() ? "see rank " + std::to_string(world_rank(shared.without)) : shared.problem);
             return collective::Memory::of(kernel::HostBuffer(bytes));
         }
-        const auto number = static_cast<std::uint32_t>(chosen.region);
-        auto lent = std::make_shared<LentRegion>(regions_, number, std::move(segment));
-        std::byte* const data = lent->segment.data() + stride * static_cast<std::size_t>(rank());
-        return collective::Memory(std::shared_ptr<void>(std::move(lent), data));
+        const auto number = static_cast<std::uint32_t>(shared.number);
+        const auto segment = std::make_shared<Segment>(std::move(shared.segment));
+        regions_->add(number, segment->data(), segment->bytes());
+        std::byte* const data = segment->data() + stride * static_cast<std::size_t>(rank());
+        const auto take_back = [regions = regions_, number, segment](void*) { regions->remove(number); };
+        return collective::Memory(std::shared_ptr<void>(data, take_back));
     }
 
     std::string remark() const override {
@@ -186,117 +186,37 @@ public:
 
     /// The first member of each group makes its memory; all ranks of this communicator exchange the handles.
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
-        const std::size_t room = ProcessEngine::bytes(group.members.size());
-        std::string problem;
-        Segment created;
-        Offer own;
-        if (group.rank == 0) own = offer(created, room, problem);
-        const Offer chosen = exchange(own)[static_cast<std::size_t>(group.members.front())];
-        auto segment = std::make_shared<Segment>(open(chosen, problem));
-        if (who_has_not(*segment) >= 0)
+        const std::size_t room = bytes(group.members.size());
+        SharedSegment shared = share(group.members.front(), room);
+        if (shared.without >= 0)
             throw Error(Errc::invalid_argument,
-                        "split on rank " + std::to_string(world_rank(rank())) + ": no shared memory of " + std::to_string(room) + " bytes" +
-                            (problem.empty() ? "" : " (" + problem + ")"),
-                        {.operation = "split", .rank = world_rank(rank())});
-        std::vector<int> world_ranks;
-        for (const int r : group.members) world_ranks.push_back(world_rank(r));
-        std::shared_ptr<std::byte> memory(segment, segment->data());
-        return std::make_shared<ProcessEngine>(world_, regions_, std::move(world_ranks), group.rank, std::move(memory),
-                                               static_cast<std::uint32_t>(chosen.region), timeout());
+                        "split on rank " + std::to_string(own_world_rank()) + ": no shared memory of " + std::to_string(room) + " bytes" +
+                            (shared.problem.empty() ? "" : " (" + shared.problem + ")"),
+                        {.operation = "split", .rank = own_world_rank()});
+        const auto segment = std::make_shared<Segment>(std::move(shared.segment));
+        return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank,
+                                               std::shared_ptr<std::byte>(segment, segment->data()),
+                                               static_cast<std::uint32_t>(shared.number), timeout());
     }
 
 private:
-    /// A segment that its creator offers to others, and the number that its region has everywhere.
-    struct Offer {
-        Segment::IpcHandle handle;
-        std::uint64_t region = 0;
-    };
-    /// While this lives, collectives find their buffers in the region.
-    struct LentRegion {
-        LentRegion(std::shared_ptr<Regions> regions_, std::uint32_t number_, Segment segment_)
-            : regions(std::move(regions_)), number(number_), segment(std::move(segment_)) {
-            regions->add(number, segment.data(), segment.bytes());
-        }
-        ~LentRegion() { regions->remove(number); }
-        std::shared_ptr<Regions> regions;
-        std::uint32_t number;
-        Segment segment;
-    };
-
-    Offer offer(Segment& created, std::size_t bytes, std::string& problem) const {
-        created = Segment::attempt(problem, [&] { return Segment::create(bytes); });
-        return {created.ipc_handle(), world_->next_region()};
-    }
-    static Segment open(const Offer& offer, std::string& problem) {
-        return offer.handle.descriptor < 0 ? Segment() : Segment::attempt(problem, [&] { return Segment::open(offer.handle); });
-    }
-    /// Returns the first rank of this communicator that could not open its segment, or -1. The creators keep their segments until it is
-    /// known. Collective.
-    int who_has_not(const Segment& segment) {
-        const std::vector<std::uint8_t> good = exchange(static_cast<std::uint8_t>(segment.data() != nullptr));
-        const auto found = std::find(good.begin(), good.end(), 0);
-        return found == good.end() ? -1 : static_cast<int>(found - good.begin());
+    /// A segment of `bytes` bytes that rank `creator` makes, and the number that its region has everywhere. Collective.
+    SharedSegment share(int creator, std::size_t bytes) {
+        const bool creates = rank() == creator;
+        return SharedSegment::share([this](const auto& own) { return exchange(own); }, rank(), creator,
+                                    [&] { return Segment::create(bytes); }, creates ? world_->next_region() : 0);
     }
 
     struct Started {
-        std::uint64_t number = 0;
         Call call;
         std::optional<std::size_t> whole = {};  ///< elements of the whole buffer, if it is staged
         bool complete = false;
     };
 
-    std::shared_ptr<Board> board(const std::vector<int>& world_ranks, const std::shared_ptr<std::byte>& memory, std::size_t index) const {
-        return std::make_shared<Board>(world_, world_ranks,
-                                       std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(world_ranks.size())));
-    }
-
-    /// A waiting rank advances its staging, here and in other communicators.
-    class Space : public RegionSpace {
-    public:
-        Space(std::shared_ptr<const Regions> regions, bool alone, ProcessWorld& world) noexcept
-            : RegionSpace(std::move(regions), alone), world_(&world) {}
-        void idle() const noexcept { world_->hooks()->try_advance(); }
-
-    private:
-        ProcessWorld* world_;
-    };
-    Space space(const std::vector<int>& world_ranks) const { return {regions_, world_ranks.size() == 1, *world_}; }
-
-    /// Requires the mutex. Numbers are consecutive.
-    bool complete(std::uint64_t n) const noexcept {
-        return first_ == calls_.size() || n < calls_[first_].number || calls_[index_of(n)].complete;
-    }
-    std::size_t index_of(std::uint64_t n) const noexcept { return first_ + static_cast<std::size_t>(n - calls_[first_].number); }
-
-    /// Finds completed collectives, and makes all possible progress on staged ones. True if collective n is complete; throws Error if it is
-    /// not and the world has failed.
-    bool advance(std::uint64_t n) {
-        // Read before looking: collectives that the failed rank had seen complete are found complete here too.
-        const bool failed = world_->failed();
-        // The work itself takes long and is done without the mutex: other threads can go on starting.
-        if (failed) {
-            direct_.catch_up();
-            staged_.catch_up();
-        } else {
-            direct_.progress();
-            staged_.progress();
-        }
-        Operation operation;
-        {
-            std::lock_guard lock(mutex_);
-            advance_calls();
-            if (complete(n)) return true;
-            if (!failed) return false;
-            operation = calls_[index_of(n)].call.operation;
-            buffers_may_go_ = true;
-        }
-        direct_.throw_failure(operation);
-    }
-
-    /// After a failure: makes sure that no thread of this rank copies from or to the trainer's buffers again.
-    void let_buffers_go() noexcept {
-        std::lock_guard lock(mutex_);
-        buffers_may_go_ = true;
+    std::shared_ptr<Board> board(const std::shared_ptr<std::byte>& memory, std::size_t index) const {
+        return std::make_shared<Board>(
+            world_, world_ranks(),
+            std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(static_cast<std::size_t>(size()))));
     }
 
     void try_advance() noexcept override {
@@ -304,47 +224,43 @@ private:
         staged_.progress();
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock || world_->failed()) return;
-        advance_calls();
+        advance_started();
     }
 
-    /// Requires the mutex.
-    void advance_calls() noexcept {
-        for (; classified_ < calls_.size(); ++classified_) {
-            Started& next = calls_[classified_];
-            if (!direct_.done(next.number)) break;
-            next.whole = direct_.elsewhere(next.number);
+    // All functions below require the mutex.
+
+    bool is_complete(std::uint64_t n) const noexcept {
+        if (n >= classified_) return direct_.done(n) && !direct_.elsewhere(n);
+        return started_.is_over(n) || started_[n].complete;
+    }
+
+    void advance_started() noexcept {
+        for (; classified_ < started_.next() && direct_.done(classified_); ++classified_) {
+            Started& next = started_[classified_];
+            next.whole = direct_.elsewhere(classified_);
             next.complete = !next.whole;
         }
-        while (first_ < classified_) {
-            Started& oldest = calls_[first_];
-            if (!oldest.complete && !advance_staged(oldest)) break;
-            ++first_;
-        }
-        if (first_ == calls_.size() || first_ >= Board::slots) {
-            calls_.erase(calls_.begin(), calls_.begin() + static_cast<std::ptrdiff_t>(first_));
-            classified_ -= first_;
-            first_ = 0;
-        }
+        started_.retire([this](Started& oldest) { return oldest.complete || (oldest.whole && advance_staged(oldest)); });
     }
 
-    /// Requires the mutex, as all functions below.
     bool advance_staged(Started& started) noexcept {
         if (!pieces_) pieces_.emplace(started.call, *started.whole, rank(), size(), piece_bytes);
         for (;;) {
             bool moved = false;
-            if (!pieces_->all_taken() && launched_ - landed_ < pieces_in_flight && !world_->failed()) {
+            if (!pieces_->all_taken() && pieces_in_flight_.size() < pieces_in_flight && !world_->failed()) {
                 const auto begin = Clock::now();
                 moved = launch(started);
                 add_copy_time(begin);
             }
-            if (landed_ < launched_ && staged_.done(landed_) && !buffers_may_go_) {
+            pieces_in_flight_.retire([&](const StagedPieces::Piece& piece) {
+                const std::uint64_t n = pieces_in_flight_.first();
+                if (!staged_.done(n) || buffers_may_go_) return false;
                 const auto begin = Clock::now();
-                land(started, in_flight_[landed_ % pieces_in_flight]);
+                land(started, piece, n);
                 add_copy_time(begin);
-                ++landed_;
-                moved = true;
-            }
-            if (pieces_->all_taken() && landed_ == launched_) {
+                return moved = true;
+            });
+            if (pieces_->all_taken() && pieces_in_flight_.empty()) {
                 pieces_.reset();
                 return started.complete = true;
             }
@@ -362,45 +278,44 @@ private:
     bool launch(const Started& started) noexcept {
         StagedPieces left = *pieces_;
         const StagedPieces::Piece piece = left.take();
-        std::byte* const room = area(launched_);
+        std::byte* const room = area(pieces_in_flight_.next());
         const std::size_t width = size_of(started.call.dtype);
         if (const auto [range, begins] = left.brings(piece); range.size() != 0)
             std::memcpy(room + (range.first - piece.range.first) * width,
                         static_cast<const std::byte*>(started.call.in) + (range.first - begins) * width, range.size() * width);
         try {
-            staged_.start(left.call_on(room, piece));
+            pieces_in_flight_.add([&](StagedPieces::Piece& place, std::uint64_t) {
+                staged_.start(left.call_on(room, piece));
+                place = piece;
+            });
         } catch (...) {
             return false;
         }
-        in_flight_[launched_++ % pieces_in_flight] = piece;
         pieces_ = left;
         return true;
     }
 
-    void land(const Started& started, const StagedPieces::Piece& piece) noexcept {
+    void land(const Started& started, const StagedPieces::Piece& piece, std::uint64_t number) noexcept {
         const std::size_t width = size_of(started.call.dtype);
         if (const auto [range, begins] = pieces_->fetches(piece); range.size() != 0)
             std::memcpy(static_cast<std::byte*>(started.call.out) + (range.first - begins) * width,
-                        area(landed_) + (range.first - piece.range.first) * width, range.size() * width);
+                        area(number) + (range.first - piece.range.first) * width, range.size() * width);
     }
 
     const std::shared_ptr<ProcessWorld> world_;
     const std::shared_ptr<Regions> regions_;
     const std::uint32_t staging_region_;
-    Seat<Space> direct_;
-    Seat<Space> staged_;
+    Seat<RegionSpace> direct_;
+    Seat<RegionSpace> staged_;
     std::byte* own_area_ = nullptr;
 
     mutable std::mutex mutex_;
     std::string remark_;
-    std::vector<Started> calls_;  ///< from first_ on: not known to be complete, or behind such a call
-    std::size_t first_ = 0;
-    std::size_t classified_ = 0;          ///< calls below this index are known to be staged or not
-    std::optional<StagedPieces> pieces_;  ///< pieces of the oldest call that have not been launched, if it is staged
-    StagedPieces::Piece in_flight_[pieces_in_flight];
-    std::uint64_t launched_ = 0;  ///< number of pieces; also the staged seat's collective numbers
-    std::uint64_t landed_ = 0;
-    bool buffers_may_go_ = false;  ///< the trainer has seen a failure, or has reported one
+    collective::InFlight<Started> started_;  ///< not known to be complete, or behind such a collective
+    std::uint64_t classified_ = 0;           ///< collectives below this number are known to be staged or not
+    std::optional<StagedPieces> pieces_;     ///< pieces of the oldest collective that have not been launched, if it is staged
+    collective::InFlight<StagedPieces::Piece> pieces_in_flight_;  ///< their numbers are also the staged seat's
+    bool buffers_may_go_ = false;                                 ///< the trainer has seen a failure, or has reported one
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -9,7 +9,6 @@
 
 #include "../../core/math.hpp"
 #include "../process.hpp"
-#include "../progress_hooks.hpp"
 #include "../world.hpp"
 #include "segment.hpp"
 
@@ -33,9 +32,6 @@ public:
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
 
-    /// The progress hooks of this rank's communicators.
-    const std::shared_ptr<collective::ProgressHooks>& hooks() const noexcept { return hooks_; }
-
     /// False once the process has died; true if it has not joined yet.
     bool alive(int world_rank) noexcept override {
         const std::int64_t number = processes()[world_rank].load(std::memory_order_acquire);
@@ -52,7 +48,9 @@ private:
     };
 
     ProcessWorld(std::shared_ptr<Segment> segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, reinterpret_cast<Shared*>(segment->data())->state), segment_(std::move(segment)), ranks_(ranks) {
+        : World(ranks_here, reinterpret_cast<Shared*>(segment->data())->state, false, std::make_shared<collective::ProgressHooks>()),
+          segment_(std::move(segment)),
+          ranks_(ranks) {
         processes()[rank].store(self_.number, std::memory_order_release);
     }
 
@@ -69,7 +67,6 @@ private:
     std::shared_ptr<Segment> segment_;
     const int ranks_;
     const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
-    const std::shared_ptr<collective::ProgressHooks> hooks_ = std::make_shared<collective::ProgressHooks>();
 };
 
 }  // namespace gradsync::inline v0_2::shared_memory

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "../../core/error.hpp"
-#include "address_space.hpp"
+#include "../call.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
+
+using collective::Call;
 
 /// The memory regions that this process shares with others, by numbers that mean the same to all of them. An address in a region travels as
 /// number and offset, in the 64 bits of a pointer. Thread-safe.
@@ -87,7 +89,7 @@ public:
         return published;
     }
 
-    Call resolve(const Call& call, int /*rank*/) const noexcept {
+    Call resolve(const Call& call) const noexcept {
         Call resolved = call;
         if (alone_ || call.elsewhere) return resolved;
         resolved.in = regions_->resolve(call.in);
@@ -95,7 +97,6 @@ public:
         return resolved;
     }
 
-    static void idle() noexcept {}
     static constexpr bool keeps_memory = true;
 
 private:
@@ -106,6 +107,4 @@ private:
     std::shared_ptr<const Regions> regions_;
     bool alone_;
 };
-static_assert(AddressSpace<RegionSpace>);
-
 }  // namespace gradsync::inline v0_2::shared_memory

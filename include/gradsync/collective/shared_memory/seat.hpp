@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,7 +17,6 @@
 #include "../deadline.hpp"
 #include "../failures.hpp"
 #include "../waiting.hpp"
-#include "address_space.hpp"
 #include "board.hpp"
 #include "board_failure_detector.hpp"
 
@@ -24,34 +24,44 @@ namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Failure;
 
+/// The way in which one rank reads the addresses in another rank's calls.
+///
+/// - `publish` turns a call of this rank into one that others can read.
+/// - `resolve` turns a call that a rank has published into addresses that are valid here.
+/// - `keeps_memory`: whether memory that one rank works on stays mapped when another rank releases it.
+template <class A>
+concept AddressSpace = requires(const A& space, const Call& call) {
+    { space.publish(call) } -> std::same_as<Call>;
+    { space.resolve(call) } -> std::same_as<Call>;
+    { A::keeps_memory } -> std::convertible_to<bool>;
+};
+
+/// Ranks that are threads of one process.
+struct OneAddressSpace {
+    static Call publish(const Call& call) noexcept { return call; }
+    static Call resolve(const Call& call) noexcept { return call; }
+    static constexpr bool keeps_memory = false;
+};
+
 /// One rank's place at a board: starts collectives, works on them, waits for them.
 ///
 /// Several threads of the rank may use it: their starts are serialised, and one of them works at a time. Nothing runs by itself: work is
 /// done inside `progress()`, `test()` and `wait()`.
 template <AddressSpace Space>
-class Seat {
+class Seat : public collective::Member {
 public:
     Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
-        : space_(std::move(space)),
+        : Member(board->world_ranks(), rank, timeout),
+          space_(std::move(space)),
           board_(std::move(board)),
           rank_(rank),
-          timeout_(gradsync::detail::clamp_timeout(timeout)),
           detector_(*board_, rank),
           calls_(static_cast<std::size_t>(board_->size())),
           worker_(calls_.size()) {}
-    Seat(const Seat&) = delete;
-    Seat& operator=(const Seat&) = delete;
-
     ~Seat() { leave(); }
 
-    int rank() const noexcept { return rank_; }
     Board& board() const noexcept { return *board_; }
     World& world() const noexcept { return board_->world(); }
-    std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
-    void set_timeout(std::chrono::nanoseconds limit) noexcept {
-        timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
-    }
-
     /// Tells the others that this rank will start nothing more.
     void leave() noexcept {
         board_->presence(rank_).left.store(true, std::memory_order_release);
@@ -142,10 +152,8 @@ public:
 
     /// Collective n will not be waited for, and its buffers may be freed soon.
     void abandon(std::uint64_t n) noexcept {
-        if (!board_->done(n)) fail_abandoned(n);
+        if (!board_->done(n)) fail(collective::abandoned(detector_.name(n), own_world_rank()));
     }
-    /// The same for a collective that is not over although the ranks have met in it.
-    void fail_abandoned(std::uint64_t n) noexcept { fail(collective::abandoned(detector_.name(n), board_->world_rank(rank_))); }
 
     /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
     void fail(Failure failure) noexcept {
@@ -153,13 +161,10 @@ public:
         quiesce();
     }
 
-    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
-    std::size_t next_number() noexcept { return numbers_++; }
-
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        throw collective::as_error(board_->world().failure(), operation, board_->world_rank(rank_));
+        throw collective::as_error(board_->world().failure(), operation, own_world_rank());
     }
 
 private:
@@ -249,7 +254,7 @@ private:
     }
 
     void collect_calls(std::uint64_t n) noexcept {
-        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call, r);
+        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call);
     }
 
     Chunks chunks_of(std::uint64_t n) noexcept {
@@ -317,7 +322,7 @@ private:
                 continue;  // without a pause, which takes as long as a handoff between cores
             }
             if (backoff.patient()) {
-                space_.idle();
+                world.advance_hooks();
                 look(n, deadline, whole);
             }
             backoff.wait_a_little(world.wait_queue, [&] {
@@ -350,14 +355,12 @@ private:
     const Space space_;
     std::shared_ptr<Board> board_;
     const int rank_;
-    std::atomic<std::chrono::nanoseconds> timeout_;
     const BoardFailureDetector detector_;
 
     // For starts: requires the lock.
     std::atomic<bool> locked_{false};
     std::atomic<std::uint64_t> next_{0};         ///< number of the next collective
     std::atomic<std::uint64_t> min_retired_{0};  ///< collectives below were retired by all ranks at the last look
-    std::size_t numbers_ = 0;
 
     // For work: written by the thread that holds working_. Others read own_ and oldest_ too.
     alignas(64) std::atomic<bool> working_{false};

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -9,15 +15,6 @@
 #include <string>
 #include <system_error>
 #include <utility>
-
-#if defined(__linux__)
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#endif
 
 #include "../../core/math.hpp"
 
@@ -43,7 +40,6 @@ public:
     /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough.
     static Segment create(std::size_t bytes) {
         Segment segment;
-#if defined(__linux__)
         const int descriptor = ::memfd_create("gradsync", MFD_CLOEXEC);
         if (descriptor < 0) refuse("cannot make shared memory");
         segment.descriptor_ = descriptor;
@@ -54,10 +50,6 @@ public:
         std::random_device random;
         segment.ipc_handle_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
         std::memcpy(segment.mapping_, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
-#else
-        refuse_here();
-        (void)bytes;
-#endif
         return segment;
     }
 
@@ -65,7 +57,6 @@ public:
     /// another user.
     static Segment open(const IpcHandle& handle) {
         Segment segment;
-#if defined(__linux__)
         const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
         const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
         if (descriptor < 0) refuse("cannot open the shared memory " + path);
@@ -81,22 +72,7 @@ public:
                                     path + " is not the shared memory that was meant");
         segment.ipc_handle_ = handle;
         segment.close_descriptor();  // the mapping stays
-#else
-        refuse_here();
-        (void)handle;
-#endif
         return segment;
-    }
-
-    /// Returns the result of `make`; if it throws, returns an empty segment and sets `problem` to the reason.
-    template <class F>
-    static Segment attempt(std::string& problem, F&& make) {
-        try {
-            return make();
-        } catch (const std::exception& error) {  // mostly system errors; after any error this rank cannot share memory with the others
-            problem = error.what();
-            return Segment();
-        }
     }
 
     Segment(Segment&& other) noexcept { swap(other); }
@@ -105,9 +81,7 @@ public:
         return *this;
     }
     ~Segment() {
-#if defined(__linux__)
         if (mapping_) ::munmap(mapping_, bytes_ + data_offset(bytes_));
-#endif
         close_descriptor();
     }
 
@@ -129,7 +103,6 @@ private:
     /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
 
-#if defined(__linux__)
     [[noreturn]] static void refuse(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
     void map(int descriptor, std::size_t bytes) {
@@ -164,16 +137,9 @@ private:
             if (::madvise(begin, huge_page, collapse) != 0) return;  // small pages work, too
         }
     }
-#else
-    [[noreturn]] static void refuse_here() {
-        throw std::system_error(std::make_error_code(std::errc::function_not_supported), "memory shared by processes needs Linux");
-    }
-#endif
 
     void close_descriptor() noexcept {
-#if defined(__linux__)
         if (descriptor_ >= 0) ::close(descriptor_);
-#endif
         descriptor_ = -1;
     }
 
@@ -181,6 +147,42 @@ private:
     std::size_t bytes_ = 0;
     int descriptor_ = -1;
     IpcHandle ipc_handle_;
+};
+
+/// A segment that one rank makes for others of its machine.
+struct SharedSegment {
+    Segment segment;           ///< empty if it cannot be had
+    std::uint64_t number = 0;  ///< the creator's
+    int without = -1;          ///< the first rank that does not have its segment; -1: all have
+    std::string problem = {};  ///< why this one does not
+
+    /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the values
+    /// of all ranks, of which several may create; the creators keep theirs until all have opened them. Collective.
+    template <class Exchange, class Make>
+    static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0) {
+        struct Offer {
+            Segment::IpcHandle handle;
+            std::uint64_t number;
+        };
+        SharedSegment shared;
+        // Mostly system errors; after any error this rank cannot share memory with the others.
+        const auto attempt = [&](auto&& get) -> Segment {
+            try {
+                return get();
+            } catch (const std::exception& error) {
+                shared.problem = error.what();
+                return {};
+            }
+        };
+        const Segment created = rank == creator ? attempt(make) : Segment();
+        const Offer offer = exchange(Offer{created.ipc_handle(), number})[static_cast<std::size_t>(creator)];
+        if (offer.handle.descriptor >= 0) shared.segment = attempt([&] { return Segment::open(offer.handle); });
+        shared.number = offer.number;
+        const auto good = exchange(static_cast<std::uint8_t>(shared.segment.data() != nullptr));
+        for (std::size_t r = good.size(); r-- > 0;)
+            if (good[r] == 0) shared.without = static_cast<int>(r);
+        return shared;
+    }
 };
 
 }  // namespace gradsync::inline v0_2::shared_memory

@@ -54,24 +54,12 @@ public:
     }
 
     Share brings(const Piece& piece) const noexcept {
-        switch (call_.operation) {
-            case Operation::all_gather:
-            case Operation::gather: return own_part(piece);
-            case Operation::broadcast:
-            case Operation::scatter: return rank_ == call_.root ? Share{piece.range} : Share{};
-            case Operation::barrier: return {};
-            default: return {piece.range};
-        }
+        if (!collective::contributes(call_, rank_, piece.owner)) return {};
+        return collective::in_is_shard(call_.operation) ? own_part(piece) : Share{piece.range};
     }
     Share fetches(const Piece& piece) const noexcept {
-        switch (call_.operation) {
-            case Operation::reduce_scatter:
-            case Operation::scatter: return own_part(piece);
-            case Operation::reduce:
-            case Operation::gather: return rank_ == call_.root ? Share{piece.range} : Share{};
-            case Operation::barrier: return {};
-            default: return {piece.range};
-        }
+        if (collective::out_is_shard(call_.operation)) return own_part(piece);
+        return collective::receives(call_, rank_, piece.owner) ? Share{piece.range} : Share{};
     }
 
     /// The collective on the piece in the areas.

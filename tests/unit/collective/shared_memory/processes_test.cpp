@@ -110,7 +110,8 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ipc_handle()), r, size, size);
         auto regions = std::make_shared<sm::Regions>();
         regions->add(0, mapped.data(), mapped.bytes());
-        auto board = std::make_shared<sm::Board>(process_world, first_ranks(size), process_world->memory());
+        auto board = std::make_shared<sm::Board>(process_world, std::make_shared<const std::vector<int>>(first_ranks(size)),
+                                                 process_world->memory());
         Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
                   reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
         f(rank);

@@ -54,7 +54,8 @@ std::vector<Buffers> buffers_for(Operation operation, std::size_t whole, int siz
             case Operation::reduce_scatter: rank = {own, {}, part(sum, shard)}; break;
             case Operation::all_gather: rank = {part(own, shard), {}, gathered}; break;
             case Operation::gather: rank = {part(own, shard), {}, r == root ? gathered : Numbers{}}; break;
-            case Operation::broadcast: rank = {r == root ? own : Numbers{}, {}, of_root}; break;
+            // The root of a broadcast has it already: its buffer is the same on both sides.
+            case Operation::broadcast: rank = r == root ? Buffers{own, {}, {}} : Buffers{{}, {}, of_root}; break;
             default: rank = {r == root ? own : Numbers{}, {}, part(of_root, shard)};
         }
         rank.out.assign(rank.expected.size(), untouched);

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace gradsync::inline v0_2::collective {
+
+/// What one rank has started and not finished yet, in a ring. Entries have consecutive numbers, counted from 0. They are added at the end
+/// and leave at the front: all below `first()` are over.
+///
+/// A place in the ring keeps its contents when its entry leaves, so that the next entry there can reuse its memory. The ring grows when it
+/// is full; growth moves the entries, and invalidates references. For one thread at a time.
+template <class Started>
+class InFlight {
+public:
+    /// `capacity`: the number of entries from which on the ring must grow.
+    explicit InFlight(std::size_t capacity = 8) : places_(std::bit_ceil(capacity)) {}
+
+    std::uint64_t first() const noexcept { return first_; }
+    std::uint64_t next() const noexcept { return next_; }  ///< number of the next entry
+    std::size_t size() const noexcept { return static_cast<std::size_t>(next_ - first_); }
+    bool empty() const noexcept { return first_ == next_; }
+    bool is_over(std::uint64_t n) const noexcept { return n < first_; }
+
+    Started& operator[](std::uint64_t n) noexcept { return places_[index(n)]; }
+    const Started& operator[](std::uint64_t n) const noexcept { return places_[index(n)]; }
+    Started& oldest() noexcept { return (*this)[first_]; }
+
+    /// Adds an entry, which `begin(place, number)` fills in, and returns its number. If `begin` throws, nothing is added.
+    template <class Begin>
+    std::uint64_t add(Begin&& begin) {
+        if (size() == places_.size()) grow();
+        begin((*this)[next_], next_);
+        return next_++;
+    }
+
+    /// Removes entries from the front as long as `over(entry)` is true.
+    template <class Over>
+    void retire(Over&& over) {
+        while (!empty() && over(oldest())) ++first_;
+    }
+
+private:
+    std::size_t index(std::uint64_t n) const noexcept { return static_cast<std::size_t>(n) & (places_.size() - 1); }
+
+    void grow() {
+        InFlight larger(2 * places_.size());
+        for (std::uint64_t n = first_; n != next_; ++n) larger[n] = std::move((*this)[n]);
+        places_ = std::move(larger.places_);
+    }
+
+    std::vector<Started> places_;  ///< entry n is at n modulo the size, a power of two
+    std::uint64_t first_ = 0, next_ = 0;
+};
+
+}  // namespace gradsync::inline v0_2::collective

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "../collective/call.hpp"
+#include "../collective/deadline.hpp"
+#include "../collective/failures.hpp"
+#include "../collective/in_flight.hpp"
+#include "../collective/world.hpp"
+#include "../core/backend.hpp"
+#include "../core/clock.hpp"
+#include "../core/collective_tag.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "device_watch.hpp"
+#include "runtime.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory. While one piece travels to the host,
+/// another is reduced there and a third travels back.
+///
+/// Pieces start on the host in the order of the collectives, so the order is the same on all ranks. A thread advances them, and so do
+/// `test`, `wait` and `progress`. Thread-safe.
+template <Backend Host>
+class StagingEngine final : collective::ProgressHook {
+    using Clock = std::chrono::steady_clock;
+    using Call = collective::Call;
+    using Operation = collective::Operation;
+
+public:
+    /// State that the communicators of one origin share.
+    struct Watch {
+        collective::ProgressHooks hooks;
+        DeviceWatch thread;
+        explicit Watch(int device) : thread(device, hooks) {}
+    };
+
+    StagingEngine(Host host, std::shared_ptr<Watch> watch, std::size_t piece_bytes, cudaStream_t compute)
+        : host_(std::move(host)),
+          watch_(std::move(watch)),
+          piece_bytes_(piece_bytes),
+          compute_(compute),
+          down_(cuda::make_stream()),
+          up_(cuda::make_stream()) {
+        for (std::uint64_t place = 0; place < most_pieces; ++place) pieces_[place].copied = cuda::make_event();
+        watch_->hooks.enlist(*this);
+    }
+    ~StagingEngine() {
+        watch_->hooks.dismiss(*this);
+        settle_copies();
+    }
+    StagingEngine(const StagingEngine&) = delete;
+    StagingEngine& operator=(const StagingEngine&) = delete;
+
+    Host& host() noexcept { return host_; }
+    std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
+    std::size_t next_number() noexcept { return next_owner(host_); }
+    const std::shared_ptr<Watch>& watch() const noexcept { return watch_; }
+    std::size_t piece_bytes() const noexcept { return piece_bytes_; }
+
+    cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
+    void set_compute_stream(cudaStream_t stream) noexcept { compute_.store(stream, std::memory_order_relaxed); }
+
+    std::uint64_t start(const Call& call) {
+        const std::lock_guard lock(mutex_);
+        if (failed_) throw Error(*failed_);
+        const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) {
+            if (!started.ready) started.ready = cuda::make_event();
+            cuda::check(cudaEventRecord(started.ready.get(), compute_stream()), "cudaEventRecord");
+            started.call = call;
+            started.pieces = pieces_of(call);
+            started.opened = started.returning = started.over = 0;
+        });
+        advance();
+        watch_->thread.wake();
+        return n;
+    }
+
+    bool test(std::uint64_t n) {
+        const std::lock_guard lock(mutex_);
+        advance();
+        if (started_.is_over(n)) return true;
+        if (failed_) throw Error(*failed_);
+        return false;
+    }
+
+    /// Repeated tests time out in the host's backend, which knows the limit and which rank to name.
+    void look(std::uint64_t n, collective::Deadline&) {
+        const std::lock_guard lock(mutex_);
+        if (!started_.is_over(n) && !failed_ && is_reducing()) on_host([&] { pieces_.oldest().work.test(); });
+    }
+
+    void wait(std::uint64_t n) {
+        wait_until([&] { return started_.is_over(n); });
+    }
+
+    /// Returns once the rest of collective n is on its way back to the device.
+    void wait_on(std::uint64_t n, cudaStream_t stream) {
+        wait_until([&] { return is_returning(n); });
+        const std::lock_guard lock(mutex_);
+        const cuda::Event event = cuda::make_event();
+        cuda::order(up_.get(), stream, event);
+    }
+
+    void progress() noexcept { try_advance(); }
+
+    void abandon(std::uint64_t n) noexcept {
+        std::string what;
+        {
+            const std::lock_guard lock(mutex_);
+            advance();
+            if (is_returning(n)) return;
+            what = collective::name_of(started_[n].call, n);
+        }
+        fail("dropped " + what + " before it was complete; keep the Work and wait() for it");
+    }
+
+    /// Buffers of collectives are not touched afterwards.
+    void fail(const std::string& what) noexcept {
+        host_.fail(what);
+        settle_copies();
+    }
+
+private:
+    static constexpr std::size_t most_pieces = 4;  ///< on their way
+
+    /// A collective; its pieces start and return in order.
+    struct Started {
+        Call call;
+        std::size_t pieces = 1;
+        std::size_t opened = 0;     ///< pieces that have left the device
+        std::size_t returning = 0;  ///< pieces whose copies back have begun
+        std::size_t over = 0;
+        cuda::Event ready = {};  ///< marks the compute stream's earlier work
+    };
+
+    /// The host buffers and state of one piece.
+    struct Piece {
+        std::uint64_t number = 0;  ///< number of its collective
+        Call call;                 ///< with the host's buffers
+        void* out = nullptr;       ///< destination on the device
+        bool returning = false;    ///< its copy back has begun
+        cuda::PinnedMemory in_memory, out_memory;
+        cuda::Event copied;
+        typename Host::WorkType work;
+    };
+
+    static bool divides(Operation operation) noexcept {
+        return operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::broadcast;
+    }
+    std::size_t elements_of_piece(const Call& call) const noexcept { return piece_bytes_ / size_of(call.dtype); }
+    std::size_t pieces_of(const Call& call) const noexcept {
+        const std::size_t each = elements_of_piece(call);
+        return divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
+    }
+
+    void try_advance() noexcept override {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock) advance();
+    }
+
+    // All functions below require the mutex.
+
+    /// Is collective n over, or is the rest of it on its way back to the device?
+    bool is_returning(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].returning == started_[n].pieces; }
+    /// Is the oldest piece being reduced on the host?
+    bool is_reducing() noexcept { return pieces_.first() < reducing_ && !pieces_.oldest().returning; }
+
+    void advance() noexcept {
+        if (failed_) return;
+        try {
+            host_.progress();
+            pieces_.retire([this](Piece& oldest) { return comes_back(oldest); });
+            while (reducing_ < pieces_.next() && cuda::is_over(pieces_[reducing_].copied)) start_on_host(pieces_[reducing_++]);
+            for (std::uint64_t p = pieces_.first(); p < reducing_; ++p) return_to_device(pieces_[p]);
+            while (pieces_.size() < most_pieces && opening_ < started_.next()) open_piece();
+        } catch (const Error& error) {
+            failed_ = std::make_unique<Error>(error);
+            settle_copies();
+        }
+    }
+
+    /// Sends the next piece off the device.
+    void open_piece() {
+        Started& whole = started_[opening_];
+        pieces_.add([&](Piece& piece, std::uint64_t) { open(piece, whole); });
+        if (++whole.opened == whole.pieces) ++opening_;
+    }
+    void open(Piece& piece, const Started& whole) {
+        const Call& call = whole.call;
+        const std::size_t width = size_of(call.dtype);
+        piece.number = opening_;
+        piece.call = call;
+        std::size_t first = 0;
+        if (divides(call.operation)) {
+            const std::size_t each = elements_of_piece(call);
+            first = whole.opened * each;
+            piece.call.in_count = piece.call.out_count = call.in_count - first < each ? call.in_count - first : each;
+        }
+        const auto* const in = static_cast<const std::byte*>(call.in) + first * width;
+        const bool in_place = divides(call.operation);
+        const int rank = host_.rank();
+        const bool reads = call.operation != Operation::broadcast || rank == call.root;
+        const bool writes = (call.operation != Operation::reduce && call.operation != Operation::gather) || rank == call.root;
+        const std::size_t in_bytes = piece.call.in_count * width, out_bytes = piece.call.out_count * width;
+        make_room(piece.in_memory, in_bytes);
+        if (!in_place) make_room(piece.out_memory, out_bytes);
+        piece.call.in = piece.in_memory.data();
+        piece.call.out = in_place ? piece.in_memory.data() : piece.out_memory.data();
+        piece.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
+        if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
+        if (reads && in_bytes != 0)
+            cuda::check(cudaMemcpyAsync(piece.in_memory.data(), in, in_bytes, cudaMemcpyDeviceToHost, down_.get()), "cudaMemcpyAsync");
+        cuda::check(cudaEventRecord(piece.copied.get(), down_.get()), "cudaEventRecord");
+        piece.returning = false;
+    }
+
+    void start_on_host(Piece& piece) {
+        const Call& call = piece.call;
+        const BufferView out{call.out, call.out_count, call.dtype, MemorySpace::host};
+        const ConstBufferView in{call.in, call.in_count, call.dtype, MemorySpace::host};
+        set_tag(host_, collective::is_rooted(call.operation) ? CollectiveTag() : CollectiveTag::from_code(call.root));
+        switch (call.operation) {
+            case Operation::all_reduce: piece.work = host_.all_reduce(out, call.op, call.contribution); break;
+            case Operation::reduce: piece.work = host_.reduce(out, call.op, call.root, call.contribution); break;
+            case Operation::reduce_scatter: piece.work = host_.reduce_scatter(in, out, call.op, call.contribution); break;
+            case Operation::all_gather: piece.work = host_.all_gather(in, out); break;
+            case Operation::broadcast: piece.work = host_.broadcast(out, call.root); break;
+            case Operation::gather: piece.work = host_.gather(in, out, call.root); break;
+            case Operation::scatter: piece.work = host_.scatter(in, out, call.root); break;
+            case Operation::barrier: piece.work = host_.barrier(); break;
+        }
+    }
+
+    void return_to_device(Piece& piece) {
+        if (piece.returning || !poll_work(piece.work)) return;
+        if (piece.out != nullptr)
+            cuda::check(cudaMemcpyAsync(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype), cudaMemcpyHostToDevice,
+                                        up_.get()),
+                        "cudaMemcpyAsync");
+        cuda::check(cudaEventRecord(piece.copied.get(), up_.get()), "cudaEventRecord");
+        piece.returning = true;
+        ++started_[piece.number].returning;
+    }
+
+    /// Returns whether the piece is back on the device.
+    bool comes_back(Piece& piece) {
+        if (!piece.returning || !cuda::is_over(piece.copied)) return false;
+        ++started_[piece.number].over;
+        started_.retire([](const Started& oldest) { return oldest.over == oldest.pieces; });
+        return true;
+    }
+
+    /// Grows with each step of a piece.
+    std::uint64_t moves() const noexcept { return pieces_.first() + reducing_ + pieces_.next(); }
+
+    template <class Predicate>
+    void wait_until(Predicate&& over) {
+        constexpr int spins = 200;
+        for (int idle = 0;; ++idle) {
+            {
+                const std::lock_guard lock(mutex_);
+                const std::uint64_t before = moves();
+                advance();
+                if (over()) return;
+                if (failed_) throw Error(*failed_);
+                if (moves() != before) idle = 0;
+                if (idle >= spins && is_reducing()) on_host([&] { pieces_.oldest().work.wait(); });
+            }
+            if (idle < spins) std::this_thread::yield();
+            else std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+    }
+
+    /// The host's backend knows how to wait, for how long, and which rank to name.
+    template <class F>
+    void on_host(F&& f) {
+        try {
+            f();
+        } catch (const Error& error) {
+            failed_ = std::make_unique<Error>(error);
+            settle_copies();
+        }
+    }
+
+    void settle_copies() noexcept {
+        cudaStreamSynchronize(down_.get());
+        cudaStreamSynchronize(up_.get());
+    }
+
+    static void make_room(cuda::PinnedMemory& memory, std::size_t bytes) {
+        if (memory.bytes() < bytes) memory = cuda::PinnedMemory(bytes);
+    }
+
+    Host host_;
+    const std::shared_ptr<Watch> watch_;
+    const std::size_t piece_bytes_;
+
+    std::atomic<cudaStream_t> compute_;
+    std::mutex mutex_;
+    cuda::Stream down_, up_;
+    collective::InFlight<Started> started_;
+    collective::InFlight<Piece> pieces_{most_pieces};  ///< numbered across collectives
+    std::uint64_t opening_ = 0;                        ///< the collective whose pieces leave
+    std::uint64_t reducing_ = 0;                       ///< the first piece that has not started on the host
+    std::unique_ptr<Error> failed_;
+};
+
+}  // namespace gradsync::inline v0_2::detail
