@@ -25,8 +25,8 @@ public:
 
     ShardState() = default;
 
-    /// `values[b]`: this rank's part of the values of bucket b. It doubles as master weights if its type allows; it has no memory if the
-    /// values do not stay. Collective: every rank allocates the same number of bytes.
+    /// `values[b]`: the values of bucket b. This rank's part of them doubles as master weights if its type allows; they have no memory if
+    /// they do not stay. Collective: every rank allocates the same number of bytes.
     ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                std::span<const BufferView> values, std::size_t state_count)
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
@@ -43,12 +43,13 @@ public:
         auto* next = static_cast<std::byte*>(memory_.data());
         std::size_t at = 0;
         for (std::size_t b = 0; b < plan.size(); ++b) {
+            const BufferView own = shard_of(values[b], backend.size(), backend.rank());
             for (std::size_t a = 0; a < arrays_; ++a) {
                 if (a == 0 && own_master(b)) {
-                    buckets_[b].push_back(values[b]);
+                    buckets_[b].push_back(own);
                     continue;
                 }
-                buckets_[b].push_back({next, values[b].count, accumulator_of(values[b].dtype), B::memory_space});
+                buckets_[b].push_back({next, own.count, accumulator_of(own.dtype), B::memory_space});
                 next += array_bytes(b);
             }
             while (at < slices_.size() && slices_[at].bucket <= b) ++at;
@@ -56,7 +57,6 @@ public:
         }
     }
 
-    std::size_t bucket_count() const noexcept { return buckets_.size(); }
     std::size_t array_count() const noexcept { return arrays_; }
     std::size_t state_bytes() const noexcept { return state_bytes_; }    ///< bytes of the optimizer's arrays
     std::size_t master_bytes() const noexcept { return master_bytes_; }  ///< bytes of master weights kept in addition to the values

@@ -14,6 +14,7 @@
 #include "../core/error.hpp"
 #include "../core/parameter.hpp"
 #include "../core/requirements.hpp"
+#include "../engine/deferred_gather.hpp"
 #include "../engine/gradient_engine.hpp"
 #include "../engine/guard.hpp"
 #include "../engine/no_sync.hpp"
@@ -24,14 +25,14 @@
 #include "options.hpp"
 #include "shard_state.hpp"
 #include "state_transfer.hpp"
+#include "unit_values.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
 /// which moves between ranks only to be saved or loaded.
 ///
-/// Derived has `name`, `value_bytes()`, `check_before_finish()`, `before_state_moves()`, and `after_state_moves()`, which distributes new
-/// master weights.
+/// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`, which distributes new master weights.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
 class ShardedBase : public Guard<B> {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
@@ -85,7 +86,8 @@ public:
     /// Collective.
     void finish() {
         check_usable("finish");
-        self().check_before_finish();
+        if (micro_batches_ != 0 && engine_options_.gradients != GradientStorage::pooled)
+            refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
         guard([&] {
             engine_->finish();
             ++micro_batches_;
@@ -120,7 +122,7 @@ public:
     const BucketPlan& plan() const noexcept { return engine_->plan(); }
     const B& backend() const noexcept { return backend_; }
     ShardMemory memory() const noexcept {
-        return {.parameters = static_cast<const Derived&>(*this).value_bytes(),
+        return {.parameters = values_.bytes(),
                 .gradients = engine_->bytes(),
                 .master_weights = state_.master_bytes(),
                 .optimizer_state = state_.state_bytes()};
@@ -150,7 +152,7 @@ public:
     void collect_state(int root, Sink&& sink) {
         check_usable("collect_state");
         guard([&] {
-            self().before_state_moves();
+            self().flush();
             StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink);
         });
     }
@@ -161,9 +163,9 @@ public:
     void distribute_state(int root, Source&& source) {
         check_usable("distribute_state");
         guard([&] {
-            self().before_state_moves();
+            self().flush();
             StateTransfer<B>(backend_, plan(), state_, parameters_).distribute(root, state_.array_count(), source);
-            self().after_state_moves();
+            self().renew_values();
         });
     }
 
@@ -171,8 +173,8 @@ public:
     void publish() {
         check_usable("publish");
         guard([&] {
-            self().before_state_moves();
-            self().after_state_moves();
+            self().flush();
+            self().renew_values();
         });
     }
 
@@ -209,8 +211,27 @@ protected:
         if (engine_) take_times();
         engine_ = std::move(made);
         if (weight_) engine_->set_weight(*weight_);
+        gathers_.set_watch(watch());
         exchange_.with_replicas(
             [&](B& replicas) { verify<B>(replicas, parameters_, engine_->plan(), all + " " + describe(engine_options_)); });
+    }
+
+    /// Allocates the state of the current plan, after its values. Collective.
+    void make_state() {
+        state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(), optimizer_.state_count());
+        gathers_.resize(plan().size());
+    }
+
+    /// This rank's shard of the values of bucket b.
+    BufferView own_values(std::size_t b) const noexcept { return shard_of(values_.bucket(b), backend_.size(), backend_.rank()); }
+
+    /// Starts to gather the master weights of all ranks into the values of bucket b.
+    void start_gather(std::size_t b, CollectiveTag tag) {
+        kernel::copy(state_.array(b, 0), own_values(b));
+        gathers_.start(b, values_.bucket(b), tag);
+        if (backend_.size() == 1) return;
+        step_.bytes += values_.bucket(b).bytes();
+        ++step_.collectives;
     }
 
     /// Refuses a bad `broadcast_parameters` before anything is in flight.
@@ -267,13 +288,6 @@ protected:
         step_.communication_seconds += watch().take_covered_seconds();
     }
 
-    /// Counts an all-gather of `bytes` bytes in the statistics of this step.
-    void count_gather(std::size_t bytes) noexcept {
-        if (backend_.size() == 1) return;
-        step_.bytes += bytes;
-        ++step_.collectives;
-    }
-
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
 
     void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
@@ -285,7 +299,9 @@ protected:
     Exchange exchange_;
     O optimizer_;
     std::unique_ptr<Engine> engine_;
+    UnitValues<B> values_;
     ShardState<B> state_;
+    DeferredGather<B> gathers_;
     std::optional<double> weight_;   ///< as last set
     std::size_t micro_batches_ = 0;  ///< number reduced since the last step
     StepStatistics step_;

@@ -10,7 +10,6 @@
 
 #include "../bucket/size_capped.hpp"
 #include "../core/exchange.hpp"
-#include "../engine/deferred_gather.hpp"
 #include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "flat_optimizer.hpp"
@@ -18,7 +17,6 @@
 #include "shard_state.hpp"
 #include "sharded_base.hpp"
 #include "state_transfer.hpp"
-#include "value_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -70,7 +68,7 @@ public:
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
         make_engine();
-        gathers_.attach(this->backend_);
+        this->gathers_.attach(this->backend_);
         make_state();
     }
 
@@ -89,7 +87,7 @@ public:
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         const ParameterView& p = this->parameters_[i];
-        return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
+        return in_buckets() && p.requires_grad ? this->values_.value(i) : p.value;
     }
 
     /// Updates the master weights after you have changed the weights yourself, in the same way on all ranks. Local.
@@ -97,9 +95,20 @@ public:
         flush();
         for (std::size_t b = 0; b < this->plan().size(); ++b) {
             if (!in_buckets())
-                for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->parameters_[i].value, values_.value(i));
-            kernel::copy(values_of_shard(b), this->state_.array(b, 0));
+                for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->parameters_[i].value, this->values_.value(i));
+            kernel::copy(this->own_values(b), this->state_.array(b, 0));
         }
+    }
+
+    /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. With Zero2 further calls
+    /// before `step()` add the averages of further micro-batches; the step then uses their mean, or their sum with Averaging::sum.
+    /// Collective.
+    void finish() {
+        this->check_usable("finish");
+        if (this->gathers_.pending() != 0)
+            this->refuse("finish",
+                         "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+        Base::finish();
     }
 
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, then all ranks get the new weights. Parameters
@@ -109,7 +118,7 @@ public:
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
             for (std::size_t b = this->plan().size(); b-- > 0;) {
                 this->step_bucket(b, scale);
-                gather(b);
+                this->start_gather(b, this->engine_->tag(b));
             }
             if (!forward) flush();
         });
@@ -119,12 +128,12 @@ public:
     /// order of its own.
     void wait_parameter(std::size_t i) {
         this->check_index(i, "wait_parameter");
-        if (this->parameters_[i].requires_grad) land(bucket_of_[i], "wait_parameter");
+        if (this->parameters_[i].requires_grad) land(this->values_.bucket_of(i), "wait_parameter");
     }
     /// The same for all parameters.
     void flush() {
         this->check_usable("flush");
-        for (std::size_t b = this->plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
+        for (std::size_t b = this->plan().size(); this->gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
     /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move to
@@ -170,7 +179,6 @@ public:
     }
 
 private:
-    std::size_t value_bytes() const noexcept { return values_.bytes(); }
     bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
 
     void make_engine() {
@@ -181,7 +189,6 @@ private:
                          other->name);
         Base::make_engine(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") +
                           (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
-        gathers_.set_watch(this->watch());
     }
 
     void check_no_gradients(const char* operation) const {
@@ -190,65 +197,39 @@ private:
             this->refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
-    BufferView values_of_shard(std::size_t b) const noexcept {
-        return detail::shard_of(values_.bucket(b), this->backend_.size(), this->backend_.rank());
-    }
-
-    void gather(std::size_t b) {
-        kernel::copy(this->state_.array(b, 0), values_of_shard(b));
-        gathers_.start(b, values_.bucket(b), this->engine_->tag(b));
-        this->count_gather(values_.bucket(b).bytes());
-    }
-
     void land(std::size_t b, const char* operation) {
         this->check_usable(operation);
-        if (!gathers_.pending(b)) return this->guard([&] { gathers_.poll(); });
+        if (!this->gathers_.pending(b)) return this->guard([&] { this->gathers_.poll(); });
         const auto held = this->watch().hold(Activity::wait, b);
-        this->guard([&] { gathers_.wait(b); });
+        this->guard([&] { this->gathers_.wait(b); });
         if (!in_buckets())
-            for (std::size_t i : this->plan().bucket(b)) kernel::copy(values_.value(i), this->parameters_[i].value);
+            for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->values_.value(i), this->parameters_[i].value);
     }
 
-    void check_before_finish() {
-        if (gathers_.pending() != 0)
-            this->refuse("finish",
-                         "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
-        if (!Stage::shards_gradients && this->micro_batches_ != 0)
-            this->refuse("finish",
-                         "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
-    }
-
-    void before_state_moves() { flush(); }
-    void after_state_moves() {
-        for (std::size_t b = 0; b < this->plan().size(); ++b) gather(b);
+    void renew_values() {
+        for (std::size_t b = 0; b < this->plan().size(); ++b) this->start_gather(b, this->engine_->tag(b));
         flush();
     }
 
     /// Allocates values and state for the current plan. Collective.
     void make_state() {
-        const BucketPlan& plan = this->plan();
-        values_ = detail::ValueBuckets<B>(this->backend_, plan, this->engine_->layout(), this->parameters_, name);
-        std::vector<BufferView> own;
-        for (std::size_t b = 0; b < plan.size(); ++b) own.push_back(values_of_shard(b));
-        this->state_ = detail::ShardState<B>(this->backend_, plan, this->engine_->layout(), this->engine_->infos(), own,
-                                             this->optimizer_.state_count());
-        gathers_.resize(plan.size());
-        bucket_of_.assign(this->parameters_.size(), 0);
-        for (std::size_t b = 0; b < plan.size(); ++b)
-            for (std::size_t i : plan.bucket(b)) {
-                bucket_of_[i] = b;
-                if (const BufferView value = this->parameters_[i].value; value.data != nullptr) kernel::copy(value, values_.value(i));
-            }
+        this->values_ = detail::UnitValues<B>(this->plan(), this->engine_->layout(), this->parameters_, name, this->backend_.rank(), 1, 0,
+                                              [](std::size_t) { return std::size_t{0}; });
+        this->values_.place(this->backend_, 0, true);
+        Base::make_state();
+        for (std::size_t b = 0; b < this->plan().size(); ++b)
+            for (std::size_t i : this->plan().bucket(b))
+                if (const BufferView value = this->parameters_[i].value; value.data != nullptr) kernel::copy(value, this->values_.value(i));
         adopt_values();
     }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
-        const detail::ValueBuckets<B> old_values = std::move(values_);
+        const detail::UnitValues<B> old_values = std::move(this->values_);
         const detail::ShardState<B> old_state = std::move(this->state_);
         make_state();
         for (std::size_t b = 0; b < before.size(); ++b)
-            for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
+            for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), this->values_.value(i));
         const detail::StateTransfer<B> to(this->backend_, this->plan(), this->state_, this->parameters_);
         detail::StateTransfer<B>(this->backend_, before, old_state, this->parameters_)
             .collect_everywhere(
@@ -256,9 +237,6 @@ private:
     }
 
     ParameterStorage storage_;
-    detail::ValueBuckets<B> values_;
-    detail::DeferredGather<B> gathers_;
-    std::vector<std::size_t> bucket_of_;  ///< by parameter
 };
 
 }  // namespace gradsync::inline v0_2

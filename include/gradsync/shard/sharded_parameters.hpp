@@ -10,7 +10,6 @@
 #include "../bucket/units.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
-#include "../engine/deferred_gather.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "flat_optimizer.hpp"
 #include "gather_order.hpp"
@@ -19,7 +18,6 @@
 #include "sharded_base.hpp"
 #include "state_transfer.hpp"
 #include "unit_values.hpp"
-#include "value_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -70,20 +68,18 @@ public:
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, units,
                std::move(overlap), std::move(exchange)),
           options_(options),
-          unit_count_(units.count()),
           given_units_(units),
-          gathering_(this->backend_.duplicate()) {
+          gathering_(this->backend_.duplicate()),
+          order_(options.prefetch) {
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
-        unit_values_ = detail::UnitValues<B>(this->buckets_.count());
         for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
                 p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
         this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
                           (options_.reshard_after_forward ? " reshard" : " no_reshard") +
                           " replicate_below=" + std::to_string(options_.replicate_below));
-        gathers_.attach(gathering_);
-        gathers_.set_watch(this->watch());
+        this->gathers_.attach(gathering_);
         make_state();
     }
 
@@ -106,11 +102,11 @@ public:
                     kernel::copy(p.value.subview(first, piece.count), piece);
                 });
             this->exchange_.with_replicas([&](B& replicas) {
-                for (std::size_t b = 0; b < this->state_.bucket_count(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
+                for (std::size_t b = 0; b < this->plan().size(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
             });
             for (ParameterView& p : this->parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
-            after_state_moves();
+            renew_values();
         });
     }
 
@@ -121,7 +117,7 @@ public:
         Use(Use&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), unit_(other.unit_) {}
         Use& operator=(Use&&) = delete;
         ~Use() {
-            if (owner_ != nullptr) owner_->unit_values_.release(unit_);
+            if (owner_ != nullptr) owner_->values_.release(unit_);
         }
 
     private:
@@ -138,19 +134,19 @@ public:
     void acquire(std::size_t u) {
         this->check_usable("gather");
         check_unit(u, "gather");
-        const Unit& unit = unit_values_[u];
+        const Unit& unit = this->values_[u];
         const bool is_here = unit.bytes == 0 || (unit.slot != detail::UnitValues<B>::none && !unit.gathering);
         this->guard([&] {
             if (is_here) return use(u);
-            const auto held = this->watch().hold(Activity::wait, unit.parts.front().bucket);
+            const auto held = this->watch().hold(Activity::wait, unit.buckets.front());
             use(u);
         });
     }
     /// Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
         check_unit(u, "release");
-        if (unit_values_[u].users == 0) this->refuse("release", "unit " + std::to_string(u) + " is not in use; acquire() it first");
-        unit_values_.release(u);
+        if (this->values_[u].users == 0) this->refuse("release", "unit " + std::to_string(u) + " is not in use; acquire() it first");
+        this->values_.release(u);
     }
 
     /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
@@ -159,9 +155,8 @@ public:
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
-        const Place& place = places_[i];
-        const Unit& unit = unit_values_[this->buckets_.unit_of(i)];
-        const BufferView whole = unit.parts[place.part].values.subview(place.offset, this->parameters_[i].gradient.count);
+        const Unit& unit = this->values_[this->buckets_.unit_of(i)];
+        const BufferView whole = this->values_.value(i);
         // Weights of units that are not in use may be here too: prefetched ones in flight, or released ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
@@ -175,10 +170,10 @@ public:
     void flush() {
         this->check_usable("flush");
         this->guard([&] {
-            for (std::size_t u = 0; u < unit_values_.size(); ++u) wait(unit_values_[u]);
+            for (std::size_t u = 0; u < this->values_.size(); ++u) wait(this->values_[u]);
         });
     }
-    std::size_t unit_count() const noexcept { return unit_count_; }
+    std::size_t unit_count() const noexcept { return given_units_.count(); }
     /// The unit of parameter i, as given. The weights of a replicated parameter are here even if its unit is not gathered.
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
@@ -187,20 +182,12 @@ public:
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&](double scale) {
             for (std::size_t b = 0; b < this->plan().size(); ++b) this->step_bucket(b, scale);
-            renew();
+            renew_values();
         });
     }
 
 private:
-    std::size_t value_bytes() const noexcept { return unit_values_.bytes(); }
-
     using Unit = typename detail::UnitValues<B>::Unit;
-
-    /// The place of a trainable parameter's values within its unit.
-    struct Place {
-        std::size_t part = 0;
-        std::size_t offset = 0;
-    };
 
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
@@ -210,114 +197,76 @@ private:
         std::vector<std::size_t> unit_of(this->parameters_.size());
         for (std::size_t i = 0; i < this->parameters_.size(); ++i) {
             const ParameterView& p = this->parameters_[i];
-            unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count_ : given_units_.unit_of(i);
+            unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);
         }
         this->buckets_ = Units(std::move(unit_of));
     }
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        const BucketPlan& plan = this->plan();
-        const detail::BucketLayout& layout = this->engine_->layout();
-        std::vector<BufferView> own;
-        places_.resize(this->parameters_.size());
-        for (std::size_t b = 0; b < plan.size(); ++b) {
-            const BufferView values{nullptr, layout.counts[b], detail::value_dtype(plan, b, this->parameters_, name, this->backend_.rank()),
-                                    B::memory_space};
-            const std::size_t u = this->buckets_.unit_of(plan.bucket(b).front());
-            unit_values_.add(u, b, values, u == unit_count_);
-            for (std::size_t i : plan.bucket(b)) places_[i] = {unit_values_[u].parts.size() - 1, layout.offsets[i]};
-            own.push_back(own_part(values));
-        }
-        this->state_ = detail::ShardState<B>(this->backend_, plan, layout, this->engine_->infos(), own, this->optimizer_.state_count());
+        this->values_ = detail::UnitValues<B>(this->plan(), this->engine_->layout(), this->parameters_, name, this->backend_.rank(),
+                                              this->buckets_.count(), unit_count(),
+                                              [&](std::size_t b) { return this->buckets_.unit_of(this->plan().bucket(b).front()); });
+        Base::make_state();
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
                 kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
-        if (unit_values_.size() > unit_count_) unit_values_[unit_count_].users = 1;
-        gathers_.resize(plan.size());
-        renew();
+        if (this->values_.size() > unit_count()) this->values_[unit_count()].users = 1;
+        renew_values();
     }
 
     void check_unit(std::size_t u, const char* operation) const {
-        if (u >= unit_count_) this->refuse(operation, "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count_));
+        if (u >= unit_count()) this->refuse(operation, "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count()));
     }
-
-    BufferView own_part(BufferView whole) const noexcept { return detail::shard_of(whole, this->backend_.size(), this->backend_.rank()); }
 
     /// Gathers unit u, and starts to gather those expected next.
     void use(std::size_t u) {
-        start_gather(u);
-        ++unit_values_[u].users;
-        std::size_t ahead = 0;
-        for (const std::size_t next : order_.next(u)) {
-            if (ahead++ == options_.prefetch) break;
-            start_gather(next);
-        }
-        wait(unit_values_[u]);
+        prefetch(u);
+        ++this->values_[u].users;
+        for (const std::size_t next : order_.next(u)) prefetch(next);
+        wait(this->values_[u]);
     }
 
-    /// No-op if the unit is here or in flight.
-    void start_gather(std::size_t u) {
-        Unit& unit = unit_values_[u];
-        if (unit.slot != detail::UnitValues<B>::none || unit.bytes == 0) return;
-        unit_values_.place(gathering_, u, !options_.reshard_after_forward);
-        fill(u);
+    /// Starts to gather unit u. No-op if it is here or in flight.
+    void prefetch(std::size_t u) {
+        const Unit& unit = this->values_[u];
+        if (unit.slot == detail::UnitValues<B>::none && unit.bytes != 0) fill(u, !options_.reshard_after_forward);
     }
 
-    /// Gathers the master weights of all ranks into unit u.
-    void fill(std::size_t u) {
-        Unit& unit = unit_values_[u];
+    /// Gathers the master weights of all ranks into unit u. For `keep` see UnitValues::place.
+    void fill(std::size_t u, bool keep) {
+        Unit& unit = this->values_[u];
+        if (unit.slot == detail::UnitValues<B>::none) this->values_.place(gathering_, u, keep);
         unit.gathering = true;
-        for (const auto& part : unit.parts) {
-            kernel::copy(this->state_.array(part.bucket, 0), own_part(part.values));
-            gathers_.start(part.bucket, part.values, {CollectiveTag::Kind::unit, number_, u});
-            this->count_gather(part.values.bytes());
-        }
+        for (const std::size_t b : unit.buckets) this->start_gather(b, {CollectiveTag::Kind::unit, number_, u});
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return gathers_.poll();
-        for (const auto& part : unit.parts) gathers_.wait(part.bucket);
+        if (!unit.gathering) return this->gathers_.poll();
+        for (const std::size_t b : unit.buckets) this->gathers_.wait(b);
         unit.gathering = false;
     }
 
     /// After a change of the master weights: drops gathered copies, or gathers them again if they are in use.
-    void renew() {
-        for (std::size_t u = 0; u < unit_values_.size(); ++u) {
-            Unit& unit = unit_values_[u];
+    void renew_values() {
+        for (std::size_t u = 0; u < this->values_.size(); ++u) {
+            Unit& unit = this->values_[u];
             wait(unit);
             if (unit.users == 0) {
-                unit_values_.displace(u);
+                this->values_.displace(u);
                 continue;
             }
-            if (unit.slot == detail::UnitValues<B>::none) unit_values_.place(gathering_, u, false);
-            fill(u);
+            fill(u, false);
             wait(unit);
         }
-        std::size_t ahead = 0;
-        for (const std::size_t next : order_.end_step()) {
-            if (ahead++ == options_.prefetch) break;
-            start_gather(next);
-        }
+        for (const std::size_t next : order_.end_step()) prefetch(next);
     }
-
-    void check_before_finish() const {
-        if (!options_.shard_gradients && this->micro_batches_ != 0)
-            this->refuse("finish",
-                         "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
-    }
-    void before_state_moves() {}
-    void after_state_moves() { renew(); }
 
     ShardedParametersOptions options_;
-    std::size_t unit_count_;  ///< number of the user's units, without the replicated one
-    Units given_units_;
-    B gathering_;  ///< a communicator of its own: marks from other threads start collectives too
+    Units given_units_;  ///< the user's, without the replicated one
+    B gathering_;        ///< a communicator of its own: marks from other threads start collectives too
     std::size_t number_ = detail::next_owner(this->backend_);
-    detail::UnitValues<B> unit_values_;
-    std::vector<Place> places_;  ///< by parameter
     detail::GatherOrder order_;
-    detail::DeferredGather<B> gathers_;
 };
 
 }  // namespace gradsync::inline v0_2

@@ -3,54 +3,84 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
 #include "../core/buffer_view.hpp"
+#include "../core/error.hpp"
+#include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
-/// Memory slots for the values of gathered units, one unit per slot. A released unit stays until its slot is needed for another, so that it
-/// need not be gathered again if it is used soon. All ranks make the same calls.
+/// The dtype of the values of bucket b. Throws Error(invalid_argument) if they differ, because a bucket is gathered as one buffer, or if a
+/// type is not floating.
+inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, const char* who, int rank) {
+    const ParameterView& first = parameters[plan.bucket(b).front()];
+    for (std::size_t i : plan.bucket(b)) {
+        const ParameterView& p = parameters[i];
+        const auto refuse = [&](const std::string& what) {
+            throw Error(Errc::invalid_argument, who + (" on rank " + std::to_string(rank)) + ": parameter '" + p.name + "' " + what,
+                        {.operation = who, .rank = rank, .parameter = p.name});
+        };
+        if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
+            refuse("is not of a floating type; freeze it (requires_grad = false)");
+        if (p.value.dtype != first.value.dtype)
+            refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" +
+                   first.name + "' of " + std::string(name_of(first.value.dtype)) + "; put them in different buckets");
+    }
+    return first.value.dtype;
+}
+
+/// The parameters' values, laid out as the buckets of their gradients, so that the ranks can gather them by bucket. Buckets form units, and
+/// a unit has memory while it has a slot. A released unit stays until its slot is needed for another, so that it need not be gathered again
+/// if it is used soon. All ranks make the same calls.
 template <Backend B>
 class UnitValues {
 public:
-    /// The values of one bucket, as a part of its unit's memory.
-    struct Part {
-        std::size_t bucket;
-        std::size_t offset;  ///< bytes from the start of the unit
-        BufferView values;   ///< without memory while the unit has no slot
-    };
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
     struct Unit {
-        std::vector<Part> parts;
+        std::vector<std::size_t> buckets;
         std::size_t bytes = 0;
-        bool stays = false;  ///< has a slot of its own, and is never released
         std::size_t slot = none;
         std::size_t users = 0;
         bool gathering = false;
         std::uint64_t released = 0;  ///< number of releases by then
     };
-    static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
     UnitValues() = default;
-    explicit UnitValues(std::size_t units) : units_(units) {}
+    /// `unit_of(b)`: the unit of bucket b, below `units`. Units from `first_staying` on get slots of their own; the slots of the others are
+    /// large enough for each of them. No unit has a slot yet. Throws as `value_dtype` does.
+    template <class UnitOf>
+    UnitValues(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters, const char* who, int rank,
+               std::size_t units, std::size_t first_staying, UnitOf&& unit_of)
+        : units_(units), first_staying_(first_staying), places_(parameters.size()) {
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            buckets_.push_back({nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, rank), B::memory_space});
+            for (std::size_t i : plan.bucket(b)) places_[i] = {b, layout.offsets[i], parameters[i].gradient.count};
+            const std::size_t u = unit_of(b);
+            units_[u].buckets.push_back(b);
+            units_[u].bytes += in_lines(buckets_[b].bytes());
+            if (u < first_staying) slot_bytes_ = larger(slot_bytes_, units_[u].bytes);
+        }
+    }
 
     Unit& operator[](std::size_t u) noexcept { return units_[u]; }
     const Unit& operator[](std::size_t u) const noexcept { return units_[u]; }
     std::size_t size() const noexcept { return units_.size(); }
     std::size_t bytes() const noexcept { return bytes_; }  ///< of all slots
 
-    /// Adds bucket b, whose `values` have no memory yet, to unit u. Slots grow to fit the unit, unless `stays` gives it one of its own.
-    /// Call it before any unit is placed.
-    void add(std::size_t u, std::size_t b, BufferView values, bool stays) {
-        Unit& unit = units_[u];
-        unit.parts.push_back({b, unit.bytes, values});
-        unit.bytes += in_lines(values.bytes());
-        unit.stays = stays;
-        if (!stays && slot_bytes_ < unit.bytes) slot_bytes_ = unit.bytes;
-    }
+    /// The values of each bucket; without memory while the unit has no slot.
+    std::span<const BufferView> buckets() const noexcept { return buckets_; }
+    BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
+    /// The bucket of parameter i, which must be trainable, and its values.
+    std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
+    BufferView value(std::size_t i) const noexcept { return buckets_[places_[i].bucket].subview(places_[i].offset, places_[i].count); }
 
     /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots, and with `keep`
     /// released units do too. Collective.
@@ -69,14 +99,18 @@ public:
         }
         if (slot == none) {
             slot = slots_.size();
-            const std::size_t bytes = units_[u].stays ? units_[u].bytes : slot_bytes_;
+            const std::size_t bytes = u < first_staying_ ? slot_bytes_ : units_[u].bytes;
             slots_.push_back({backend.allocate(bytes), bytes, none});
             bytes_ += bytes;
         }
         if (slots_[slot].unit != none) displace(slots_[slot].unit);
         slots_[slot].unit = u;
         units_[u].slot = slot;
-        for (Part& part : units_[u].parts) part.values.data = static_cast<std::byte*>(slots_[slot].memory.data()) + part.offset;
+        auto* next = static_cast<std::byte*>(slots_[slot].memory.data());
+        for (const std::size_t b : units_[u].buckets) {
+            buckets_[b].data = next;
+            next += in_lines(buckets_[b].bytes());
+        }
     }
 
     /// Takes unit u's slot away.
@@ -85,7 +119,7 @@ public:
         if (unit.slot == none) return;
         slots_[unit.slot].unit = none;
         unit.slot = none;
-        for (Part& part : unit.parts) part.values.data = nullptr;
+        for (const std::size_t b : unit.buckets) buckets_[b].data = nullptr;
     }
 
     void release(std::size_t u) noexcept {
@@ -93,6 +127,10 @@ public:
     }
 
 private:
+    /// Of a parameter's values.
+    struct Place {
+        std::size_t bucket = 0, offset = 0, count = 0;
+    };
     struct Slot {
         decltype(std::declval<B&>().allocate(std::size_t{})) memory;
         std::size_t bytes;
@@ -101,6 +139,9 @@ private:
 
     std::vector<Slot> slots_;
     std::vector<Unit> units_;
+    std::size_t first_staying_ = 0;
+    std::vector<BufferView> buckets_;
+    std::vector<Place> places_;  ///< by parameter
     std::size_t slot_bytes_ = 0;
     std::size_t bytes_ = 0;
     std::uint64_t releases_ = 0;
