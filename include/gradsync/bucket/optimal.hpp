@@ -14,7 +14,7 @@
 #include "../core/math.hpp"
 #include "../plan/backward.hpp"
 #include "../plan/cost_model.hpp"
-#include "../plan/partition_kinds.hpp"
+#include "../plan/partition.hpp"
 #include "size_capped.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <string>
-#include <utility>
 
 #include "backend_abilities.hpp"
 #include "buffer_view.hpp"

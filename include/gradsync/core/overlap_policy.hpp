@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <string>
 
 namespace gradsync::inline v0_2 {

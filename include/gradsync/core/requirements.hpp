@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "backend.hpp"
 #include "bucket_plan.hpp"

@@ -68,19 +68,7 @@ template <class Kernel, class... Args>
 }
 #endif
 
-template <class Kernel, class... Args>
-void dispatch(Args... args) {
-#if GRADSYNC_X86_DISPATCH
-    switch (isa()) {
-        case Isa::avx512: return run_avx512<Kernel>(args...);
-        case Isa::avx2: return run_avx2<Kernel>(args...);
-        case Isa::baseline: break;
-    }
-#endif
-    run_baseline<Kernel>(args...);
-}
-
-/// The same for kernels written with vector types: runs `Kernel::With<bytes>`, where `bytes` is the size of a register.
+/// `dispatch` for kernels written with vector types: runs `Kernel::With<bytes>`, where `bytes` is the size of a register.
 template <class Kernel, class... Args>
 void dispatch_vectors(Args... args) {
 #if GRADSYNC_X86_DISPATCH
@@ -91,6 +79,17 @@ void dispatch_vectors(Args... args) {
     }
 #endif
     run_baseline<typename Kernel::template With<16>>(args...);
+}
+
+template <class Kernel>
+struct AnyRegister {
+    template <int>
+    using With = Kernel;
+};
+
+template <class Kernel, class... Args>
+void dispatch(Args... args) {
+    dispatch_vectors<AnyRegister<Kernel>>(args...);
 }
 
 }  // namespace gradsync::inline v0_2::kernel

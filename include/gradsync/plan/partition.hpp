@@ -2,33 +2,173 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "../core/math.hpp"
 #include "backward.hpp"
 #include "cost_model.hpp"
 
-/// Partitions of gradients of one kind into buckets: the optimum, and two rules that others use. Gradients are in order of readiness; times
-/// do not decrease and are not negative. A result lists the ends of the buckets: `ends[b]` is the first gradient behind bucket b.
+/// Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are in order of readiness; times
+/// do not decrease and are not negative. A bucket holds gradients of one kind. If all are of one kind, a result lists the ends of the
+/// buckets: `ends[b]` is the first gradient behind bucket b.
 
 namespace gradsync::inline v0_2::plan {
 
+/// Gradients in order of readiness, each of one kind.
+struct KindedGradients {
+    std::vector<ReadyGradient> gradients;
+    std::vector<std::size_t> kinds;  ///< the kind of each gradient, below `kind_count`
+    std::size_t kind_count = 1;
+};
+
+/// A partition: `bucket_of[i]` is the number of gradient i's bucket. Buckets are numbered and launched in the order of their last
+/// gradients; no other order finishes earlier.
+struct KindedBuckets {
+    std::vector<std::size_t> bucket_of;
+    std::size_t count = 0;
+};
+
 namespace detail {
 
-inline std::vector<double> prefix_bytes(std::span<const ReadyGradient> gradients) {
-    std::vector<double> sums(gradients.size() + 1);
-    for (std::size_t i = 0; i < gradients.size(); ++i) sums[i + 1] = sums[i] + static_cast<double>(gradients[i].bytes);
-    return sums;
+/// Numbers the buckets. If `closes[i]` is true, gradient i is the last of its bucket, which holds all gradients of its kind since the
+/// bucket before.
+inline KindedBuckets number_buckets(const KindedGradients& all, const std::vector<bool>& closes) {
+    KindedBuckets result{std::vector<std::size_t>(all.gradients.size()), 0};
+    std::vector<std::size_t> number(all.gradients.size());
+    for (std::size_t i = 0; i < number.size(); ++i)
+        if (closes[i]) number[i] = result.count++;
+    std::vector<std::size_t> next(all.kind_count);
+    for (std::size_t i = number.size(); i-- > 0;) {
+        if (closes[i]) next[all.kinds[i]] = number[i];
+        result.bucket_of[i] = next[all.kinds[i]];
+    }
+    return result;
 }
 
-/// `previous[i]` is the beginning of the last bucket in the best plan for the first i gradients.
-inline std::vector<std::size_t> ends_of(std::span<const std::size_t> previous) {
-    std::vector<std::size_t> ends;
-    for (std::size_t i = previous.size() - 1; i > 0; i = previous[i]) ends.push_back(i);
-    for (std::size_t a = 0, b = ends.size(); a + 1 < b; ++a) std::swap(ends[a], ends[--b]);
-    return ends;
+/// The optimum over all ways to cut each kind and to interleave the buckets of all kinds:
+///
+///     F(i_1, ..., i_K) = min over kinds k and j < i_k of  max(F(..., j, ...), r_k(i_k)) + alpha + beta (S_k(i_k) - S_k(j))
+///
+/// F is the time at which the first i_k gradients of every kind k have finished. `states` is the product of all n_k + 1.
+inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cost, std::size_t states) {
+    struct Kind {
+        std::vector<std::size_t> places;
+        std::vector<double> bytes{0.0};  // prefix sums
+        std::size_t stride = 1, at = 0;
+    };
+    std::vector<Kind> kinds(all.kind_count);
+    for (std::size_t i = 0; i < all.gradients.size(); ++i) {
+        Kind& kind = kinds[all.kinds[i]];
+        kind.places.push_back(i);
+        kind.bytes.push_back(kind.bytes.back() + static_cast<double>(all.gradients[i].bytes));
+    }
+    std::size_t stride = 1;
+    for (Kind& kind : kinds) {
+        kind.stride = stride;
+        stride *= kind.places.size() + 1;
+    }
+    std::vector<double> finish(states);
+    std::vector<std::size_t> previous(states);  // the state before the last bucket
+    for (std::size_t state = 1; state < states; ++state) {
+        double best = std::numeric_limits<double>::infinity();
+        for (Kind& kind : kinds) {  // the next state, in mixed radix
+            if (++kind.at <= kind.places.size()) break;
+            kind.at = 0;
+        }
+        for (const Kind& kind : kinds) {
+            if (kind.at == 0) continue;
+            const double ready = all.gradients[kind.places[kind.at - 1]].ready;
+            for (std::size_t j = kind.at; j-- > 0;) {
+                const std::size_t before = state - (kind.at - j) * kind.stride;
+                const double f = gradsync::detail::larger(finish[before], ready) + cost.seconds(kind.bytes[kind.at] - kind.bytes[j]);
+                if (f < best) {
+                    best = f;
+                    previous[state] = before;
+                }
+                if (finish[before] <= ready) break;  // an earlier j only makes the bucket larger
+            }
+        }
+        finish[state] = best;
+    }
+    std::vector<bool> closes(all.gradients.size());
+    for (std::size_t state = states - 1; state > 0; state = previous[state])
+        for (const Kind& kind : kinds) {
+            const std::size_t size = kind.places.size() + 1;
+            const std::size_t now = state / kind.stride % size;
+            if (now != previous[state] / kind.stride % size) closes[kind.places[now - 1]] = true;
+        }
+    return closes;
+}
+
+/// The best of the partitions that cut all kinds at the same places, with one call per kind between two cuts:
+///
+///     F(i) = min over j < i of  max(F(j), r_i) + alpha kinds(j, i) + beta (S_i - S_j)
+///
+/// kinds(j, i) takes few values, and changes with j only at the last place of each kind. A minimum for each value is enough: O(n K log n),
+/// and O(n) for one kind (see `optimal_ends`).
+inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost) {
+    const std::size_t n = all.gradients.size();
+    std::vector<double> bytes(n + 1);  // prefix sums
+    for (std::size_t i = 0; i < n; ++i) bytes[i + 1] = bytes[i] + static_cast<double>(all.gradients[i].bytes);
+    std::vector<double> finish(n + 1), rest(n + 1);  // rest[j] = F(j) - beta S_j
+    std::vector<std::size_t> previous(n + 1);
+    std::vector<std::size_t> least;                 // places whose rest increases: the first at or behind j has the least rest from j on
+    std::size_t idle = 0, first = 0;                // `first`: index in `least` of the first place behind `idle`
+    std::vector<std::size_t> recent;                // kinds, the most recent first
+    std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each kind
+    for (std::size_t i = 1; i <= n; ++i) {
+        const ReadyGradient& gradient = all.gradients[i - 1];
+        const std::size_t kind = all.kinds[i - 1];
+        std::size_t at = 0;
+        while (at < recent.size() && recent[at] != kind) ++at;
+        if (at == recent.size()) recent.push_back(kind);
+        for (; at > 0; --at) recent[at] = recent[at - 1];
+        recent[0] = kind;
+        last[kind] = i;
+
+        while (least.size() > first && rest[least.back()] >= rest[i - 1]) least.pop_back();
+        least.push_back(i - 1);
+        while (idle + 1 < i && finish[idle + 1] <= gradient.ready) ++idle;
+        while (first < least.size() && least[first] <= idle) ++first;
+
+        finish[i] = std::numeric_limits<double>::infinity();
+        const auto consider = [&](std::size_t j, std::size_t calls) {
+            const double start = gradsync::detail::larger(finish[j], gradient.ready), more = bytes[i] - bytes[j];
+            // For one kind it is what `schedule` computes, to the bit.
+            const double f =
+                all.kind_count == 1 ? start + cost.seconds(more) : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
+            if (f < finish[i]) {
+                finish[i] = f;
+                previous[i] = j;
+            }
+        };
+        for (std::size_t calls = 1; calls <= recent.size(); ++calls) {
+            const std::size_t from = calls < recent.size() ? last[recent[calls]] : 0;  // from <= j <= until: `calls` calls
+            const std::size_t until = last[recent[calls - 1]] - 1;
+            if (from > until) continue;
+            if (from <= idle) consider(gradsync::detail::smaller(idle, until), calls);
+            std::size_t low = first, high = from <= idle ? first : least.size();
+            while (low < high) {
+                const std::size_t middle = (low + high) / 2;
+                if (least[middle] < from) low = middle + 1;
+                else high = middle;
+            }
+            if (low < least.size()) consider(least[low], calls);
+        }
+        rest[i] = finish[i] - cost.per_byte * bytes[i];
+    }
+    std::vector<bool> closes(n);
+    std::size_t begin = n;
+    std::vector<bool> seen;
+    for (std::size_t i = n; i > 0; i = begin) {
+        begin = previous[i];
+        seen.assign(all.kind_count, false);
+        for (std::size_t place = i; place-- > begin;)
+            if (!seen[all.kinds[place]]) closes[place] = seen[all.kinds[place]] = true;
+    }
+    return closes;
 }
 
 }  // namespace detail
@@ -43,31 +183,34 @@ inline std::vector<std::size_t> ends_of(std::span<const std::size_t> previous) {
 /// i is ready; fewer remaining bytes are better, so that only j = p(i) counts. For larger j the link is busy. Only the least
 /// F(j) - beta S_j counts, in a window whose ends only advance.
 inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> gradients, CallCost cost) {
-    const std::size_t n = gradients.size();
-    const std::vector<double> bytes = detail::prefix_bytes(gradients);
-    std::vector<double> finish(n + 1), rest(n + 1);  // rest[j] = F(j) - beta S_j
-    std::vector<std::size_t> previous(n + 1);
-    std::vector<std::size_t> window(n + 1);  // places j whose rest[j] increases; the first is the least
-    std::size_t first = 0, last = 0, idle = 0;
-    for (std::size_t i = 1; i <= n; ++i) {
-        const double ready = gradients[i - 1].ready;
-        while (first < last && rest[window[last - 1]] >= rest[i - 1]) --last;
-        window[last++] = i - 1;
-        while (idle + 1 < i && finish[idle + 1] <= ready) ++idle;
-        while (first < last && window[first] <= idle) ++first;
-        previous[i] = idle;
-        finish[i] = gradsync::detail::larger(finish[idle], ready) + cost.seconds(bytes[i] - bytes[idle]);
-        if (first < last) {
-            const std::size_t j = window[first];
-            const double f = gradsync::detail::larger(finish[j], ready) + cost.seconds(bytes[i] - bytes[j]);
-            if (f < finish[i]) {
-                finish[i] = f;
-                previous[i] = j;
-            }
-        }
-        rest[i] = finish[i] - cost.per_byte * bytes[i];
+    const KindedGradients one_kind{{gradients.begin(), gradients.end()}, std::vector<std::size_t>(gradients.size())};
+    const std::vector<bool> closes = detail::common_closes(one_kind, cost);
+    std::vector<std::size_t> ends;
+    for (std::size_t i = 0; i < closes.size(); ++i)
+        if (closes[i]) ends.push_back(i + 1);
+    return ends;
+}
+
+/// The limit of states for the exact optimum over several kinds: enough for 2 kinds of a thousand gradients, or 3 of a hundred.
+inline constexpr std::size_t exact_states = std::size_t{1} << 20;
+
+/// The buckets that finish earliest. Exact for one kind, in O(n). Exact for several kinds if the product of (count + 1) over the kinds is
+/// at most `states`. Otherwise the best of the partitions that cut all kinds at the same places.
+inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, std::size_t states = exact_states) {
+    if (all.gradients.empty()) return {};
+    std::vector<std::size_t> counts(all.kind_count);
+    for (const std::size_t kind : all.kinds) ++counts[kind];
+    std::size_t product = 1, used = 0;
+    for (const std::size_t count : counts) {
+        used += count != 0;
+        product = product <= states / (count + 1) ? product * (count + 1) : states + 1;
     }
-    return detail::ends_of(previous);
+    if (used == 1) {
+        std::vector<bool> closes(all.gradients.size());
+        for (const std::size_t end : optimal_ends(all.gradients, cost)) closes[end - 1] = true;
+        return detail::number_buckets(all, closes);
+    }
+    return detail::number_buckets(all, product <= states ? detail::optimal_closes(all, cost, product) : detail::common_closes(all, cost));
 }
 
 /// The rule of MG-WFBP (arXiv 1811.11141): a gradient that becomes ready at r joins the bucket before it iff

@@ -44,21 +44,21 @@ inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
     throw Error(Errc::storage, path.string() + " " + what, {.operation = "checkpoint"});
 }
 
+using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
 /// Writes a file, and removes it unless `finish()` succeeds.
 class ShardWriter {
 public:
-    explicit ShardWriter(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb")) {
-        if (file_ == nullptr) fail();
+    explicit ShardWriter(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb"), &std::fclose) {
+        if (!file_) fail();
+        bytes(shard_magic, sizeof shard_magic);
     }
-    ShardWriter(const ShardWriter&) = delete;
-    ShardWriter& operator=(const ShardWriter&) = delete;
     ~ShardWriter() {
-        if (file_ != nullptr) std::fclose(file_);
         if (!finished_) std::remove(path_.c_str());
     }
 
     void bytes(const void* data, std::size_t n) {
-        if (n != 0 && std::fwrite(data, n, 1, file_) != 1) fail();
+        if (n != 0 && std::fwrite(data, n, 1, file_.get()) != 1) fail();
         digest_.add(data, n);
     }
     void number(std::uint64_t x) { bytes(&x, sizeof x); }
@@ -70,7 +70,7 @@ public:
     std::uint64_t finish() {
         const std::uint64_t digest = digest_.value();
         number(digest);
-        if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) fail();
+        if (std::fflush(file_.get()) != 0 || ::fsync(::fileno(file_.get())) != 0) fail();
         finished_ = true;
         return digest;
     }
@@ -79,7 +79,7 @@ private:
     [[noreturn]] void fail() const { refuse_file(path_, std::string("cannot be written: ") + std::strerror(errno)); }
 
     std::filesystem::path path_;
-    std::FILE* file_;
+    ShardFile file_;
     Digest digest_;
     bool finished_ = false;
 };
@@ -90,6 +90,12 @@ public:
         if (!file_) refuse_file(path_, std::string("cannot be read: ") + std::strerror(errno));
     }
 
+    /// Refuses a file whose magic is another one: it "is not `what`".
+    void check_magic(const char* what) {
+        char magic[sizeof shard_magic];
+        bytes(magic, sizeof magic);
+        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path_, std::string("is not ") + what);
+    }
     void bytes(void* data, std::size_t n) {
         if (n != 0 && std::fread(data, n, 1, file_.get()) != 1) torn();
     }
@@ -127,7 +133,7 @@ public:
 
 private:
     std::filesystem::path path_;
-    std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+    ShardFile file_;
 };
 
 /// The list of files that make up a checkpoint.
@@ -144,9 +150,7 @@ struct ShardManifest {
 
     static ShardManifest read(const std::filesystem::path& directory) {
         ShardReader in(path(directory));
-        char magic[sizeof shard_magic];
-        in.bytes(magic, sizeof magic);
-        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path(directory), "is not the manifest of a sharded checkpoint");
+        in.check_magic("the manifest of a sharded checkpoint");
         ShardManifest manifest;
         manifest.generation = in.number();
         const std::uint64_t ranks = in.number();
@@ -163,7 +167,6 @@ struct ShardManifest {
         const std::filesystem::path temporary = path(directory).string() + ".new";
         {
             ShardWriter out(temporary);
-            out.bytes(shard_magic, sizeof shard_magic);
             out.number(generation);
             out.number(digests.size());
             for (const std::uint64_t digest : digests) out.number(digest);
@@ -235,7 +238,6 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         detail::ShardWriter out(manifest.file(directory, static_cast<std::size_t>(comm.rank())));
         std::uint64_t records = 0;
         sharded.for_each_shard([&](std::size_t, std::size_t, std::size_t a, BufferView) { records += a == 0 ? 1 : 0; });
-        out.bytes(detail::shard_magic, sizeof detail::shard_magic);
         out.number(records);
         sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
             if (a == 0) {
@@ -287,9 +289,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
         for (std::size_t r = 0; r < manifest.digests.size(); ++r) {
             const std::filesystem::path path = manifest.file(directory, r);
             detail::ShardReader in(path);
-            char magic[sizeof detail::shard_magic];
-            in.bytes(magic, sizeof magic);
-            if (std::memcmp(magic, detail::shard_magic, sizeof magic) != 0) detail::refuse_file(path, "is not a shard of a checkpoint");
+            in.check_magic("a shard of a checkpoint");
             for (std::uint64_t left = in.number(); left != 0; --left) {
                 const std::string name = in.text();
                 const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(),

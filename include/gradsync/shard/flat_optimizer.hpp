@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
-#include <string>
 
 namespace gradsync::inline v0_2 {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +23,6 @@
 #include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
-#include "state_transfer.hpp"
 #include "unit_values.hpp"
 
 namespace gradsync::inline v0_2::detail {

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../bucket/size_capped.hpp"
 #include "../core/exchange.hpp"
@@ -16,7 +14,6 @@
 #include "options.hpp"
 #include "shard_state.hpp"
 #include "sharded_base.hpp"
-#include "state_transfer.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,11 +11,9 @@
 #include "../core/exchange.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "flat_optimizer.hpp"
-#include "gather_order.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
 #include "sharded_base.hpp"
-#include "state_transfer.hpp"
 #include "unit_values.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -52,10 +52,10 @@ public:
             started.calls.resize(next_.size());
             started.arrivals.assign(next_.size(), Scheduler::endless);
             started.name = call;
-            started.first = now;
+            started.times = {number_, n, call.operation, 0, now, now};
         }
-        started.first = gradsync::detail::smaller(started.first, now);
-        started.ready = gradsync::detail::larger(started.ready, now);
+        started.times.first = gradsync::detail::smaller(started.times.first, now);
+        started.times.ready = gradsync::detail::larger(started.times.ready, now);
         started.calls[r] = call;
         started.arrivals[r] = now;
         if (++started.arrived == started.calls.size()) {
@@ -69,33 +69,31 @@ public:
     }
 
     /// Is collective n complete by this rank's clock? Asking takes no virtual time.
-    bool is_through(std::uint64_t n, int rank) const {
-        const Started& started = started_[n];
-        return started.placed && started.end <= simulation_->scheduler.now(world_rank(rank));
-    }
+    bool is_through(std::uint64_t n, int rank) const { return is_placed(n) && end(n) <= simulation_->scheduler.now(world_rank(rank)); }
     bool is_placed(std::uint64_t n) const { return started_[n].placed; }
-    double end(std::uint64_t n) const { return started_[n].end; }
+    double end(std::uint64_t n) const { return started_[n].times.end; }
     const Call& name(std::uint64_t n) const { return started_[n].name; }
 
     /// Blocks until the end of collective n is known. Returns false if the simulation has failed, or if the end is past the limit, which
     /// fails the simulation.
     bool await(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
-        const double deadline = simulation_->scheduler.now(world_rank(rank)) + std::chrono::duration<double>(limit).count();
-        const Waiter waiter{rank, deadline, limit};
-        while (!simulation_->failed() && !started_[n].placed) {
-            started_[n].waiters.push_back(waiter);
-            simulation_->block(lock, world_rank(rank), {deadline, [this, n, waiter] { return too_late(n, waiter); }});
+        const int own = world_rank(rank);
+        const double deadline = simulation_->scheduler.now(own) + std::chrono::duration<double>(limit).count();
+        const auto complain = [=, this] { return too_late(n, own, deadline, limit); };
+        while (!simulation_->failed() && !is_placed(n)) {
+            started_[n].waiters.push_back(own);
+            simulation_->block(lock, own, {deadline, complain});
         }
-        if (!started_[n].placed) return false;
-        if (started_[n].end > deadline) simulation_->fail(too_late(n, waiter));
-        return started_[n].end <= deadline;
+        if (!is_placed(n)) return false;
+        if (end(n) > deadline) simulation_->fail(complain());
+        return end(n) <= deadline;
     }
 
     /// Blocks until any collective has got its place on the links. `n`: the collective that the rank polls for.
     void nap(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
-        simulation_->nap(lock, world_rank(rank), [this, waiter = Waiter{rank, simulation_->scheduler.now(world_rank(rank)), limit}, n] {
-            return too_late(n, waiter);
-        });
+        const int own = world_rank(rank);
+        const double now = simulation_->scheduler.now(own);
+        simulation_->nap(lock, own, [=, this] { return too_late(n, own, now, limit); });
     }
 
     /// Ends one rank's interest in collective n.
@@ -122,19 +120,14 @@ public:
     }
 
 private:
-    struct Waiter {
-        int rank;
-        double deadline;
-        std::chrono::nanoseconds limit;
-    };
     struct Started {
         std::vector<Call> calls;  ///< by rank; empty once all have arrived
         std::vector<double> arrivals;
         Call name;  ///< call of the first rank to arrive
         std::size_t arrived = 0, retired = 0;
-        double first = 0, ready = 0, end = 0;
-        bool placed = false;  ///< its times on the links are known
-        std::vector<Waiter> waiters;
+        CollectiveRecord times;
+        bool placed = false;       ///< its times on the links are known
+        std::vector<int> waiters;  ///< world ranks
     };
     /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
     void complete(std::uint64_t n, Started& started) {
@@ -143,22 +136,19 @@ private:
             return;
         }
         move(started.calls);
-        const std::size_t bytes = whole_count(started.calls) * size_of(started.calls[0].dtype);
+        started.times.bytes = whole_count(started.calls) * size_of(started.calls[0].dtype);
         started.calls = {};
-        simulation_->scheduler.add_event(started.ready, [self = shared_from_this(), n, bytes] { self->place(n, bytes); });
+        simulation_->scheduler.add_event(started.times.ready, [self = shared_from_this(), n] { self->place(n); });
     }
 
     /// No rank can start anything earlier any more, so collectives take the links in the order of readiness.
-    void place(std::uint64_t n, std::size_t bytes) {
+    void place(std::uint64_t n) {
         Started& started = started_[n];
-        const Network::Slot times = simulation_->network.reserve(route_, started.name.operation, bytes, started.ready);
-        simulation_->records.push_back({number_, n, started.name.operation, bytes, started.first, started.ready, times.start, times.end});
-        started.end = times.end;
+        simulation_->network.reserve(route_, started.times);
+        simulation_->records.push_back(started.times);
         started.placed = true;
-        for (const Waiter& w : started.waiters)
-            simulation_->scheduler.wake(world_rank(w.rank), gradsync::detail::smaller(started.end, w.deadline));
-        started.waiters.clear();
-        simulation_->wake_nappers(started.ready);
+        simulation_->wake(started.waiters, started.times.end);
+        simulation_->wake_nappers(started.times.ready);
     }
 
     void move(const std::vector<Call>& calls) {
@@ -173,13 +163,13 @@ private:
             if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);
     }
 
-    /// Waiter w has waited for collective n up to its deadline. The ranks that arrived after it are to blame, if there are any.
-    collective::Failure too_late(std::uint64_t n, const Waiter& w) {
+    /// World rank `own` has waited for collective n up to its deadline. The ranks that arrived after it are to blame, if there are any.
+    collective::Failure too_late(std::uint64_t n, int own, double deadline, std::chrono::nanoseconds limit) const {
         const Started& started = started_[n];
         collective::Late late;
         for (std::size_t r = 0; r < started.arrivals.size(); ++r)
-            if (started.arrivals[r] > w.deadline) late.ranks.push_back(world_rank(static_cast<int>(r)));
-        return collective::timed_out(name_of(started.name, n), late, world_rank(w.rank), w.limit);
+            if (started.arrivals[r] > deadline) late.ranks.push_back(world_rank(static_cast<int>(r)));
+        return collective::timed_out(name_of(started.name, n), late, own, limit);
     }
 
     std::shared_ptr<Simulation> simulation_;

@@ -41,7 +41,7 @@ public:
 
     bool test(std::uint64_t n) {
         auto lock = locked_by_own_thread();
-        if (!world().failed() && !is_known(n)) {
+        if (!world().failed() && !communicator_->is_placed(n)) {
             // Other ranks may still act before the time of this rank's clock.
             if (!scheduler().settle(own()) && !world().failed()) scheduler().yield(lock, own());
             if (!world().failed()) scheduler().settle(own());
@@ -54,7 +54,7 @@ public:
         if (++polls_ < polls_of_a_spin) return false;
         // A rank that only polls is treated as waiting.
         polls_ = 0;
-        if (is_known(n)) scheduler().advance_to(own(), communicator_->end(n));
+        if (communicator_->is_placed(n)) scheduler().advance_to(own(), communicator_->end(n));
         else communicator_->nap(lock, n, rank(), timeout());
         return false;
     }
@@ -140,9 +140,6 @@ private:
                 {.operation = "SimulatedBackend", .rank = own()});
         return lock;
     }
-
-    /// Are the times of collective n known?
-    bool is_known(std::uint64_t n) const { return communicator_->is_placed(n); }
 
     [[noreturn]] void throw_failure(collective::Operation operation) const {
         collective::Failure failure = world().failure();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,17 @@
 #include "../plan/cost_model.hpp"
 
 namespace gradsync::inline v0_2::simulation {
+
+/// One collective, as the network saw it. Times are virtual seconds.
+struct CollectiveRecord {
+    int communicator = 0;      ///< 0: the one of all ranks; others in the order in which they were made
+    std::uint64_t number = 0;  ///< number within the communicator, from 0
+    collective::Operation operation = collective::Operation::barrier;
+    std::size_t bytes = 0;      ///< of the whole buffer
+    double first = 0;           ///< when the first rank started it
+    double ready = 0;           ///< when the last rank started it
+    double start = 0, end = 0;  ///< its times on the links
+};
 
 /// The links of a cluster. Each link carries one collective at a time. A collective within a node takes the inner link of that node; one
 /// between nodes takes the inner and outer links of all its nodes.
@@ -49,24 +61,19 @@ public:
         return route;
     }
 
-    struct Slot {
-        double start, end;
-    };
-
-    /// Reserves the links for a collective of this route that all of its ranks have started by `ready`. `bytes`: of the whole buffer; times
-    /// in virtual seconds.
-    Slot reserve(const Route& route, collective::Operation operation, std::size_t bytes, double ready) {
-        double start = ready;
+    /// Reserves the links for a collective of this route: sets its `start` and `end`.
+    void reserve(const Route& route, CollectiveRecord& collective) {
+        collective.start = collective.ready;
         for (const std::size_t node : route.nodes) {
-            start = gradsync::detail::larger(start, inner_[node]);
-            if (route.crosses()) start = gradsync::detail::larger(start, outer_[node]);
+            collective.start = gradsync::detail::larger(collective.start, inner_[node]);
+            if (route.crosses()) collective.start = gradsync::detail::larger(collective.start, outer_[node]);
         }
-        const double end = start + plan::collective_cost(kind_of(operation), algorithm_, route.shape).seconds(static_cast<double>(bytes));
+        const plan::CallCost cost = plan::collective_cost(kind_of(collective.operation), algorithm_, route.shape);
+        collective.end = collective.start + cost.seconds(static_cast<double>(collective.bytes));
         for (const std::size_t node : route.nodes) {
-            inner_[node] = end;
-            if (route.crosses()) outer_[node] = end;
+            inner_[node] = collective.end;
+            if (route.crosses()) outer_[node] = collective.end;
         }
-        return {start, end};
     }
 
 private:

@@ -55,18 +55,16 @@ public:
     }
 
     /// Runs `happen` when no rank that may still act has a clock before `time`.
-    void add_event(double time, std::function<void()> happen) { events_.push({time, ++sequence_, std::move(happen)}); }
+    void add_event(double time, std::function<void()> happen) { queue_.push({time, ++sequence_, event, std::move(happen)}); }
 
     /// Runs the events that are due by this rank's clock, unless another rank is behind them. Returns true if none is left and all other
     /// ranks are later: then nothing new can happen before its clock moves.
     bool settle(int rank) {
-        const double time = now(rank);
-        for (;;) {
-            const double others = ready_.empty() ? endless : ready_.top().time;
-            if (events_.empty() || events_.top().time > time) return others > time;
-            if (events_.top().time > others) return false;
+        while (!queue_.empty() && queue_.top().time <= now(rank)) {
+            if (queue_.top().rank != event) return false;
             happen();
         }
+        return true;
     }
 
     /// Gives the turn to all ranks whose clock is not later than this rank's.
@@ -115,54 +113,46 @@ private:
         double clock = 0;
         State state = State::ready;
     };
-    template <class What>
+    /// A rank that is ready, or an event.
     struct Entry {
         double time;
         std::uint64_t sequence;
-        What what;
+        int rank;
+        std::function<void()> happen = {};
 
-        friend bool operator>(const Entry& a, const Entry& b) noexcept {
-            return std::tie(a.time, a.sequence) > std::tie(b.time, b.sequence);
+        /// At the same time, events come before ranks.
+        bool operator>(const Entry& other) const noexcept {
+            return std::tuple(time, rank != event, sequence) > std::tuple(other.time, other.rank != event, other.sequence);
         }
     };
-    template <class What>
-    using Earliest = std::priority_queue<Entry<What>, std::vector<Entry<What>>, std::greater<>>;
+    static constexpr int event = -1;  ///< the rank of an event
 
     Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
     void make_ready(int rank) {
         at(rank).state = State::ready;
-        ready_.push({at(rank).clock, ++sequence_, rank});
+        queue_.push({at(rank).clock, ++sequence_, rank});
     }
 
     void happen() {
-        const std::function<void()> event = events_.top().what;
-        events_.pop();
-        event();
+        const std::function<void()> happen = queue_.top().happen;
+        queue_.pop();
+        happen();
     }
 
     /// Gives the turn to the next rank, after the events before it.
     void pass_on() {
         running_ = -1;
-        for (;;) {
-            const double event = events_.empty() ? endless : events_.top().time;
-            const double rank = ready_.empty() ? endless : ready_.top().time;
-            if (event < endless && event <= rank) {
-                happen();
-            } else if (!ready_.empty()) {
-                const int next = ready_.top().what;
-                ready_.pop();
-                at(next).state = State::running;
-                running_ = next;
-                ++turn_;
-                at(next).turn.notify_one();
-                return;
-            } else if (blocked_ != 0 && resolve_) {
-                resolve_();
-            } else {
-                return;
-            }
+        while (queue_.empty() || queue_.top().rank == event) {
+            if (!queue_.empty()) happen();
+            else if (blocked_ != 0 && resolve_) resolve_();
+            else return;
         }
+        running_ = queue_.top().rank;
+        queue_.pop();
+        ++turn_;
+        at(running_).state = State::running;
+        at(running_).turn.notify_one();
     }
 
     void take_turn(Lock& lock, int rank) {
@@ -172,8 +162,7 @@ private:
 
     std::mutex mutex_;
     std::vector<Rank> ranks_;
-    Earliest<int> ready_;
-    Earliest<std::function<void()>> events_;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;  ///< the earliest first
     std::uint64_t sequence_ = 0;
     int blocked_ = 0;
     int running_ = -1;

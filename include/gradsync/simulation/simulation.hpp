@@ -19,17 +19,6 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// One collective, as the network saw it. Times are virtual seconds.
-struct CollectiveRecord {
-    int communicator = 0;      ///< 0: the one of all ranks; others in the order in which they were made
-    std::uint64_t number = 0;  ///< number within the communicator, from 0
-    collective::Operation operation = collective::Operation::barrier;
-    std::size_t bytes = 0;      ///< of the whole buffer
-    double first = 0;           ///< when the first rank started it
-    double ready = 0;           ///< when the last rank started it
-    double start = 0, end = 0;  ///< its times on the links
-};
-
 /// The state that all ranks and communicators of a simulation share.
 class Simulation : collective::OwnState, public collective::World {
 public:
@@ -73,10 +62,13 @@ public:
         nappers_.push_back(world_rank);
         block(lock, world_rank, {Scheduler::endless, std::move(complain)});
     }
-    void wake_nappers(double time) {
-        for (const int rank : nappers_) scheduler.wake(rank, time);
-        nappers_.clear();
+    /// Lets blocked ranks go on, no earlier than at `time` or at their deadlines; ranks that are not blocked stay as they are.
+    void wake(std::vector<int>& world_ranks, double time) {
+        for (const int rank : world_ranks)
+            scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
+        world_ranks.clear();
     }
+    void wake_nappers(double time) { wake(nappers_, time); }
 
     /// Sets how long this rank may keep its turn in real time: no other rank runs meanwhile that could end it.
     void set_limit(int world_rank, std::chrono::nanoseconds limit) { limits_[static_cast<std::size_t>(world_rank)] = limit; }
