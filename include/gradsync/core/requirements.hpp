@@ -27,179 +27,153 @@ namespace detail {
 template <class...>
 inline constexpr bool never = false;
 
-template <class W>
+#define GRADSYNC_MEMBERS(whom, request, ...)                                                                              \
+    static_assert(                                                                                                        \
+        requires(T& t, const T& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n, \
+                 std::string what, std::chrono::nanoseconds limit, BucketEngine& engine) { __VA_ARGS__ },                 \
+        "gradsync: give " whom " a member " request)
+#define GRADSYNC_MEMBER(whom, call, type, request) GRADSYNC_MEMBERS(whom, request, { call } -> type;)
+
+template <class T>
 consteval void explain_work() {
-    static_assert(std::movable<W>, "gradsync: make the backend's WorkType movable");
-    static_assert(std::default_initializable<W>,
+    static_assert(std::movable<T>, "gradsync: make the backend's WorkType movable");
+    static_assert(std::default_initializable<T>,
                   "gradsync: give the backend's WorkType a default constructor: a Work of nothing, which is complete");
-    static_assert(
-        requires(W& w) {
-            { w.test() } -> std::same_as<bool>;
-        },
-        "gradsync: give the backend's WorkType a member bool test(), which makes progress, says whether the collective is complete, "
-        "and does not block");
-    static_assert(
-        requires(W& w) {
-            { w.wait() } -> std::same_as<void>;
-        },
-        "gradsync: give the backend's WorkType a member void wait(), which returns when the collective is complete, or throws "
-        "gradsync::Error");
+    GRADSYNC_MEMBER("the backend's WorkType", t.test(), std::same_as<bool>,
+                    "bool test(), which makes progress, says whether the collective is complete, and does not block");
+    GRADSYNC_MEMBER("the backend's WorkType", t.wait(), std::same_as<void>,
+                    "void wait(), which returns when the collective is complete, or throws gradsync::Error");
 }
 
-#define GRADSYNC_MEMBERS(request, ...)                                                                                    \
-    static_assert(                                                                                                        \
-        requires(B& b, const B& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n, \
-                 std::string what, std::chrono::nanoseconds limit) { __VA_ARGS__ },                                       \
-        "gradsync: give this backend a member " request)
-#define GRADSYNC_MEMBER(call, type, request) GRADSYNC_MEMBERS(request, { call } -> type;)
-
-template <class B>
+template <class T>
 consteval void explain_backend() {
-    if constexpr (BucketPolicy<B> || OverlapPolicy<B>) {
-        static_assert(never<B>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
-    } else if constexpr (!requires { typename B::WorkType; }) {
-        static_assert(never<B>,
+    if constexpr (BucketPolicy<T> || OverlapPolicy<T>) {
+        static_assert(never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
+    } else if constexpr (!requires { typename T::WorkType; }) {
+        static_assert(never<T>,
                       "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
                       "WorkType, the type that its collectives return");
-    } else if constexpr (!Work<typename B::WorkType>) {
-        explain_work<typename B::WorkType>();
+    } else if constexpr (!Work<typename T::WorkType>) {
+        explain_work<typename T::WorkType>();
     } else {
-        using W = typename B::WorkType;
-        static_assert(std::copy_constructible<B>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
+        using W = typename T::WorkType;
+        static_assert(std::copy_constructible<T>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
         static_assert(
             requires {
-                { B::memory_space } -> std::convertible_to<MemorySpace>;
+                { T::memory_space } -> std::convertible_to<MemorySpace>;
             }, "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on");
-        GRADSYNC_MEMBER(c.rank(), std::same_as<int>, "int rank() const");
-        GRADSYNC_MEMBER(c.size(), std::same_as<int>, "int size() const: the number of ranks");
+        GRADSYNC_MEMBER("this backend", c.rank(), std::same_as<int>, "int rank() const");
+        GRADSYNC_MEMBER("this backend", c.size(), std::same_as<int>, "int size() const: the number of ranks");
         GRADSYNC_MEMBERS(
-            "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})", { b.all_reduce(x, op) } -> std::same_as<W>;
-            { b.all_reduce(x, op, own) } -> std::same_as<W>;);
+            "this backend", "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})", { t.all_reduce(x, op) } -> std::same_as<W>;
+            { t.all_reduce(x, op, own) } -> std::same_as<W>;);
         GRADSYNC_MEMBERS(
-            "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})", { b.reduce(x, op, i) } -> std::same_as<W>;
-            { b.reduce(x, op, i, own) } -> std::same_as<W>;);
+            "this backend", "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})", { t.reduce(x, op, i) } -> std::same_as<W>;
+            { t.reduce(x, op, i, own) } -> std::same_as<W>;);
         GRADSYNC_MEMBERS(
-            "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
-            { b.reduce_scatter(in, x, op) } -> std::same_as<W>;
-            { b.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
-        GRADSYNC_MEMBER(b.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
-        GRADSYNC_MEMBER(b.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
-        GRADSYNC_MEMBER(b.gather(in, x, i), std::same_as<W>, "WorkType gather(ConstBufferView in, BufferView out, int root)");
-        GRADSYNC_MEMBER(b.scatter(in, x, i), std::same_as<W>, "WorkType scatter(ConstBufferView in, BufferView out, int root)");
-        GRADSYNC_MEMBER(b.barrier(), std::same_as<W>, "WorkType barrier()");
-        GRADSYNC_MEMBER(b.progress(), std::same_as<void>, "void progress(), which advances what is under way and does not block");
-        GRADSYNC_MEMBER(c.progress_time(), std::convertible_to<std::chrono::nanoseconds>, "std::chrono::nanoseconds progress_time() const");
-        GRADSYNC_MEMBERS("void fail(const std::string&) noexcept, which makes every rank's calls throw",
-                         { b.fail(what) } noexcept -> std::same_as<void>;);
-        GRADSYNC_MEMBER(b.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
-        GRADSYNC_MEMBER(c.timeout(), std::convertible_to<std::chrono::nanoseconds>, "std::chrono::nanoseconds timeout() const");
-        GRADSYNC_MEMBER(b.split(i, i), std::same_as<B>,
+            "this backend", "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
+            { t.reduce_scatter(in, x, op) } -> std::same_as<W>;
+            { t.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
+        GRADSYNC_MEMBER("this backend", t.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
+        GRADSYNC_MEMBER("this backend", t.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
+        GRADSYNC_MEMBER("this backend", t.gather(in, x, i), std::same_as<W>,
+                        "WorkType gather(ConstBufferView in, BufferView out, int root)");
+        GRADSYNC_MEMBER("this backend", t.scatter(in, x, i), std::same_as<W>,
+                        "WorkType scatter(ConstBufferView in, BufferView out, int root)");
+        GRADSYNC_MEMBER("this backend", t.barrier(), std::same_as<W>, "WorkType barrier()");
+        GRADSYNC_MEMBER("this backend", t.progress(), std::same_as<void>,
+                        "void progress(), which advances what is under way and does not block");
+        GRADSYNC_MEMBER("this backend", c.progress_time(), std::convertible_to<std::chrono::nanoseconds>,
+                        "std::chrono::nanoseconds progress_time() const");
+        GRADSYNC_MEMBERS("this backend", "void fail(const std::string&) noexcept, which makes every rank's calls throw",
+                         { t.fail(what) } noexcept -> std::same_as<void>;);
+        GRADSYNC_MEMBER("this backend", t.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
+        GRADSYNC_MEMBER("this backend", c.timeout(), std::convertible_to<std::chrono::nanoseconds>,
+                        "std::chrono::nanoseconds timeout() const");
+        GRADSYNC_MEMBER("this backend", t.split(i, i), std::same_as<T>,
                         "split(int color, int key) that returns a backend of the same type (one that is inherited returns the base)");
-        GRADSYNC_MEMBER(b.duplicate(), std::same_as<B>,
+        GRADSYNC_MEMBER("this backend", t.duplicate(), std::same_as<T>,
                         "duplicate() that returns a backend of the same type (one that is inherited returns the base)");
-        GRADSYNC_MEMBER(b.allocate(n).data(), std::same_as<void*>,
+        GRADSYNC_MEMBER("this backend", t.allocate(n).data(), std::same_as<void*>,
                         "allocate(std::size_t bytes), whose result owns memory and has void* data()");
-        GRADSYNC_MEMBER(c.describe(), std::convertible_to<std::string>, "std::string describe() const");
+        GRADSYNC_MEMBER("this backend", c.describe(), std::convertible_to<std::string>, "std::string describe() const");
     }
 }
+
+template <class T>
+consteval void explain_bucket_policy() {
+    if constexpr (OverlapPolicy<T>) {
+        static_assert(never<T>,
+                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    } else {
+        static_assert(std::copy_constructible<T>, "gradsync: make this bucket policy copyable");
+        static_assert(
+            requires(const T& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
+                { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
+            },
+            "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
+            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
+        GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it and its numbers");
+    }
+}
+
+template <class T>
+consteval void explain_overlap_policy() {
+    if constexpr (BucketPolicy<T>) {
+        static_assert(never<T>,
+                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    } else {
+        static_assert(std::copy_constructible<T>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
+        static_assert(
+            requires(T& p, BucketEngine& engine) { p.attach(engine); },
+            "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
+            "void attach(gradsync::BucketEngine&)");
+        GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););
+        GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketEngine&)", t.gradients_ready(engine););
+        GRADSYNC_MEMBERS("this overlap policy", "void detach(), after which it does not touch the engine", t.detach(););
+        GRADSYNC_MEMBER("this overlap policy", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it");
+    }
+}
+
 #undef GRADSYNC_MEMBER
 #undef GRADSYNC_MEMBERS
 
-#define GRADSYNC_CHECK_ABILITY(ability, member, request)                                                                      \
-    static_assert(!stated.ability || right.ability, "gradsync: this backend states the ability " #ability ": give " request); \
-    static_assert(stated.ability || !there.ability,                                                                           \
+// `there`: a member of that name can be called; `right`: it is as BackendAbilities describes it.
+#define GRADSYNC_HAS(expression) (requires(B& b, const B& c, typename B::WorkType& w, CollectiveTag tag, DType dtype) { expression; })
+#define GRADSYNC_CHECK_ABILITY(ability, member, there, right, request)                                                         \
+    static_assert(!abilities_of<B>.ability || right, "gradsync: this backend states the ability " #ability ": give " request); \
+    static_assert(abilities_of<B>.ability || !(there),                                                                         \
                   "gradsync: this backend has " member ", but does not state it: add ." #ability " = true to its abilities")
 
 /// Checks that B has the members of the abilities that it states, and states those whose members it has.
 template <class B>
 consteval void check_abilities() {
-    using W = typename B::WorkType;
-    constexpr BackendAbilities stated = abilities_of<B>;
-    constexpr BackendAbilities right = {
-        .progress_thread = (requires(const B& b) { bool{b.wants_progress_thread()}; }),
-        .poll = (requires(W& w) { bool{w.poll()}; }),
-        .wait_on = (requires(W& w, B& b) { w.wait_on(b.stream()); }),
-        .failed = (requires(const B& b) { bool{b.failed()}; }),
-        .tags = (requires(B& b, CollectiveTag tag) { b.set_tag(tag), std::size_t{b.next_owner()}; }),
-        .check_reduces = (requires(const B& b, DType dtype) { b.check_reduces(dtype); }),
-        .cheaper_alone = (requires(const B& b) { std::size_t{b.cheaper_alone_from()}; }),
-        .clock = (requires(const B& b) { double{b.now()}; }),
-        .groups = (requires(B& b, const B& c) { decltype(b.group())() = b.group(), std::size_t{c.group_bytes()}; }),
-        .device_passes = (requires(B& b) { b.passes(), b.stream(), b.host().rank(); }),
-    };
-    constexpr BackendAbilities there = {
-        .progress_thread = (requires(B& b) { b.wants_progress_thread(); }),
-        .poll = (requires(W& w) { w.poll(); }),
-        .wait_on = right.wait_on,
-        .failed = (requires(B& b) { b.failed(); }),
-        .tags = (requires(B& b, CollectiveTag tag) { b.set_tag(tag); }) || (requires(B& b) { b.next_owner(); }),
-        .check_reduces = (requires(B& b, DType dtype) { b.check_reduces(dtype); }),
-        .cheaper_alone = (requires(B& b) { b.cheaper_alone_from(); }),
-        .clock = (requires(B& b) { double{b.now()}; }),
-        .groups = (requires(B& b) { b.group_bytes(); }),
-        .device_passes = (requires(B& b) { b.passes(); }),
-    };
-    GRADSYNC_CHECK_ABILITY(progress_thread, "wants_progress_thread()", "it a member bool wants_progress_thread() const");
-    GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", "its WorkType a member bool poll()");
-    GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", "its WorkType a member void wait_on(stream), for what stream() returns");
-    GRADSYNC_CHECK_ABILITY(failed, "failed()", "it a member bool failed() const");
-    GRADSYNC_CHECK_ABILITY(tags, "set_tag() or next_owner()", "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
-    GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", "it a member void check_reduces(DType) const");
-    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", "it a member std::size_t cheaper_alone_from() const");
-    GRADSYNC_CHECK_ABILITY(clock, "now()", "it a member double now() const");
-    GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", "it members group() and std::size_t group_bytes() const; see BackendAbilities");
-    GRADSYNC_CHECK_ABILITY(device_passes, "passes()", "it members passes(), stream() and host(); see BackendAbilities");
+    GRADSYNC_CHECK_ABILITY(progress_thread, "wants_progress_thread()", GRADSYNC_HAS(b.wants_progress_thread()),
+                           GRADSYNC_HAS(bool{c.wants_progress_thread()}), "it a member bool wants_progress_thread() const");
+    GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", GRADSYNC_HAS(w.poll()), GRADSYNC_HAS(bool{w.poll()}), "its WorkType a member bool poll()");
+    GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", GRADSYNC_HAS(w.wait_on(b.stream())), GRADSYNC_HAS(w.wait_on(b.stream())),
+                           "its WorkType a member void wait_on(stream), for what stream() returns");
+    GRADSYNC_CHECK_ABILITY(failed, "failed()", GRADSYNC_HAS(b.failed()), GRADSYNC_HAS(bool{c.failed()}), "it a member bool failed() const");
+    GRADSYNC_CHECK_ABILITY(tags, "set_tag() or next_owner()", GRADSYNC_HAS(b.set_tag(tag)) || GRADSYNC_HAS(b.next_owner()),
+                           GRADSYNC_HAS((b.set_tag(tag), std::size_t{b.next_owner()})),
+                           "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
+    GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", GRADSYNC_HAS(b.check_reduces(dtype)), GRADSYNC_HAS(c.check_reduces(dtype)),
+                           "it a member void check_reduces(DType) const");
+    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", GRADSYNC_HAS(b.cheaper_alone_from()),
+                           GRADSYNC_HAS(std::size_t{c.cheaper_alone_from()}), "it a member std::size_t cheaper_alone_from() const");
+    GRADSYNC_CHECK_ABILITY(clock, "now()", GRADSYNC_HAS(double{b.now()}), GRADSYNC_HAS(double{c.now()}), "it a member double now() const");
+    GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", GRADSYNC_HAS(b.group_bytes()),
+                           GRADSYNC_HAS((decltype(b.group())() = b.group(), std::size_t{c.group_bytes()})),
+                           "it members group() and std::size_t group_bytes() const; see BackendAbilities");
+    GRADSYNC_CHECK_ABILITY(device_passes, "passes()", GRADSYNC_HAS(b.passes()), GRADSYNC_HAS((b.passes(), b.stream(), b.host().rank())),
+                           "it members passes(), stream() and host(); see BackendAbilities");
 }
+#undef GRADSYNC_HAS
 #undef GRADSYNC_CHECK_ABILITY
-
-template <class P>
-consteval void explain_bucket_policy() {
-    if constexpr (OverlapPolicy<P>) {
-        static_assert(never<P>,
-                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
-                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    } else {
-        static_assert(std::copy_constructible<P>, "gradsync: make this bucket policy copyable");
-        static_assert(
-            requires(const P& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
-                { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
-            },
-            "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
-            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
-        static_assert(
-            requires(const P& p) {
-                { p.describe() } -> std::convertible_to<std::string>;
-            }, "gradsync: give this bucket policy a member std::string describe() const, which names it and its numbers");
-    }
-}
-
-template <class P>
-consteval void explain_overlap_policy() {
-    if constexpr (BucketPolicy<P>) {
-        static_assert(never<P>,
-                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
-                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    } else {
-        static_assert(std::copy_constructible<P>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
-        static_assert(
-            requires(P& p, BucketEngine& engine) { p.attach(engine); },
-            "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
-            "void attach(gradsync::BucketEngine&)");
-        static_assert(
-            requires(P& p, BucketEngine& engine) { p.bucket_full(engine); },
-            "gradsync: give this overlap policy a member void bucket_full(gradsync::BucketEngine&)");
-        static_assert(
-            requires(P& p, BucketEngine& engine) { p.gradients_ready(engine); },
-            "gradsync: give this overlap policy a member void gradients_ready(gradsync::BucketEngine&)");
-        static_assert(
-            requires(P& p) { p.detach(); },
-            "gradsync: give this overlap policy a member void detach(), after which it does not touch the engine");
-        static_assert(
-            requires(const P& p) {
-                { p.describe() } -> std::convertible_to<std::string>;
-            }, "gradsync: give this overlap policy a member std::string describe() const, which names it");
-    }
-}
 
 template <class X, class B>
 consteval void explain_exchange() {

@@ -35,62 +35,38 @@ constexpr std::size_t quantized_words(std::size_t count, unsigned bits) noexcept
 
 namespace detail {
 
-/// Writes and reads the levels of a block of n elements.
+/// Writes and reads the levels of a block of n elements. A byte holds one level of each part of the block: the whole, two halves or eight
+/// eighths. The first part has loops of its own, so that with one part or two the compiler knows every shift.
 template <unsigned bits>
-struct Levels;
-
-template <>
-struct Levels<8> {
-    static constexpr int most = 127;
+struct Levels {
+    static constexpr int most = bits == 1 ? 1 : (1 << (bits - 1)) - 1;
 
     GRADSYNC_ALWAYS_INLINE static void write(const int* levels, std::size_t n, std::uint8_t* bytes) {
-        for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(levels[i]);
-    }
-    GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
-        for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<float>(static_cast<std::int8_t>(bytes[i])) * step;
-    }
-};
-
-/// A byte holds one level of the block's first half and one of its second half.
-template <>
-struct Levels<4> {
-    static constexpr int most = 7;
-
-    GRADSYNC_ALWAYS_INLINE static void write(const int* levels, std::size_t n, std::uint8_t* bytes) {
-        const std::size_t half = (n + 1) / 2;
-        for (std::size_t i = 0; i < half; ++i) bytes[i] = static_cast<std::uint8_t>(levels[i] + 8);
-        for (std::size_t i = half; i < n; ++i) bytes[i - half] = static_cast<std::uint8_t>(bytes[i - half] | (levels[i] + 8) << 4);
-    }
-    GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
-        const std::size_t half = (n + 1) / 2;
-        for (std::size_t i = 0; i < half; ++i) to[i] = static_cast<float>((bytes[i] & 15) - 8) * step;
-        for (std::size_t i = half; i < n; ++i) to[i] = static_cast<float>((bytes[i - half] >> 4) - 8) * step;
-    }
-};
-
-/// A byte holds one level of each eighth of the block. A set bit means that the level is -1.
-template <>
-struct Levels<1> {
-    static constexpr int most = 1;
-
-    GRADSYNC_ALWAYS_INLINE static void write(const int* levels, std::size_t n, std::uint8_t* bytes) {
-        const std::size_t eighth = (n + 7) / 8;
-        for (std::size_t i = 0; i < eighth; ++i) bytes[i] = 0;
-        for (unsigned k = 0; k < 8 && k * eighth < n; ++k) {
-            const int* const of_eighth = levels + k * eighth;
-            const std::size_t m = n - k * eighth < eighth ? n - k * eighth : eighth;
-            for (std::size_t i = 0; i < m; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] | (of_eighth[i] < 0 ? 1 : 0) << k);
+        const std::size_t part = (n * bits + 7) / 8;
+        for (std::size_t i = 0; i < part; ++i) bytes[i] = static_cast<std::uint8_t>(code_of(levels[i]));
+        for (unsigned k = 1; k < 8 / bits && k * part < n; ++k) {
+            const int* const of_part = levels + k * part;
+            const std::size_t m = n - k * part < part ? n - k * part : part;
+            for (std::size_t i = 0; i < m; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] | code_of(of_part[i]) << k * bits);
         }
     }
     GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
-        const std::size_t eighth = (n + 7) / 8;
-        const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(step);
-        for (unsigned k = 0; k < 8 && k * eighth < n; ++k) {
-            float* const of_eighth = to + k * eighth;
-            const std::size_t m = n - k * eighth < eighth ? n - k * eighth : eighth;
-            for (std::size_t i = 0; i < m; ++i)
-                of_eighth[i] = std::bit_cast<float>(magnitude ^ static_cast<std::uint32_t>(bytes[i] >> k & 1) << 31);
+        const std::size_t part = (n * bits + 7) / 8;
+        for (std::size_t i = 0; i < part; ++i) to[i] = value_of(bytes[i], step);
+        for (unsigned k = 1; k < 8 / bits && k * part < n; ++k) {
+            float* const of_part = to + k * part;
+            const std::size_t m = n - k * part < part ? n - k * part : part;
+            for (std::size_t i = 0; i < m; ++i) of_part[i] = value_of(bytes[i] >> k * bits, step);
         }
+    }
+
+private:
+    // In 4 bits a level is above -8; a bit is the sign.
+    GRADSYNC_ALWAYS_INLINE static int code_of(int level) { return bits == 8 ? level : bits == 4 ? level + 8 : level < 0 ? 1 : 0; }
+    GRADSYNC_ALWAYS_INLINE static float value_of(int code, float step) {
+        if constexpr (bits == 1)
+            return std::bit_cast<float>(std::bit_cast<std::uint32_t>(step) ^ static_cast<std::uint32_t>(code & 1) << 31);
+        else return static_cast<float>(bits == 8 ? static_cast<std::int8_t>(code) : (code & 15) - 8) * step;
     }
 };
 
