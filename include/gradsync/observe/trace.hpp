@@ -17,7 +17,6 @@
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"
-#include "../core/backend_clock.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "observer.hpp"

@@ -11,7 +11,6 @@
 #include "../core/buffer_view.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
-#include "cost_model.hpp"
 #include "fit.hpp"
 
 namespace gradsync::inline v0_2::plan {

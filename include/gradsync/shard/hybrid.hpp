@@ -10,7 +10,6 @@
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/exchange.hpp"
-#include "../engine/bucket_layout.hpp"
 
 namespace gradsync::inline v0_2 {
 

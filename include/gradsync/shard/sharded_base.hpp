@@ -148,20 +148,14 @@ public:
     /// The pieces of an array come in order. No rank holds more than its shards and one piece. Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
-        check_usable("collect_state");
-        guard([&] {
-            self().flush();
-            StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink);
-        });
+        with_settled_state("collect_state", [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
 
     /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the same order. Every
     /// rank's weights then follow array 0. Collective.
     template <class Source>
     void distribute_state(int root, Source&& source) {
-        check_usable("distribute_state");
-        guard([&] {
-            self().flush();
+        with_settled_state("distribute_state", [&] {
             StateTransfer<B>(backend_, plan(), state_, parameters_).distribute(root, state_.array_count(), source);
             self().renew_values();
         });
@@ -169,11 +163,7 @@ public:
 
     /// Call it after writing master weights: every rank then computes with the new ones. Collective.
     void publish() {
-        check_usable("publish");
-        guard([&] {
-            self().flush();
-            self().renew_values();
-        });
+        with_settled_state("publish", [&] { self().renew_values(); });
     }
 
 protected:
@@ -256,6 +246,16 @@ protected:
         const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
         state_.step(b, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
                     [&](std::size_t i) { return engine_->was_used(i); });
+    }
+
+    /// Runs `f` while no gather is in flight.
+    template <class F>
+    void with_settled_state(const char* operation, F&& f) {
+        check_usable(operation);
+        guard([&] {
+            self().flush();
+            f();
+        });
     }
 
     /// The frame of a step: `gather(gradient_scale)` steps the shards and distributes the new weights.

@@ -10,7 +10,6 @@
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "flat_optimizer.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
 #include "sharded_base.hpp"
