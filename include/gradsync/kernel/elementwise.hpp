@@ -92,11 +92,12 @@ template <class A>
 void add(BufferView to, ConstBufferView from) {
     if (to.dtype == dtype_of<A> && from.dtype == dtype_of<A>)
         return dispatch<Add>(static_cast<A*>(to.data), static_cast<const A*>(from.data), to.count);
-    for_blocks<A>(to, [&](A* sums, std::size_t first, std::size_t n) {
-        alignas(64) A summands[elementwise_block];
-        convert(from.subview(first, n).data, from.dtype, summands, dtype_of<A>, n);
-        dispatch<Add>(sums, static_cast<const A*>(summands), n);
-        convert(sums, dtype_of<A>, to.subview(first, n).data, to.dtype, n);
+    for_blocks<A>(from, [&](const A* summands, std::size_t first, std::size_t n) {
+        alignas(64) A sums[elementwise_block];
+        const BufferView out = to.subview(first, n);
+        convert(out.data, to.dtype, sums, dtype_of<A>, n);
+        dispatch<Add>(static_cast<A*>(sums), summands, n);
+        convert(sums, dtype_of<A>, out.data, to.dtype, n);
     });
 }
 

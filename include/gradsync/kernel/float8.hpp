@@ -19,8 +19,12 @@ inline constexpr std::size_t float8_block = 1024;
 /// The constants of one type's conversions. They are data, so that the conversions are compiled once for both types.
 struct Float8Format {
     std::int32_t mantissa, bias;
-    std::int32_t largest, quiet_nan;  ///< codes
-    float values[256] = {};           ///< by code
+    std::int32_t largest, quiet_nan;                                            ///< codes
+    float values[256] = {};                                                     ///< by code
+    std::int32_t drop = 23 - mantissa;                                          ///< the mantissa bits that f32 has in addition
+    std::int32_t rebias = (127 - bias) << 23, min_normal = (128 - bias) << 23;  ///< in bits of an f32
+    std::int32_t magic = (128 - bias + drop) << 23;  ///< the bits of an f32 whose last place is the type's least denormal
+    std::int32_t payload = (1 << mantissa) - 1;      ///< the mask of the mantissa bits
 
     template <class F>
     static Float8Format of() noexcept {
@@ -49,12 +53,9 @@ void widen_float8(const void* from, DType type, float* to, std::size_t n) noexce
 template <class = void>
 void round_float8(const float* from, std::size_t n, void* to, DType type) noexcept {
     constexpr std::size_t length = 64;
-    const Float8Format& format = format_of(type);
-    const std::int32_t largest = format.largest, quiet_nan = format.quiet_nan, payload = (1 << format.mantissa) - 1;
-    const std::int32_t drop = 23 - format.mantissa, below_half = (1 << (drop - 1)) - 1;
-    const std::int32_t rebias = (127 - format.bias) << 23, min_normal = (128 - format.bias) << 23;  // in bits of an f32
-    const std::int32_t magic_bits = (128 - format.bias + drop) << 23;  // of an f32 whose last place is the type's least denormal
-    const float magic = __builtin_bit_cast(float, magic_bits);
+    const Float8Format f = format_of(type);
+    const std::int32_t below_half = (1 << (f.drop - 1)) - 1;
+    const float magic = __builtin_bit_cast(float, f.magic);
     std::uint8_t codes[float8_block];
     const std::size_t whole = n / length * length;
     float rest[length] = {};
@@ -65,15 +66,15 @@ void round_float8(const float* from, std::size_t n, void* to, DType type) noexce
             const float value = line[i];
             const auto bits = __builtin_bit_cast(std::int32_t, value);
             const std::int32_t magnitude = bits & 0x7fff'ffff;
-            const std::int32_t normal = (magnitude - rebias + below_half + ((magnitude >> drop) & 1)) >> drop;
+            const std::int32_t normal = (magnitude - f.rebias + below_half + ((magnitude >> f.drop) & 1)) >> f.drop;
             // See `narrow` in convert.hpp.
             const float shifted = __builtin_bit_cast(float, magnitude) + magic;
             const auto denormal =
-                static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) - static_cast<std::uint32_t>(magic_bits));
+                static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, shifted) - static_cast<std::uint32_t>(f.magic));
             // The sign of a difference makes the mask: GCC turns conditions into branches, and does not vectorise them.
-            std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - min_normal) >> 31));
-            code ^= (code ^ largest) & ((largest - code) >> 31);
-            const std::int32_t nan = quiet_nan | ((magnitude >> drop) & payload);
+            std::int32_t code = normal ^ ((normal ^ denormal) & ((magnitude - f.min_normal) >> 31));
+            code ^= (code ^ f.largest) & ((f.largest - code) >> 31);
+            const std::int32_t nan = f.quiet_nan | ((magnitude >> f.drop) & f.payload);
             code ^= (code ^ nan) & ((0x7f80'0000 - magnitude) >> 31);
             codes[first + i] = static_cast<std::uint8_t>(code | ((bits >> 24) & 0x80));
         }
