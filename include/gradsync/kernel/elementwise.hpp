@@ -22,15 +22,11 @@ namespace detail {
 /// The number of elements that are converted at a time; a multiple of all constant loop lengths below.
 inline constexpr std::size_t elementwise_block = 1024;
 
-/// Converts one block after another to type A, and calls `pass(converted, first, n)` for it.
-template <class A, class Pass>
-void for_blocks(ConstBufferView buffer, Pass pass) {
-    alignas(64) A block[elementwise_block];
-    for (std::size_t first = 0; first < buffer.count; first += elementwise_block) {
-        const std::size_t n = buffer.count - first < elementwise_block ? buffer.count - first : elementwise_block;
-        convert(buffer.subview(first, n).data, buffer.dtype, block, dtype_of<A>, n);
-        pass(static_cast<A*>(block), first, n);
-    }
+/// Calls `pass(first, n)` for one block after another.
+template <class Pass>
+void for_blocks(std::size_t count, Pass pass) {
+    for (std::size_t first = 0; first < count; first += elementwise_block)
+        pass(first, count - first < elementwise_block ? count - first : elementwise_block);
 }
 
 /// Applies Op to all elements. The inner loop has a constant length, so that it is vectorised at -O2.
@@ -67,9 +63,12 @@ template <class Op>
 void in_place(BufferView buffer, double operand) {
     if (buffer.dtype == DType::f64) return dispatch<InPlace<Op>>(static_cast<double*>(buffer.data), buffer.count, operand);
     if (buffer.dtype == DType::f32) return dispatch<InPlace<Op>>(static_cast<float*>(buffer.data), buffer.count, operand);
-    for_blocks<float>(buffer, [&](float* block, std::size_t first, std::size_t n) {
+    for_blocks(buffer.count, [&](std::size_t first, std::size_t n) {
+        alignas(64) float block[elementwise_block];
+        const BufferView elements = buffer.subview(first, n);
+        convert(elements.data, buffer.dtype, block, DType::f32, n);
         dispatch<InPlace<Op>>(block, n, operand);
-        convert(block, DType::f32, buffer.subview(first, n).data, buffer.dtype, n);
+        convert(block, DType::f32, elements.data, buffer.dtype, n);
     });
 }
 
@@ -92,11 +91,14 @@ template <class A>
 void add(BufferView to, ConstBufferView from) {
     if (to.dtype == dtype_of<A> && from.dtype == dtype_of<A>)
         return dispatch<Add>(static_cast<A*>(to.data), static_cast<const A*>(from.data), to.count);
-    for_blocks<A>(from, [&](const A* summands, std::size_t first, std::size_t n) {
+    for_blocks(to.count, [&](std::size_t first, std::size_t n) {
         alignas(64) A sums[elementwise_block];
+        alignas(64) A summands[elementwise_block];
         const BufferView out = to.subview(first, n);
+        const ConstBufferView in = from.subview(first, n);
         convert(out.data, to.dtype, sums, dtype_of<A>, n);
-        dispatch<Add>(static_cast<A*>(sums), summands, n);
+        convert(in.data, from.dtype, summands, dtype_of<A>, n);
+        dispatch<Add>(static_cast<A*>(sums), static_cast<const A*>(summands), n);
         convert(sums, dtype_of<A>, out.data, to.dtype, n);
     });
 }
@@ -179,7 +181,12 @@ double sum_of_squares(ConstBufferView buffer) {
     double sums[detail::square_sums] = {};
     if (buffer.dtype == DType::f64) dispatch<SumOfSquares>(static_cast<const double*>(buffer.data), buffer.count, sums);
     else if (buffer.dtype == DType::f32) dispatch<SumOfSquares>(static_cast<const float*>(buffer.data), buffer.count, sums);
-    else detail::for_blocks<float>(buffer, [&](const float* block, std::size_t, std::size_t n) { dispatch<SumOfSquares>(block, n, sums); });
+    else
+        detail::for_blocks(buffer.count, [&](std::size_t first, std::size_t n) {
+            alignas(64) float block[detail::elementwise_block];
+            convert(buffer.subview(first, n).data, buffer.dtype, block, DType::f32, n);
+            dispatch<SumOfSquares>(static_cast<const float*>(block), n, sums);
+        });
     return detail::sum_in_order(sums);
 }
 

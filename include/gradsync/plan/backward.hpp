@@ -36,21 +36,6 @@ inline double schedule(std::span<BucketTime> buckets, CallCost cost) noexcept {
     return free;
 }
 
-/// Buckets of consecutive gradients: bucket b ends before gradient `ends[b]`. `gradients` are in order of readiness.
-inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends) {
-    std::vector<BucketTime> buckets;
-    std::size_t i = 0;
-    for (const std::size_t end : ends) {
-        BucketTime bucket;
-        for (; i < end; ++i) {
-            bucket.bytes += gradients[i].bytes;
-            bucket.ready = gradsync::detail::larger(bucket.ready, gradients[i].ready);
-        }
-        buckets.push_back(bucket);
-    }
-    return buckets;
-}
-
 /// The buckets of a plan, in its order. `gradients` are by parameter.
 inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, const BucketPlan& plan) {
     std::vector<BucketTime> buckets(plan.size());
@@ -60,6 +45,17 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
             buckets[b].ready = gradsync::detail::larger(buckets[b].ready, gradients[i].ready);
         }
     return buckets;
+}
+
+/// Buckets of consecutive gradients: bucket b ends before gradient `ends[b]`. `gradients` are in order of readiness.
+inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends) {
+    BucketPlan plan;
+    std::vector<std::size_t> bucket;
+    for (std::size_t i = 0, b = 0; b < ends.size(); ++b) {
+        for (bucket.clear(); i < ends[b]; ++i) bucket.push_back(i);
+        plan.push_back(bucket);
+    }
+    return buckets_of(gradients, plan);
 }
 
 }  // namespace gradsync::inline v0_2::plan

@@ -213,8 +213,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         throw Error(Errc::invalid_argument,
                     "save_shards: this is group " + std::to_string(sharded.replica()) + "; with hybrid sharding group 0 alone saves",
                     {.operation = "save_shards", .rank = comm.rank()});
-    std::uint64_t generation = 0;
-    std::vector<std::filesystem::path> old;
+    detail::ShardManifest before, manifest;
     detail::agree_on_success(comm, [&] {
         if (comm.rank() != 0) return;
         if (note.size() > detail::longest_text) throw std::length_error("the note is longer than 16 MiB");
@@ -225,14 +224,13 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
                                             "'; a checkpoint tells them by their names");
         std::filesystem::create_directories(directory);
         if (!std::filesystem::exists(detail::ShardManifest::path(directory))) return;
-        const auto before = detail::ShardManifest::read(directory);
-        generation = before.generation + 1;
-        for (std::size_t r = 0; r < before.digests.size(); ++r) old.push_back(before.file(directory, r));
+        before = detail::ShardManifest::read(directory);
+        manifest.generation = before.generation + 1;
     });
-    comm.broadcast(buffer(std::span(&generation, 1)), 0).wait();
+    comm.broadcast(buffer(std::span(&manifest.generation, 1)), 0).wait();
 
-    detail::ShardManifest manifest{
-        .generation = generation, .digests = std::vector<std::uint64_t>(static_cast<std::size_t>(comm.size())), .note = note};
+    manifest.digests.resize(static_cast<std::size_t>(comm.size()));
+    manifest.note = note;
     std::uint64_t digest = 0;
     detail::agree_on_success(comm, [&] {
         detail::ShardWriter out(manifest.file(directory, static_cast<std::size_t>(comm.rank())));
@@ -255,7 +253,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         if (comm.rank() != 0) return;
         manifest.write(directory);
         std::error_code ignored;
-        for (const auto& file : old) std::filesystem::remove(file, ignored);
+        for (std::size_t r = 0; r < before.digests.size(); ++r) std::filesystem::remove(before.file(directory, r), ignored);
     });
 }
 

@@ -80,14 +80,10 @@ private:
     /// A reduction to one rank costs as much as a broadcast; a gather or scatter as much as an all-gather; a barrier as much as an empty
     /// all-reduce.
     static plan::Collective kind_of(collective::Operation operation) noexcept {
-        switch (operation) {
-            case collective::Operation::all_reduce:
-            case collective::Operation::barrier: return plan::Collective::all_reduce;
-            case collective::Operation::reduce_scatter: return plan::Collective::reduce_scatter;
-            case collective::Operation::reduce:
-            case collective::Operation::broadcast: return plan::Collective::broadcast;
-            default: return plan::Collective::all_gather;
-        }
+        using enum plan::Collective;
+        constexpr plan::Collective kinds[] = {all_reduce, broadcast,  reduce_scatter, all_gather,
+                                              broadcast,  all_gather, all_gather,     all_reduce};
+        return kinds[static_cast<std::size_t>(operation)];
     }
 
     plan::Cluster cluster_;
