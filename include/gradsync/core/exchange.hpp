@@ -106,38 +106,39 @@ template <class X, class B>
 concept ScatteringExchange =
     ExchangePolicy<X, B> && X::traits.scatters && requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };
 
-/// Every rank gets the whole result.
-struct AllReduce {
-    static constexpr ExchangeTraits traits{};
+namespace detail {
 
+/// Exchanges whose buckets are one collective of the backend each.
+struct OneCollective {
     template <Backend B>
     using WorkType = typename B::WorkType;
+
+    template <Backend B>
+    bool is_single_rank(const B& backend) const noexcept {
+        return backend.size() == 1;
+    }
+};
+
+}  // namespace detail
+
+/// Every rank gets the whole result.
+struct AllReduce : detail::OneCollective {
+    static constexpr ExchangeTraits traits{};
 
     template <Backend B>
     WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         return backend.all_reduce(bucket, op, contribution);
     }
-    template <Backend B>
-    bool is_single_rank(const B& backend) const noexcept {
-        return backend.size() == 1;
-    }
     std::string describe() const { return "AllReduce"; }
 };
 
 /// Every rank gets its shard, half the bytes of an all-reduce: for optimizers that step shards.
-struct ReduceScatter {
+struct ReduceScatter : detail::OneCollective {
     static constexpr ExchangeTraits traits{.scatters = true};
-
-    template <Backend B>
-    using WorkType = typename B::WorkType;
 
     template <Backend B>
     WorkType<B> start(B& backend, std::size_t, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         return backend.reduce_scatter(bucket, detail::shard_of(bucket, backend.size(), backend.rank()), op, contribution);
-    }
-    template <Backend B>
-    bool is_single_rank(const B& backend) const noexcept {
-        return backend.size() == 1;
     }
     /// Every shard exists once.
     template <class Use>

@@ -118,12 +118,9 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     if (plan.more_devices_than_work && micro_batches > 0 && (plan.choices.back().rounding != BatchRounding::fewer_devices))
         add(BatchRounding::fewer_devices, micro, std::uint64_t{1}, micro_batches);
     // Smaller micro-batches on all devices, which divide the samples of a device.
-    if (target.global_tokens % target.sequence == 0) {
-        const std::uint64_t samples = target.global_tokens / target.sequence;
-        if (samples % devices == 0) {
-            const std::uint64_t each = samples / devices;
-            if (const auto m = divisor(each, 1, micro - 1); m != 0) add(BatchRounding::smaller_micro_batch, m, each / m, devices);
-        }
+    if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {  // tokens, of one sample on every device
+        const std::uint64_t each = target.global_tokens / row;
+        if (const auto m = divisor(each, 1, micro - 1); m != 0) add(BatchRounding::smaller_micro_batch, m, each / m, devices);
     }
     // A stable insertion sort by distance from the target: there are few choices.
     const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };

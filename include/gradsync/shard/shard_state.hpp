@@ -123,6 +123,7 @@ class StateTransfer {
 public:
     /// The most elements of a piece.
     static constexpr std::size_t piece = std::size_t{1} << 18;
+    static constexpr int all = -1;  ///< instead of a root: every rank
 
     /// Collective.
     StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
@@ -135,23 +136,16 @@ public:
         for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // one slice of a parameter at most
     }
 
-    /// Calls `sink(parameter, array, first, view)` on the root for every piece of every trainable parameter's arrays. Collective.
+    /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable parameter's arrays.
+    /// Collective.
     template <class Sink>
     void collect(int root, Sink&& sink) {
         for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
-            put_own(i, a, first, whole);
-            backend_.reduce(as_bits(whole), ReduceOp::sum, root).wait();
-            if (backend_.rank() == root) sink(i, a, first, ConstBufferView(whole));
-        });
-    }
-
-    /// `collect` with `sink` called on every rank. Collective.
-    template <class Sink>
-    void collect_everywhere(Sink&& sink) {
-        for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
-            put_own(i, a, first, whole);
-            backend_.all_reduce(as_bits(whole), ReduceOp::sum).wait();
-            sink(i, a, first, ConstBufferView(whole));
+            std::memset(whole.data, 0, whole.bytes());
+            with_own(i, a, first, whole, [](BufferView part, BufferView own) { std::memcpy(part.data, own.data, own.bytes()); });
+            (root == all ? backend_.all_reduce(as_bits(whole), ReduceOp::sum) : backend_.reduce(as_bits(whole), ReduceOp::sum, root))
+                .wait();
+            if (root == all || root == backend_.rank()) sink(i, a, first, ConstBufferView(whole));
         });
     }
 
@@ -167,8 +161,7 @@ public:
 
     /// Copies the part of a piece that this rank owns into its state.
     void store(std::size_t i, std::size_t a, std::size_t first, ConstBufferView whole) const {
-        with_own(i, a, first, whole.count,
-                 [&](std::size_t offset, BufferView own) { std::memcpy(own.data, whole.subview(offset, own.count).data, own.bytes()); });
+        with_own(i, a, first, whole, [](ConstBufferView part, BufferView own) { std::memcpy(own.data, part.data, own.bytes()); });
     }
 
 private:
@@ -182,19 +175,13 @@ private:
                             BufferView{memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space});
     }
 
-    /// Calls `use(offset in the piece, own elements)` if this rank owns a part of the piece.
-    template <class Use>
-    void with_own(std::size_t i, std::size_t a, std::size_t first, std::size_t count, Use&& use) const {
+    /// Calls `use(part, own)` if this rank owns a part of the piece; `own` are the same elements in its state.
+    template <class View, class Use>
+    void with_own(std::size_t i, std::size_t a, std::size_t first, View whole, Use&& use) const {
         const ShardSlice* const slice = slice_of_[i];
         if (slice == nullptr) return;
-        const std::size_t from = larger(first, slice->first), to = smaller(first + count, slice->first + slice->count);
-        if (from < to) use(from - first, state_.array(*slice, a).subview(from - slice->first, to - from));
-    }
-
-    void put_own(std::size_t i, std::size_t a, std::size_t first, BufferView whole) const {
-        std::memset(whole.data, 0, whole.bytes());
-        with_own(i, a, first, whole.count,
-                 [&](std::size_t offset, BufferView own) { std::memcpy(whole.subview(offset, own.count).data, own.data, own.bytes()); });
+        const std::size_t from = larger(first, slice->first), to = smaller(first + whole.count, slice->first + slice->count);
+        if (from < to) use(whole.subview(from - first, to - from), state_.array(*slice, a).subview(from - slice->first, to - from));
     }
 
     /// As integers: the element is nonzero on one rank at most, so the sum of the bits is exact, even for negative zeros.

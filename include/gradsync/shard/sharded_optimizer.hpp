@@ -228,8 +228,7 @@ private:
             for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), this->values_.value(i));
         const detail::StateTransfer<B> to(this->backend_, this->plan(), this->state_, this->parameters_);
         detail::StateTransfer<B>(this->backend_, before, old_state, this->parameters_)
-            .collect_everywhere(
-                [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
+            .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
     }
 
     ParameterStorage storage_;

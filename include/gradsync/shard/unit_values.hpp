@@ -85,17 +85,13 @@ public:
     /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots, and with `keep`
     /// released units do too. Collective.
     void place(B& backend, std::size_t u, bool keep) {
+        const auto released = [&](const Slot& slot) { return slot.unit == none ? 0 : 1 + units_[slot.unit].released; };
         std::size_t slot = none;
         for (std::size_t s = 0; s < slots_.size(); ++s) {
+            const std::size_t holder = slots_[s].unit;
             if (slots_[s].bytes < units_[u].bytes) continue;
-            const std::size_t owner = slots_[s].unit;
-            if (owner == none) {
-                slot = s;
-                break;
-            }
-            const Unit& held = units_[owner];
-            if (keep || held.users != 0 || held.gathering) continue;
-            if (slot == none || held.released < units_[slots_[slot].unit].released) slot = s;
+            if (holder != none && (keep || units_[holder].users != 0 || units_[holder].gathering)) continue;
+            if (slot == none || released(slots_[s]) < released(slots_[slot])) slot = s;
         }
         if (slot == none) {
             slot = slots_.size();

@@ -14,7 +14,6 @@
 #include "../collective/shared_memory/chunks.hpp"
 #include "../core/clock.hpp"
 #include "../core/shard_range.hpp"
-#include "network.hpp"
 #include "simulation.hpp"
 
 namespace gradsync::inline v0_2::simulation {
