@@ -45,16 +45,53 @@ consteval void explain_work() {
                     "void wait(), which returns when the collective is complete, or throws gradsync::Error");
 }
 
+// `there`: a member of that name can be called; `right`: it is as BackendAbilities describes it.
+#define GRADSYNC_HAS(expression) (requires(B& b, const B& c, typename B::WorkType& w, CollectiveTag tag, DType dtype) { expression; })
+#define GRADSYNC_CHECK_ABILITY(ability, member, there, right, request)                                                         \
+    static_assert(!abilities_of<B>.ability || right, "gradsync: this backend states the ability " #ability ": give " request); \
+    static_assert(abilities_of<B>.ability || !(there),                                                                         \
+                  "gradsync: this backend has " member ", but does not state it: add ." #ability " = true to its abilities")
+
+/// Checks that B has the members of the abilities that it states, and states those whose members it has.
+template <class B>
+consteval void check_abilities() {
+    GRADSYNC_CHECK_ABILITY(progress_thread, "wants_progress_thread()", GRADSYNC_HAS(b.wants_progress_thread()),
+                           GRADSYNC_HAS(bool{c.wants_progress_thread()}), "it a member bool wants_progress_thread() const");
+    GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", GRADSYNC_HAS(w.poll()), GRADSYNC_HAS(bool{w.poll()}), "its WorkType a member bool poll()");
+    GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", GRADSYNC_HAS(w.wait_on(b.stream())), GRADSYNC_HAS(w.wait_on(b.stream())),
+                           "its WorkType a member void wait_on(stream), for what stream() returns");
+    GRADSYNC_CHECK_ABILITY(failed, "failed()", GRADSYNC_HAS(b.failed()), GRADSYNC_HAS(bool{c.failed()}), "it a member bool failed() const");
+    GRADSYNC_CHECK_ABILITY(tags, "set_tag() or next_owner()", GRADSYNC_HAS(b.set_tag(tag)) || GRADSYNC_HAS(b.next_owner()),
+                           GRADSYNC_HAS((b.set_tag(tag), std::size_t{b.next_owner()})),
+                           "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
+    GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", GRADSYNC_HAS(b.check_reduces(dtype)), GRADSYNC_HAS(c.check_reduces(dtype)),
+                           "it a member void check_reduces(DType) const");
+    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", GRADSYNC_HAS(b.cheaper_alone_from()),
+                           GRADSYNC_HAS(std::size_t{c.cheaper_alone_from()}), "it a member std::size_t cheaper_alone_from() const");
+    GRADSYNC_CHECK_ABILITY(clock, "now()", GRADSYNC_HAS(double{b.now()}), GRADSYNC_HAS(double{c.now()}), "it a member double now() const");
+    GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", GRADSYNC_HAS(b.group_bytes()),
+                           GRADSYNC_HAS((decltype(b.group())() = b.group(), std::size_t{c.group_bytes()})),
+                           "it members group() and std::size_t group_bytes() const; see BackendAbilities");
+    GRADSYNC_CHECK_ABILITY(device_passes, "passes()", GRADSYNC_HAS(b.passes()), GRADSYNC_HAS((b.passes(), b.stream(), b.host().rank())),
+                           "it members passes(), stream() and host(); see BackendAbilities");
+}
+#undef GRADSYNC_HAS
+#undef GRADSYNC_CHECK_ABILITY
+
+}  // namespace detail
+
 template <class T>
-consteval void explain_backend() {
-    if constexpr (BucketPolicy<T> || OverlapPolicy<T>) {
-        static_assert(never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
+consteval bool require_backend() {
+    if constexpr (Backend<T>) {
+        detail::check_abilities<T>();
+    } else if constexpr (BucketPolicy<T> || OverlapPolicy<T>) {
+        static_assert(detail::never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
     } else if constexpr (!requires { typename T::WorkType; }) {
-        static_assert(never<T>,
+        static_assert(detail::never<T>,
                       "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
                       "WorkType, the type that its collectives return");
     } else if constexpr (!Work<typename T::WorkType>) {
-        explain_work<typename T::WorkType>();
+        detail::explain_work<typename T::WorkType>();
     } else {
         using W = typename T::WorkType;
         static_assert(std::copy_constructible<T>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
@@ -98,12 +135,14 @@ consteval void explain_backend() {
                         "allocate(std::size_t bytes), whose result owns memory and has void* data()");
         GRADSYNC_MEMBER("this backend", c.describe(), std::convertible_to<std::string>, "std::string describe() const");
     }
+    return true;
 }
 
 template <class T>
-consteval void explain_bucket_policy() {
-    if constexpr (OverlapPolicy<T>) {
-        static_assert(never<T>,
+consteval bool require_bucket_policy() {
+    if constexpr (BucketPolicy<T>) {  // nothing to say
+    } else if constexpr (OverlapPolicy<T>) {
+        static_assert(detail::never<T>,
                       "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
                       "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     } else {
@@ -117,12 +156,14 @@ consteval void explain_bucket_policy() {
         GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
                         "std::string describe() const, which names it and its numbers");
     }
+    return true;
 }
 
 template <class T>
-consteval void explain_overlap_policy() {
-    if constexpr (BucketPolicy<T>) {
-        static_assert(never<T>,
+consteval bool require_overlap_policy() {
+    if constexpr (OverlapPolicy<T>) {  // nothing to say
+    } else if constexpr (BucketPolicy<T>) {
+        static_assert(detail::never<T>,
                       "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
                       "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     } else {
@@ -137,43 +178,13 @@ consteval void explain_overlap_policy() {
         GRADSYNC_MEMBER("this overlap policy", c.describe(), std::convertible_to<std::string>,
                         "std::string describe() const, which names it");
     }
+    return true;
 }
 
 #undef GRADSYNC_MEMBER
 #undef GRADSYNC_MEMBERS
 
-// `there`: a member of that name can be called; `right`: it is as BackendAbilities describes it.
-#define GRADSYNC_HAS(expression) (requires(B& b, const B& c, typename B::WorkType& w, CollectiveTag tag, DType dtype) { expression; })
-#define GRADSYNC_CHECK_ABILITY(ability, member, there, right, request)                                                         \
-    static_assert(!abilities_of<B>.ability || right, "gradsync: this backend states the ability " #ability ": give " request); \
-    static_assert(abilities_of<B>.ability || !(there),                                                                         \
-                  "gradsync: this backend has " member ", but does not state it: add ." #ability " = true to its abilities")
-
-/// Checks that B has the members of the abilities that it states, and states those whose members it has.
-template <class B>
-consteval void check_abilities() {
-    GRADSYNC_CHECK_ABILITY(progress_thread, "wants_progress_thread()", GRADSYNC_HAS(b.wants_progress_thread()),
-                           GRADSYNC_HAS(bool{c.wants_progress_thread()}), "it a member bool wants_progress_thread() const");
-    GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", GRADSYNC_HAS(w.poll()), GRADSYNC_HAS(bool{w.poll()}), "its WorkType a member bool poll()");
-    GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", GRADSYNC_HAS(w.wait_on(b.stream())), GRADSYNC_HAS(w.wait_on(b.stream())),
-                           "its WorkType a member void wait_on(stream), for what stream() returns");
-    GRADSYNC_CHECK_ABILITY(failed, "failed()", GRADSYNC_HAS(b.failed()), GRADSYNC_HAS(bool{c.failed()}), "it a member bool failed() const");
-    GRADSYNC_CHECK_ABILITY(tags, "set_tag() or next_owner()", GRADSYNC_HAS(b.set_tag(tag)) || GRADSYNC_HAS(b.next_owner()),
-                           GRADSYNC_HAS((b.set_tag(tag), std::size_t{b.next_owner()})),
-                           "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
-    GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", GRADSYNC_HAS(b.check_reduces(dtype)), GRADSYNC_HAS(c.check_reduces(dtype)),
-                           "it a member void check_reduces(DType) const");
-    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", GRADSYNC_HAS(b.cheaper_alone_from()),
-                           GRADSYNC_HAS(std::size_t{c.cheaper_alone_from()}), "it a member std::size_t cheaper_alone_from() const");
-    GRADSYNC_CHECK_ABILITY(clock, "now()", GRADSYNC_HAS(double{b.now()}), GRADSYNC_HAS(double{c.now()}), "it a member double now() const");
-    GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", GRADSYNC_HAS(b.group_bytes()),
-                           GRADSYNC_HAS((decltype(b.group())() = b.group(), std::size_t{c.group_bytes()})),
-                           "it members group() and std::size_t group_bytes() const; see BackendAbilities");
-    GRADSYNC_CHECK_ABILITY(device_passes, "passes()", GRADSYNC_HAS(b.passes()), GRADSYNC_HAS((b.passes(), b.stream(), b.host().rank())),
-                           "it members passes(), stream() and host(); see BackendAbilities");
-}
-#undef GRADSYNC_HAS
-#undef GRADSYNC_CHECK_ABILITY
+namespace detail {
 
 template <class X, class B>
 consteval void explain_exchange() {
@@ -225,25 +236,6 @@ consteval void explain_exchange() {
 }
 
 }  // namespace detail
-
-template <class B>
-consteval bool require_backend() {
-    if constexpr (!Backend<B>) detail::explain_backend<B>();
-    else detail::check_abilities<B>();
-    return true;
-}
-
-template <class P>
-consteval bool require_bucket_policy() {
-    if constexpr (!BucketPolicy<P>) detail::explain_bucket_policy<P>();
-    return true;
-}
-
-template <class P>
-consteval bool require_overlap_policy() {
-    if constexpr (!OverlapPolicy<P>) detail::explain_overlap_policy<P>();
-    return true;
-}
 
 template <class X, class B>
 consteval bool require_exchange() {
