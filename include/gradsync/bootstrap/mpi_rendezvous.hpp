@@ -143,18 +143,6 @@ public:
     int size() const noexcept { return size_; }
 
     /// See the concept `Rendezvous`.
-    Blob broadcast(std::span<const std::byte> own) {
-        if (rank_ == 0) bootstrap::check_blob(own.size(), "broadcast", 0);
-        const auto bytes = std::make_shared<int>(static_cast<int>(own.size()));
-        finish(bytes, "MPI_Ibcast", [&](int& b, MPI_Request* request) { return MPI_Ibcast(&b, 1, MPI_INT, 0, comm_, request); });
-        const auto blob = std::make_shared<Blob>(static_cast<std::size_t>(*bytes));
-        if (rank_ == 0) blob->assign(own.begin(), own.end());
-        finish(blob, "MPI_Ibcast", [&](Blob& b, MPI_Request* request) {
-            return MPI_Ibcast(b.data(), static_cast<int>(b.size()), MPI_BYTE, 0, comm_, request);
-        });
-        return std::move(*blob);
-    }
-
     std::vector<Blob> all_gather(std::span<const std::byte> own) {
         bootstrap::check_blob(own.size(), "all_gather", rank_);
         struct Buffers {
@@ -181,11 +169,6 @@ public:
         for (std::size_t r = 0; r < b.counts.size(); ++r)
             all.emplace_back(b.together.begin() + b.offsets[r], b.together.begin() + b.offsets[r] + b.counts[r]);
         return all;
-    }
-
-    /// Returns when all ranks have called it. Collective.
-    void barrier() {
-        finish(std::make_shared<int>(), "MPI_Ibarrier", [&](int&, MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
     }
 
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
