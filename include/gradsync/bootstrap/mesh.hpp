@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,17 +25,12 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
 
     const net::Reception reception = net::Reception::open();
     const std::vector<net::Contact> contacts = exchange(rendezvous, reception.contact());
-    const auto deadline = net::Clock::now() + limit;
-    // Each rank calls the ranks below it, and answers those above; the two must not wait for each other.
-    std::thread answering([&] {
-        for (int missing = size - 1 - rank; missing > 0; --missing) {
-            auto [socket, caller] = reception.answer(deadline, [&](std::int64_t r) { return r > rank && r < size && !sockets[at(r)]; });
-            if (!socket) return;
-            sockets[at(caller)] = std::move(socket);
-        }
-    });
-    for (int r = 0; r < rank; ++r) sockets[at(r)] = net::call(contacts[at(r)], rank, std::chrono::ceil<std::chrono::milliseconds>(limit));
-    answering.join();
+    std::vector<int> below, above;
+    for (int r = 0; r < size; ++r)
+        if (r != rank) (r < rank ? below : above).push_back(r);
+    for (net::Link& link :
+         net::connect(reception, contacts, rank, below, above, limit, std::chrono::ceil<std::chrono::milliseconds>(limit)))
+        sockets[at(link.rank)] = std::move(link.socket);
 
     std::int32_t apart = -1;
     for (int r = size; r-- > 0;)

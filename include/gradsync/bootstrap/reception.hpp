@@ -4,13 +4,18 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
+#include <system_error>
+#include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "../core/clock.hpp"
 #include "socket.hpp"
@@ -157,6 +162,41 @@ inline Socket call(const Contact& contact, std::int64_t number, std::chrono::mil
         }
     }
     return {};
+}
+
+/// A connection to a rank.
+struct Link {
+    int rank;
+    Socket socket;
+};
+
+/// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to
+/// `limit`. Tries each address for up to `limit_each`. Returns the connections that could be made.
+inline std::vector<Link> connect(const Reception& reception, std::span<const Contact> contacts, int rank, const std::vector<int>& called,
+                                 std::vector<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
+    std::vector<Link> links, heard;
+    links.reserve(called.size() + callers.size());
+    heard.reserve(callers.size());
+    const auto answer = [&, deadline = Clock::now() + limit] {
+        while (!callers.empty()) {
+            auto [socket, caller] = reception.answer(
+                deadline, [&](std::int64_t number) { return std::find(callers.begin(), callers.end(), number) != callers.end(); });
+            if (!socket) return;
+            std::erase(callers, caller);
+            heard.push_back({static_cast<int>(caller), std::move(socket)});
+        }
+    };
+    std::thread answering;  // calls and answers must not wait for each other
+    try {
+        answering = std::thread(answer);
+    } catch (const std::system_error&) {  // no thread can be started: this rank answers after its calls
+    }
+    for (const int r : called)
+        if (Socket socket = call(contacts[static_cast<std::size_t>(r)], rank, limit_each)) links.push_back({r, std::move(socket)});
+    if (answering.joinable()) answering.join();
+    else answer();
+    for (Link& link : heard) links.push_back(std::move(link));
+    return links;
 }
 
 }  // namespace gradsync::inline v0_2::net
