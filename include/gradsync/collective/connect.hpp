@@ -94,7 +94,7 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
                   "; run them as one user in one container, with /proc mounted";
         return {};
     }
-    auto world = ProcessWorld::join(std::move(shared.segment), ranks.rank, ranks.size, ranks.size_here());
+    auto world = ProcessWorld::join(shared.segment, ranks.rank, ranks.size, ranks.size_here());
     auto memory = world->memory();
     auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.rank_here, std::move(memory),
                                                   0, timeout);

@@ -172,10 +172,9 @@ public:
             return collective::Memory::of(kernel::HostBuffer(bytes));
         }
         const auto number = static_cast<std::uint32_t>(shared.number);
-        const auto segment = std::make_shared<Segment>(std::move(shared.segment));
-        regions_->add(number, segment->data(), segment->bytes());
-        std::byte* const data = segment->data() + stride * static_cast<std::size_t>(rank());
-        const auto take_back = [regions = regions_, number, segment](void*) { regions->remove(number); };
+        regions_->add(number, shared.segment.data(), shared.segment.bytes());
+        std::byte* const data = shared.segment.data() + stride * static_cast<std::size_t>(rank());
+        const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) { regions->remove(number); };
         return collective::Memory(std::shared_ptr<void>(data, take_back));
     }
 
@@ -193,9 +192,7 @@ public:
                         "split on rank " + std::to_string(own_world_rank()) + ": no shared memory of " + std::to_string(room) + " bytes" +
                             (shared.problem.empty() ? "" : " (" + shared.problem + ")"),
                         {.operation = "split", .rank = own_world_rank()});
-        const auto segment = std::make_shared<Segment>(std::move(shared.segment));
-        return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank,
-                                               std::shared_ptr<std::byte>(segment, segment->data()),
+        return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                                static_cast<std::uint32_t>(shared.number), timeout());
     }
 
