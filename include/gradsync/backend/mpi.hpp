@@ -78,19 +78,19 @@ public:
     /// and for ownership of MPI_COMM_WORLD or MPI_COMM_SELF. Throws Error(timeout) if not all ranks come (see `MpiRendezvous`), and
     /// Error(parameter_mismatch) on every rank if their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate)
-        : MpiBackend({comm, communicator, {nullptr, nullptr}}, options) {}
+        : ProcessBackend(connect({comm, communicator, {nullptr, nullptr}}, options)) {}
 
     /// The same for a communicator object of another library, which may free its MPI_Comm itself. For a `boost::mpi::communicator` and a
     /// `boost::mpi::comm_create_kind` include `gradsync/interop/boost_mpi.hpp`.
     template <class Communicator, class Kind>
         requires std::is_class_v<Communicator> && std::convertible_to<const Communicator&, MPI_Comm>
-    MpiBackend(const Communicator& comm, MpiOptions options, Kind kind) : MpiBackend(adopted(comm, kind), options) {}
+    MpiBackend(const Communicator& comm, MpiOptions options, Kind kind) : ProcessBackend(connect(adopted(comm, kind), options)) {}
 
 private:
     friend ProcessBackend;
     explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    MpiBackend(detail::AdoptedCommunicator given, const MpiOptions& options) {
+    static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
         MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, given.use);
@@ -106,14 +106,16 @@ private:
             const MPI_Comm copy = meeting.duplicate();
             return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
         };
-        connection_ = detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
+        detail::Connection connection =
+            detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
-        connection_.paths.any_thread = level == MPI_THREAD_MULTIPLE;
+        connection.paths.any_thread = level == MPI_THREAD_MULTIPLE;
         if (!sends) {
             const std::lock_guard lock(bootstrap::mpi_mutex());
             owner().reset();
         }
+        return connection;
     }
 
     template <class Communicator, class Kind>

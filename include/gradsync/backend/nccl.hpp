@@ -119,9 +119,6 @@ public:
         return NcclBackend(rendezvous, options);
     }
 
-    int rank() const noexcept { return engine_->rank(); }
-    int size() const noexcept { return engine_->size(); }
-
     std::string describe() const {
         const std::string memory = engine_->describe_memory();
         return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " +
@@ -171,9 +168,9 @@ private:
     friend EngineCollectives;
 
     NcclBackend(std::shared_ptr<message_passing::MessageEngine> control, NcclOptions options, detail::NcclCommunicator* adopted)
-        : engine_(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}
+        : EngineCollectives(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}
     explicit NcclBackend(std::shared_ptr<detail::NcclEngine> engine)
-        : engine_(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
+        : EngineCollectives(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
 
     static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control,
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
@@ -205,13 +202,10 @@ private:
         return comm;
     }
 
-    int world_rank() const noexcept { return engine_->own_world_rank(); }
-    const std::shared_ptr<detail::NcclEngine>& shared_engine() const noexcept { return engine_; }
     NcclBackend join(const collective::Group& group) {
         return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)));
     }
 
-    std::shared_ptr<detail::NcclEngine> engine_;
     TcpBackend host_;
 };
 

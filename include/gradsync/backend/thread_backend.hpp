@@ -83,9 +83,6 @@ public:
         return handles;
     }
 
-    int rank() const noexcept { return seat_->rank(); }
-    int size() const noexcept { return seat_->size(); }
-
     std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
 
     /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
@@ -100,16 +97,12 @@ private:
 
     template <class = void>
     ThreadBackend(std::shared_ptr<shared_memory::Board> board, int rank, std::chrono::nanoseconds timeout)
-        : seat_(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
+        : EngineCollectives(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
 
-    int world_rank() const noexcept { return seat_->own_world_rank(); }
-    const std::shared_ptr<detail::ThreadSeat>& shared_engine() const noexcept { return seat_; }
     template <class = void>
     ThreadBackend join(const collective::Group& group) const {
-        return ThreadBackend(detail::ThreadWorld::meet(*seat_, group), group.rank, timeout());
+        return ThreadBackend(detail::ThreadWorld::meet(*engine_, group), group.rank, timeout());
     }
-
-    std::shared_ptr<detail::ThreadSeat> seat_;
 };
 
 static_assert(Backend<ThreadBackend>);
