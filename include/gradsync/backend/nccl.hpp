@@ -185,8 +185,10 @@ private:
     }
 
     static TcpBackend duplicate_of(message_passing::MessageEngine& control) {
-        detail::Paths paths{.problem = "they serve NCCL", .messages = "messages over TCP"};
-        for (int r = 0; r < control.size(); ++r) paths.machines.push_back(control.world().machine_of(control.world_rank(r)));
+        std::vector<int> machines;
+        for (int r = 0; r < control.size(); ++r) machines.push_back(control.world().machine_of(control.world_rank(r)));
+        detail::Paths paths{
+            .machines = detail::Machines(std::move(machines)), .problem = "they serve NCCL", .messages = "messages over TCP"};
         return TcpBackend({control.split(collective::Group::of_all(control.size(), control.rank())), std::move(paths)});
     }
 

@@ -41,14 +41,13 @@ class HierarchicalEngine final : public collective::Engine, collective::Progress
     using Stage = AllReduceStages::Stage;
 
 public:
-    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: by
-    /// rank, the number of its machine. Collective over `flat`.
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`:
+    /// those of its ranks. Collective over `flat`.
     static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
-                                                       std::vector<int> machines) {
-        Machines which(std::move(machines));
-        if (which.fewest() == flat->size()) return local;
-        if (which.most() == 1) return flat;
-        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(which));
+                                                       Machines machines) {
+        if (machines.count() == 1) return local;
+        if (machines.most() == 1) return flat;
+        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
     }
 
     HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines machines)

@@ -20,7 +20,7 @@ public:
     static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
-    bool wants_progress_thread() const { return paths_.any_thread && paths_.machine_count() > 1; }
+    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
 
     /// Says how the ranks reach one another, and why not by the faster way.
     std::string describe() const { return paths_.describe() + this->engine_->remark(); }
