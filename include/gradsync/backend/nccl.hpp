@@ -98,14 +98,12 @@ public:
     /// a failure it is aborted, and gone. Throws Error(invalid_argument) if `comm` and `rendezvous` differ.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
-        auto adopted = detail::NcclCommunicator::attach(checked(comm, rendezvous.rank(), rendezvous.size()));
-        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+        return adopt(rendezvous, comm, options, false);
     }
     /// The same, but the backend owns `comm` from now on.
     template <Rendezvous R>
     static NcclBackend take_ownership(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
-        auto adopted = detail::NcclCommunicator::take_ownership(checked(comm, rendezvous.rank(), rendezvous.size()));
-        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+        return adopt(rendezvous, comm, options, true);
     }
 
     /// Makes a backend of the job that the environment describes (see `Job::from_environment`), each rank on the device of its local rank.
@@ -192,7 +190,9 @@ private:
         return TcpBackend({control.split(collective::Group::of_all(control.size(), control.rank())), std::move(paths)});
     }
 
-    static ncclComm_t checked(ncclComm_t comm, int rank, int size) {
+    template <Rendezvous R>
+    static NcclBackend adopt(R& rendezvous, ncclComm_t comm, const NcclOptions& options, bool takes_ownership) {
+        const int rank = rendezvous.rank(), size = rendezvous.size();
         int own_rank = -1, own_size = -1;
         if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess ||
             own_rank != rank || own_size != size)
@@ -201,7 +201,8 @@ private:
                             ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
                             "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
-        return comm;
+        auto adopted = detail::NcclCommunicator::adopt(comm, takes_ownership);
+        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
     }
 
     NcclBackend join(const collective::Group& group) {

@@ -179,14 +179,12 @@ public:
         requires std::is_trivially_copyable_v<T>
     std::vector<T> exchange(const T& own) {
         std::vector<T> all(static_cast<std::size_t>(size()));
-        Call call;
-        call.operation = Operation::all_gather;
-        call.in = &own;
-        call.out = all.data();
-        call.in_count = sizeof(T);
-        call.out_count = all.size() * sizeof(T);
-        call.dtype = DType::u8;
-        wait(start(call));
+        wait(start({.in = &own,
+                    .out = all.data(),
+                    .in_count = sizeof(T),
+                    .out_count = all.size() * sizeof(T),
+                    .operation = Operation::all_gather,
+                    .dtype = DType::u8}));
         return all;
     }
 

@@ -100,13 +100,10 @@ public:
     int size() const noexcept { return engine_->size(); }
 
     WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
-        Call call = reduction(Operation::all_reduce, buffer, buffer, op, contribution);
-        return start(call);
+        return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));
     }
     WorkT reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
-        Call call = reduction(Operation::reduce, buffer, buffer, op, contribution);
-        call.root = checked_root(root);
-        return start(call);
+        return start(reduction(Operation::reduce, buffer, buffer, op, contribution, root));
     }
     WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         check_shard(Operation::reduce_scatter, "out", out.count, in.count);
@@ -229,13 +226,13 @@ private:
                     {.operation = std::string(name_of(operation)), .rank = engine_->own_world_rank()});
     }
 
-    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution) const {
+    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, int root = 0) const {
         check_handle();
         if (op == ReduceOp::mean && !is_floating(in.dtype))
             refuse(operation, "a mean of " + std::string(name_of(in.dtype)) + " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
             refuse(operation, "a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)));
-        Call call = movement(operation, in, out, 0);
+        Call call = movement(operation, in, out, root);
         call.op = op;
         call.contribution = contribution;
         return call;
@@ -251,15 +248,13 @@ private:
                                                          : "this backend reads device memory only; use host() for what lies on the host");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
-        Call call;
-        call.operation = operation;
-        call.in = in.data;
-        call.out = out.data;
-        call.in_count = in.count;
-        call.out_count = out.count;
-        call.dtype = in.dtype;
-        call.root = checked_root(root);
-        return call;
+        return {.in = in.data,
+                .out = out.data,
+                .in_count = in.count,
+                .out_count = out.count,
+                .root = checked_root(root),
+                .operation = operation,
+                .dtype = in.dtype};
     }
 
     int checked_root(int root) const {

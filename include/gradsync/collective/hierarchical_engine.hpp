@@ -39,6 +39,7 @@ class HierarchicalEngine final : public collective::Engine, collective::Progress
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
     using Stage = AllReduceStages::Stage;
+    using Started = AllReduceStages::Started;
 
 public:
     /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`:
@@ -149,10 +150,6 @@ private:
         return is_even() ? max_in_flight : std::min(max_in_flight, max_started_here / (static_cast<std::size_t>(shards()) + 1));
     }
 
-    struct Started : AllReduceStages::Started {
-        std::uint64_t met = 0;  ///< number of the collective in which all ranks say what they have started
-    };
-
     std::array<collective::Engine*, 5> engines() const noexcept {
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
     }
@@ -188,10 +185,7 @@ private:
         return started_.add([&](Started& started, std::uint64_t) {
             Call met = call;
             met.elsewhere = has_stages(call);
-            const std::uint64_t number = flat_->start(met);
-            started = {};
-            started.call = call;
-            started.met = number;
+            started = {.call = call, .met = flat_->start(met)};
         });
     }
 

@@ -88,18 +88,12 @@ public:
         return made;
     }
 
-    /// Wraps a communicator that the caller keeps.
-    static NcclCommunicator attach(ncclComm_t comm) noexcept {
-        NcclCommunicator attached;
-        attached.comm_ = comm;
-        attached.owns_ = false;
-        return attached;
-    }
-    /// Wraps a communicator and takes ownership.
-    static NcclCommunicator take_ownership(ncclComm_t comm) noexcept {
-        NcclCommunicator taken;
-        taken.comm_ = comm;
-        return taken;
+    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
+    static NcclCommunicator adopt(ncclComm_t comm, bool takes_ownership) noexcept {
+        NcclCommunicator adopted;
+        adopted.comm_ = comm;
+        adopted.owns_ = takes_ownership;
+        return adopted;
     }
 
     NcclCommunicator(NcclCommunicator&& other) noexcept
