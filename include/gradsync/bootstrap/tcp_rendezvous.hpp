@@ -106,18 +106,11 @@ private:
         if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0))
             where = job_.address;
         std::string problem;
-        const net::Addresses addresses = net::resolve(where, job_.port, true, problem);
-        for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
-            for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-                if ((at->ai_family == AF_INET6) != ipv6) continue;
-                if (where == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
-                net::Socket socket = net::listen(at->ai_addr, at->ai_addrlen, size() + 16);
-                if (socket) return socket;
-                problem = net::describe_error(errno);
-                if (errno == EADDRINUSE)
-                    refuse(Errc::invalid_argument, "port " + std::to_string(job_.port) +
-                                                       " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
-            }
+        net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
+        if (socket) return socket;
+        if (problem == net::describe_error(EADDRINUSE))
+            refuse(Errc::invalid_argument,
+                   "port " + std::to_string(job_.port) + " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
         refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") + ", port " +
                                            std::to_string(job_.port) + ": " + problem);
     }
@@ -233,7 +226,7 @@ private:
         std::string problem;
         peers_.resize(1);
         for (;;) {
-            const net::Addresses addresses = net::resolve(job_.address, job_.port, false, problem);
+            const net::Addresses addresses = net::resolve(job_.address, job_.port, 0, problem);
             for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
                 net::Socket socket = net::Socket::of_family(at->ai_family);
                 if (socket && socket.connect(at->ai_addr, at->ai_addrlen, gradsync::detail::smaller(deadline, Clock::now() + patience))) {

@@ -46,7 +46,7 @@ Socket stranger(std::uint16_t port) {
     std::string problem;
     const auto deadline = Clock::now() + 10s;
     while (Clock::now() < deadline) {
-        const gradsync::net::Addresses addresses = gradsync::net::resolve("127.0.0.1", port, false, problem);
+        const gradsync::net::Addresses addresses = gradsync::net::resolve("127.0.0.1", port, 0, problem);
         for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
             Socket socket = Socket::of_family(at->ai_family);
             if (socket.connect(at->ai_addr, at->ai_addrlen, deadline)) return socket;
