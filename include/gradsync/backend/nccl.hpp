@@ -13,7 +13,7 @@
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
-#include "../collective/messages/tcp_engine.hpp"
+#include "../collective/messages/message_engine.hpp"
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "../cuda/device_passes.hpp"
@@ -91,8 +91,7 @@ public:
 
     /// Makes a backend of the ranks that meet at `rendezvous`, which may be destroyed afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
-    explicit NcclBackend(R& rendezvous, NcclOptions options = {})
-        : NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, nullptr) {}
+    explicit NcclBackend(R& rendezvous, NcclOptions options = {}) : NcclBackend(connect(rendezvous, options), options, nullptr) {}
 
     /// The same over an existing communicator of the same ranks in the same order. It stays yours, and must outlive the backend; but after
     /// a failure it is aborted, and gone. Throws Error(invalid_argument) if `comm` and `rendezvous` differ.
@@ -165,10 +164,20 @@ public:
 private:
     friend EngineCollectives;
 
-    NcclBackend(std::shared_ptr<message_passing::MessageEngine> control, NcclOptions options, detail::NcclCommunicator* adopted)
-        : EngineCollectives(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}
-    explicit NcclBackend(std::shared_ptr<detail::NcclEngine> engine)
-        : EngineCollectives(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
+    NcclBackend(const detail::Connection& control, const NcclOptions& options, detail::NcclCommunicator* adopted)
+        : NcclBackend(make_engine(std::static_pointer_cast<message_passing::MessageEngine>(control.engine), options, adopted),
+                      control.paths) {}
+    NcclBackend(std::shared_ptr<detail::NcclEngine> engine, detail::Paths paths)
+        : EngineCollectives(std::move(engine)),
+          host_(TcpBackend({engine_->control()->split(collective::Group::of_all(size(), rank())), std::move(paths)})) {}
+
+    /// Connects the ranks by messages alone.
+    template <Rendezvous R>
+    static detail::Connection connect(R& rendezvous, const NcclOptions& options) {
+        detail::Connection connection = TcpBackend::connect(rendezvous, {.timeout = options.timeout, .shared_memory = false});
+        connection.paths.problem = "they serve NCCL";
+        return connection;
+    }
 
     static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control,
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
@@ -180,14 +189,6 @@ private:
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().hooks());
         detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings);
         return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(comm), settings);
-    }
-
-    static TcpBackend duplicate_of(message_passing::MessageEngine& control) {
-        std::vector<int> machines;
-        for (int r = 0; r < control.size(); ++r) machines.push_back(control.world().machine_of(control.world_rank(r)));
-        detail::Paths paths{
-            .machines = detail::Machines(std::move(machines)), .problem = "they serve NCCL", .messages = "messages over TCP"};
-        return TcpBackend({control.split(collective::Group::of_all(control.size(), control.rank())), std::move(paths)});
     }
 
     template <Rendezvous R>
@@ -202,11 +203,11 @@ private:
                             "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
         auto adopted = detail::NcclCommunicator::adopt(comm, takes_ownership);
-        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+        return NcclBackend(connect(rendezvous, options), options, &adopted);
     }
 
     NcclBackend join(const collective::Group& group) {
-        return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)));
+        return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)), host_.paths_.of(group));
     }
 
     TcpBackend host_;

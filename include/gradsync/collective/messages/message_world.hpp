@@ -60,13 +60,6 @@ public:
                !(lifeline_ && lifeline_->lost(world_rank));
     }
 
-    /// The first rank on the same machine as `world_rank`, as far as processes see one another.
-    int machine_of(int world_rank) const noexcept {
-        const collective::ProcessIdentity& own = processes_[static_cast<std::size_t>(world_rank)];
-        const auto first = std::find_if(processes_.begin(), processes_.end(), [&](const auto& p) { return p.system == own.system; });
-        return static_cast<int>(first - processes_.begin());
-    }
-
     /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
         const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };

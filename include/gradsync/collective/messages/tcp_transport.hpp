@@ -3,16 +3,20 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../../bootstrap/mesh.hpp"
+#include "../../bootstrap/rendezvous.hpp"
 #include "../../bootstrap/socket.hpp"
 #include "../../core/clock.hpp"
 #include "transport.hpp"
@@ -319,5 +323,12 @@ private:
     std::vector<pollfd> waiting_;  ///< scratch
     std::uint64_t over_ = 0;
 };
+
+/// Makes TCP connections between ranks that meet at a rendezvous. Collective.
+template <Rendezvous R>
+std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
+    return std::make_unique<TcpTransport>(
+        bootstrap::connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))), rendezvous.rank());
+}
 
 }  // namespace gradsync::inline v0_2::message_passing
