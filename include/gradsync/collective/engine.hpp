@@ -195,6 +195,16 @@ protected:
         throw as_error(world().failure(), operation, own_world_rank());
     }
 
+    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or returns nothing if it must wait until
+    /// collective `oldest`, which it sets, is complete. Throws Error if the world fails meanwhile.
+    template <class Begin>
+    std::uint64_t start_in_turn(Operation operation, Begin&& begin) {
+        for (std::uint64_t oldest = 0;; wait(oldest)) {
+            if (const std::optional<std::uint64_t> started = begin(oldest)) return *started;
+            if (world().failed()) throw_failure(operation);
+        }
+    }
+
     /// `advance()` makes progress and returns the call that is not complete, if any. Throws Error if there is one and the world has failed.
     template <class Advance>
     bool is_over(Advance&& advance) {

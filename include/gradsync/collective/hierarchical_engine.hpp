@@ -74,22 +74,17 @@ public:
 
     std::uint64_t start(const Call& call) override {
         check_thread(call.operation);
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                if (world().failed()) break;
-                oldest = started_.first();
-                try {
-                    if (started_.size() < most_in_flight()) return begin(call);
-                } catch (const Error&) {
-                    if (!world().failed()) throw;
-                    break;
-                }
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            oldest = started_.first();
+            if (world().failed() || started_.size() == most_in_flight()) return std::nullopt;
+            try {
+                return begin(call);
+            } catch (const Error&) {
+                if (!world().failed()) throw;
+                return std::nullopt;
             }
-            wait(oldest);
-        }
-        throw_failure(call.operation);
+        });
     }
 
     void progress() noexcept override { try_advance(); }

@@ -113,22 +113,15 @@ public:
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
         if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation));
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                if (started_.size() == slots) advance();
-                if (world().failed()) break;
-                if (started_.size() < slots) {
-                    const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) { started.call = call; });
-                    if (open_groups_ == 0) issue();
-                    return n;
-                }
-                oldest = started_.first();
-            }
-            wait(oldest);
-        }
-        throw_failure(call.operation);
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            if (started_.size() == slots) advance();
+            oldest = started_.first();
+            if (world().failed() || started_.size() == slots) return std::nullopt;
+            const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) { started.call = call; });
+            if (open_groups_ == 0) issue();
+            return n;
+        });
     }
 
     void progress() noexcept override { try_advance(); }

@@ -72,20 +72,16 @@ public:
     }
 
     std::uint64_t start(const Call& call) override {
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                // The direct seat remembers only for its last Board::slots collectives which of them need staging.
-                if (started_.empty() || started_.next() - classified_ < Board::slots / 2)
-                    return started_.add([&](Started& started, std::uint64_t) {
-                        direct_.start(call);  // both count from 0
-                        started = {call};
-                    });
-                oldest = started_.first();
-            }
-            wait(oldest);
-        }
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            oldest = started_.first();
+            // The direct seat remembers only for its last Board::slots collectives which of them need staging.
+            if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
+            return started_.add([&](Started& started, std::uint64_t) {
+                direct_.start(call);  // both count from 0
+                started = {call};
+            });
+        });
     }
 
     /// Makes progress on everything under way; never blocks.
