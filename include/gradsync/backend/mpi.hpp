@@ -17,7 +17,6 @@
 #include "../collective/messages/message_world.hpp"
 #include "../collective/messages/mpi_transport.hpp"
 #include "../collective/placement.hpp"
-#include "../collective/process_backend.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"

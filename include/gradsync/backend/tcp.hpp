@@ -10,7 +10,6 @@
 #include "../collective/connect.hpp"
 #include "../collective/messages/tcp_transport.hpp"
 #include "../collective/placement.hpp"
-#include "../collective/process_backend.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 

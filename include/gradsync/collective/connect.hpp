@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "../bootstrap/rendezvous.hpp"
+#include "../core/backend_abilities.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "engine.hpp"
+#include "engine_collectives.hpp"
 #include "hierarchical_engine.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
@@ -145,6 +147,34 @@ inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, c
                 backend + ": rank " + std::to_string(culprit) + " has other " + options + " than rank 0; give all ranks the same",
                 {.operation = backend, .rank = rank, .peer = culprit});
 }
+
+/// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between several. Derived must
+/// be constructible from a Connection by this class (a friend).
+template <class Derived>
+class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
+public:
+    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
+
+    /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
+    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
+
+    /// Says how the ranks reach one another, and why not by the faster way.
+    std::string describe() const { return paths_.describe() + this->engine_->remark(); }
+
+    /// Returns memory in which collectives are fastest; see the concept. Collective.
+    collective::Memory allocate(std::size_t bytes) { return this->engine_->allocate(bytes); }
+
+protected:
+    explicit ProcessBackend(Connection connection) noexcept
+        : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)), paths_(std::move(connection.paths)) {}
+
+    Paths paths_;
+
+private:
+    friend EngineCollectives<Derived, collective::Engine>;
+
+    Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_.of(group)}); }
+};
 
 }  // namespace detail
 

@@ -24,7 +24,6 @@
 #include "../core/math.hpp"
 #include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
-#include "allocator.hpp"
 #include "channel.hpp"
 #include "communicator.hpp"
 #include "memory.hpp"

@@ -19,7 +19,6 @@
 #include "../../core/clock.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
-#include "known_memory.hpp"
 #include "lifeline.hpp"
 #include "transport.hpp"
 

@@ -18,7 +18,6 @@
 #include "../failures.hpp"
 #include "../waiting.hpp"
 #include "board.hpp"
-#include "board_failure_detector.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
