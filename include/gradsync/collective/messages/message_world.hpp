@@ -109,11 +109,9 @@ public:
 
     /// Tells the members of a communicator that this rank will start no collective from number `next` on. Requires the mutex.
     void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
-        ControlMessage message = header(ControlMessage::has_left);
-        message.communicator = communicator;
-        message.next = next;
         for (const int member : members)
-            if (member != transport_->rank() && !left(communicator, member)) post(member, message, offsetof(ControlMessage, text));
+            if (member != transport_->rank() && !left(communicator, member))
+                post(member, {.next = next, .kind = ControlMessage::has_left, .communicator = communicator});
     }
 
     /// Returns the number from which on `member` starts nothing more, once it has said so. Requires the mutex.
@@ -168,7 +166,7 @@ private:
                 std::lock_guard lock(mutex());
                 // Ranks that have said good-bye still wait for this rank's.
                 for (int r = 0; r < transport_->size(); ++r)
-                    if (r != transport_->rank() && alive(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
+                    if (r != transport_->rank() && alive(r)) post(r, {.kind = ControlMessage::is_gone});
                 poll();
             } catch (const std::exception&) {
                 // The world stays, then.
@@ -215,15 +213,10 @@ private:
     /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
-    ControlMessage header(ControlMessage::Kind kind) const noexcept {
-        ControlMessage message;
-        message.kind = kind;
-        message.sender = transport_->rank();
-        return message;
-    }
-
-    void post(int rank, const ControlMessage& message, std::size_t bytes) {
+    void post(int rank, const ControlMessage& message) {
         auto copy = std::make_shared<ControlMessage>(message);
+        copy->sender = transport_->rank();
+        const std::size_t bytes = offsetof(ControlMessage, text) + std::strlen(copy->text) + 1;
         const Transport::Ticket ticket = transport_->send(rank, Transport::control_stream, copy.get(), bytes);
         outgoing_.push_back({std::move(copy), ticket, rank});
     }
@@ -231,13 +224,11 @@ private:
     void send_failure() {
         announced_.store(true, std::memory_order_relaxed);
         const collective::Failure failure = this->failure();
-        ControlMessage message = header(ControlMessage::has_failed);
-        message.code = static_cast<std::int32_t>(failure.code);
-        message.culprit = failure.culprit;
-        const std::size_t length = std::min(failure.message.size(), sizeof message.text - 1);
-        std::memcpy(message.text, failure.message.data(), length);
+        ControlMessage message{
+            .kind = ControlMessage::has_failed, .code = static_cast<std::int32_t>(failure.code), .culprit = failure.culprit};
+        failure.message.copy(message.text, sizeof message.text - 1);
         for (int r = 0; r < transport_->size(); ++r)
-            if (r != transport_->rank() && listens(r)) post(r, message, offsetof(ControlMessage, text) + length + 1);
+            if (r != transport_->rank() && listens(r)) post(r, message);
     }
 
     void take_in(const ControlMessage& message) {

@@ -97,14 +97,18 @@ public:
         return combined_ && taking_ && sent && context.transport.finish_all(results_out_) && none(results_in_);
     }
 
-    /// Has that rank not sent its contribution, or not received this rank's? It needs no other rank for that.
-    bool owes(int rank) const noexcept {
-        return contributions_in_[index(rank)] != Transport::no_ticket || contributions_out_[index(rank)] != Transport::no_ticket;
+    /// What another rank has not done yet; the last is the worst.
+    enum class Debt {
+        none,
+        result,        ///< it has not sent its share's result; it may be waiting for others itself
+        look,          ///< it has not received the result of this rank's share; it needs no other rank, but may not have got there yet
+        contribution,  ///< it has not sent its contribution, or not received this rank's; it needs no other rank
+    };
+    Debt debt(int rank) const noexcept {
+        const auto open = [&](const Tickets& tickets) { return tickets[index(rank)] != Transport::no_ticket; };
+        if (open(contributions_in_) || open(contributions_out_)) return Debt::contribution;
+        return open(results_out_) ? Debt::look : open(results_in_) ? Debt::result : Debt::none;
     }
-    /// Has it not received the result of this rank's share? It needs no other rank for that, but may not have got there yet.
-    bool owes_a_look(int rank) const noexcept { return results_out_[index(rank)] != Transport::no_ticket; }
-    /// Has it not sent its share's result? It may be waiting for others itself.
-    bool owes_result(int rank) const noexcept { return results_in_[index(rank)] != Transport::no_ticket; }
 
     /// Gives up all messages after the world has failed. Returns false if a message may still be written into this round's memory.
     bool give_up(Transport& transport) noexcept {
@@ -259,20 +263,12 @@ public:
         }
     }
 
-    /// The steps that a rank has not done yet in a collective's rounds, see Round.
-    struct Debts {
-        bool own = false, look = false, result = false;
-    };
-    Debts debts(const PendingCollective& pending, int rank) const noexcept {
-        Debts debts;
-        for (std::uint64_t i = closed_; i < opened_; ++i) {
-            const Round& round = rounds_[i % most];
-            if (&round.pending() != &pending) continue;
-            debts.own |= round.owes(rank);
-            debts.look |= round.owes_a_look(rank);
-            debts.result |= round.owes_result(rank);
-        }
-        return debts;
+    /// The worst debt of a rank in a collective's rounds.
+    Round::Debt debt(const PendingCollective& pending, int rank) const noexcept {
+        auto worst = Round::Debt::none;
+        for (std::uint64_t i = closed_; i < opened_; ++i)
+            if (const Round& round = rounds_[i % most]; &round.pending() == &pending) worst = std::max(worst, round.debt(rank));
+        return worst;
     }
 
     /// Gives up all messages after the world has failed. Returns false if a message may still be written into the rounds' memory.

@@ -83,6 +83,28 @@ public:
     }
 };
 
+/// The tickets of a transport, with an entry for each; they are reused.
+template <class Entry>
+class Tickets {
+public:
+    Transport::Ticket add(Entry entry) {
+        if (free_.empty()) {
+            free_.push_back(static_cast<Transport::Ticket>(entries_.size()));
+            entries_.emplace_back();
+        }
+        const Transport::Ticket ticket = free_.back();
+        free_.pop_back();
+        entries_[ticket] = entry;
+        return ticket;
+    }
+    void remove(Transport::Ticket ticket) { free_.push_back(ticket); }
+    Entry& operator[](Transport::Ticket ticket) noexcept { return entries_[ticket]; }
+
+private:
+    std::vector<Entry> entries_;  ///< by ticket
+    std::vector<Transport::Ticket> free_;
+};
+
 /// Memory that outlives every message from or to it, so that messages need no copy. Thread-safe.
 class KnownMemory {
 public:
