@@ -140,11 +140,7 @@ private:
     /// Two backends would take each other's messages for their own, even those left by a backend that has failed.
     static void refuse_second(MPI_Comm comm) {
         const std::lock_guard lock(bootstrap::mpi_mutex());
-        static const int mark = [] {
-            int key = MPI_KEYVAL_INVALID;
-            MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &key, nullptr);
-            return key;
-        }();
+        static const int mark = bootstrap::make_key(MPI_COMM_NULL_DELETE_FN);
         void* value = nullptr;
         int found = 0;
         MPI_Comm_get_attr(comm, mark, &value, &found);

@@ -75,9 +75,8 @@ public:
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
         if (size < 1) throw Error(Errc::invalid_argument, "a ThreadBackend needs at least 1 rank, not " + std::to_string(size));
-        std::vector<int> ranks;
-        for (int r = 0; r < size; ++r) ranks.push_back(r);
-        const auto board = detail::ThreadWorld::board(std::make_shared<detail::ThreadWorld>(size), std::move(ranks));
+        const auto board =
+            detail::ThreadWorld::board(std::make_shared<detail::ThreadWorld>(size), collective::Group::of_all(size, 0).members);
         std::vector<ThreadBackend> handles;
         for (int r = 0; r < size; ++r) handles.push_back(ThreadBackend(board, r, timeout));
         return handles;

@@ -93,21 +93,21 @@ inline int liveness_tag() noexcept {
     return found ? *static_cast<int*>(bound) : 32767;               // the minimum that the standard guarantees
 }
 
+/// A new key for an attribute of communicators. `on_delete` is called when an attribute goes.
+inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, nullptr);
+    return key;
+}
+
 /// The number of the last call of all rendezvous of a communicator; the same on all ranks. It tells this one's messages from those of an
 /// earlier one that are still on their way.
 inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     using Holder = std::shared_ptr<int>;
-    static const int key = [] {
-        int made = MPI_KEYVAL_INVALID;
-        MPI_Comm_create_keyval(
-            MPI_COMM_NULL_COPY_FN,
-            [](MPI_Comm, int, void* holder, void*) {
-                delete static_cast<Holder*>(holder);
-                return static_cast<int>(MPI_SUCCESS);
-            },
-            &made, nullptr);
-        return made;
-    }();
+    static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
+        delete static_cast<Holder*>(holder);
+        return static_cast<int>(MPI_SUCCESS);
+    });
     void* holder = nullptr;
     int found = 0;
     MPI_Comm_get_attr(comm, key, &holder, &found);

@@ -66,14 +66,12 @@ public:
     /// Waits for work on the stream, up to the time limit, then aborts it.
     ~NcclEngine() override {
         world().hooks().dismiss(*this);
-        const auto deadline = Clock::now() + timeout();
-        while (!world().failed() && !is_idle(channel_.stream()) && Clock::now() < deadline) {
-            {
-                const std::lock_guard lock(mutex_);
-                if (started_.first() != issued_) has_failed_in_nccl();
-            }
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-        }
+        poll_until(Clock::now() + timeout(), std::chrono::microseconds(50), [this] {
+            if (world().failed() || is_idle(channel_.stream())) return true;
+            const std::lock_guard lock(mutex_);
+            if (started_.first() != issued_) has_failed_in_nccl();
+            return false;
+        });
         const std::lock_guard lock(mutex_);
         if (world().failed() || !is_idle(channel_.stream())) channel_.communicator().abort();
     }
@@ -221,16 +219,11 @@ public:
     }
     /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, for `patience` at most.
     void become_quiet() noexcept {
-        const auto deadline = Clock::now() + patience;
-        for (;;) {
-            {
-                std::lock_guard lock(mutex_);
-                abort();
-                if (channel_.communicator().aborted() && is_idle(channel_.stream())) return;
-            }
-            if (Clock::now() > deadline) return;
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-        }
+        poll_until(Clock::now() + patience, std::chrono::microseconds(100), [this] {
+            std::lock_guard lock(mutex_);
+            abort();
+            return channel_.communicator().aborted() && is_idle(channel_.stream());
+        });
     }
     bool is_idle() const noexcept { return is_idle(compute_stream()) && is_idle(channel_.stream()); }
 

@@ -10,7 +10,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -238,17 +237,11 @@ private:
 
     /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are not idle then.
     static bool wait_until_idle(Engine& engine) noexcept {
-        auto deadline = Clock::now() + engine.timeout();
-        for (bool quiet = false; !engine.is_idle() || (engine.world().failed() && !quiet);) {
-            if (engine.world().failed() && !quiet) {
-                engine.become_quiet();
-                quiet = true;
-                deadline = Clock::now() + Engine::patience;
-            }
-            if (Clock::now() > deadline) return false;
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-        }
-        return true;
+        constexpr std::chrono::microseconds pause(50);
+        const bool idle = poll_until(Clock::now() + engine.timeout(), pause, [&] { return engine.world().failed() || engine.is_idle(); });
+        if (!engine.world().failed()) return idle;
+        engine.become_quiet();
+        return poll_until(Clock::now() + Engine::patience, pause, [&] { return engine.is_idle(); });
     }
 #endif
 

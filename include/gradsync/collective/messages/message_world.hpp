@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,7 +38,7 @@ public:
         std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
         std::shared_ptr<State> state = std::make_shared<State>(),
         std::shared_ptr<collective::ProgressHooks> hooks = std::make_shared<collective::ProgressHooks>()) {
-        retired().sweep();
+        sweep();
         return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(hooks)),
                 [](MessageWorld* world) { world->retire(); }};
     }
@@ -116,13 +117,12 @@ public:
 
     /// Returns the number from which on `member` starts nothing more, once it has said so. Requires the mutex.
     std::optional<std::uint64_t> left(int communicator, int member) const noexcept {
-        for (const Leaver& leaver : leavers_)
-            if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
-        return std::nullopt;
+        const auto leaver = leavers_.find({communicator, member});
+        return leaver == leavers_.end() ? std::nullopt : std::optional(leaver->second);
     }
     /// Forgets which ranks left a communicator that is gone. Requires the mutex.
     void forget(int communicator) noexcept {
-        std::erase_if(leavers_, [&](const Leaver& leaver) { return leaver.communicator == communicator; });
+        std::erase_if(leavers_, [&](const auto& leaver) { return leaver.first.first == communicator; });
     }
 
 private:
@@ -137,25 +137,13 @@ private:
         listen();
     }
 
-    /// Worlds without owners.
-    class Retired {
-    public:
-        void add(MessageWorld* world) {
-            std::lock_guard lock(mutex_);
-            worlds_.emplace_back(world);
-        }
-        void sweep() noexcept {
-            std::lock_guard lock(mutex_);
-            std::erase_if(worlds_, [](const auto& world) { return world->is_quiet(); });
-        }
-
-    private:
-        std::mutex mutex_;
-        std::vector<std::unique_ptr<MessageWorld>> worlds_;
-    };
-    static Retired& retired() {
-        static auto& only = *new Retired;  // never destroyed: threads may outlive static objects
-        return only;
+    /// Destroys the worlds without owners that are quiet by now, and keeps another one.
+    static void sweep(MessageWorld* another = nullptr) {
+        static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
+        static auto& worlds = *new std::vector<std::unique_ptr<MessageWorld>>;
+        std::lock_guard lock(mutex);
+        std::erase_if(worlds, [](const auto& world) { return world->is_quiet(); });
+        if (another != nullptr) worlds.emplace_back(another);
     }
 
     void retire() noexcept {
@@ -172,8 +160,7 @@ private:
                 // The world stays, then.
             }
         }
-        retired().sweep();
-        retired().add(this);
+        sweep(this);
     }
 
     /// Will no more messages come, and have all arrived?
@@ -204,11 +191,6 @@ private:
         Transport::Ticket ticket;
         int rank;
     };
-    struct Leaver {
-        int communicator;
-        int rank;
-        std::uint64_t next;
-    };
 
     /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
@@ -236,7 +218,7 @@ private:
             announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
             fail({static_cast<Errc>(message.code), message.culprit, message.text});
         } else if (message.kind == ControlMessage::has_left) {
-            leavers_.push_back({message.communicator, message.sender, message.next});
+            leavers_.emplace(std::pair(message.communicator, message.sender), message.next);
         } else {
             gone_[static_cast<std::size_t>(message.sender)] = true;
         }
@@ -257,8 +239,8 @@ private:
     std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     std::vector<Outgoing> outgoing_;
-    std::vector<Leaver> leavers_;
-    std::vector<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
+    std::map<std::pair<int, int>, std::uint64_t> leavers_;  ///< communicator and rank, which starts nothing more from this number on
+    std::vector<bool> gone_;                                ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -45,13 +45,10 @@ public:
         MPI_Query_thread(&thread_level_);
         last_stream_ = bootstrap::liveness_tag() - 1;
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
-        MPI_Comm_create_keyval(
-            MPI_COMM_NULL_COPY_FN,
-            [](MPI_Comm, int, void* self, void*) {
-                static_cast<MpiTransport*>(self)->close();
-                return static_cast<int>(MPI_SUCCESS);
-            },
-            &key_, nullptr);
+        key_ = bootstrap::make_key([](MPI_Comm, int, void* self, void*) {
+            static_cast<MpiTransport*>(self)->close();
+            return static_cast<int>(MPI_SUCCESS);
+        });
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
