@@ -221,7 +221,7 @@ private:
     std::atomic<bool> closed_{false};  ///< MPI was finalised
     bool orphans_ = false;             ///< a message without a ticket may use a caller's memory for good
 
-    message_passing::Tickets<Entry> tickets_;
+    message_passing::TicketBook<Entry> tickets_;
     std::vector<MPI_Request> requests_;    ///< requests that are not over
     std::vector<Ticket> request_tickets_;  ///< tickets of these requests
     std::vector<int> finished_;            ///< scratch

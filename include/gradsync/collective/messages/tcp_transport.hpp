@@ -300,7 +300,7 @@ private:
     const int rank_;
     std::mutex mutex_;
     Inbox control_;
-    Tickets<Entry> tickets_;
+    TicketBook<Entry> tickets_;
     std::vector<pollfd> waiting_;  ///< scratch
     std::uint64_t over_ = 0;
 };

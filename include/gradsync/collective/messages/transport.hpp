@@ -85,7 +85,7 @@ public:
 
 /// The tickets of a transport, with an entry for each; they are reused.
 template <class Entry>
-class Tickets {
+class TicketBook {
 public:
     Transport::Ticket add(Entry entry) {
         if (free_.empty()) {
