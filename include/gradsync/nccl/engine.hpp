@@ -12,7 +12,6 @@
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "../collective/deadline.hpp"
 #include "../collective/engine.hpp"
