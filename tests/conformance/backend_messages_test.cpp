@@ -21,19 +21,13 @@ class MessageBackend : public gradsync::detail::EngineCollectives<MessageBackend
 public:
     static constexpr gradsync::BackendAbilities abilities{.poll = true, .failed = true, .tags = true};
 
-    explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : engine_(std::move(engine)) {}
-    int rank() const noexcept { return engine_->rank(); }
-    int size() const noexcept { return engine_->size(); }
+    explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : EngineCollectives(std::move(engine)) {}
     std::string describe() const { return "messages between threads"; }
     gradsync::collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:
     friend EngineCollectives;
-    int world_rank() const noexcept { return engine_->world_rank(rank()); }
-    const std::shared_ptr<gradsync::collective::Engine>& shared_engine() const noexcept { return engine_; }
     MessageBackend join(const gradsync::collective::Group& group) { return MessageBackend(engine_->split(group)); }
-
-    std::shared_ptr<gradsync::collective::Engine> engine_;
 };
 static_assert(gradsync::Backend<MessageBackend>);
 

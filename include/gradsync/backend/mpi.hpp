@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +16,6 @@
 #include "../collective/messages/message_world.hpp"
 #include "../collective/messages/mpi_transport.hpp"
 #include "../collective/placement.hpp"
-#include "../collective/process_backend.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -78,19 +76,19 @@ public:
     /// and for ownership of MPI_COMM_WORLD or MPI_COMM_SELF. Throws Error(timeout) if not all ranks come (see `MpiRendezvous`), and
     /// Error(parameter_mismatch) on every rank if their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate)
-        : MpiBackend({comm, communicator, {nullptr, nullptr}}, options) {}
+        : ProcessBackend(connect({comm, communicator, {nullptr, nullptr}}, options)) {}
 
     /// The same for a communicator object of another library, which may free its MPI_Comm itself. For a `boost::mpi::communicator` and a
     /// `boost::mpi::comm_create_kind` include `gradsync/interop/boost_mpi.hpp`.
     template <class Communicator, class Kind>
         requires std::is_class_v<Communicator> && std::convertible_to<const Communicator&, MPI_Comm>
-    MpiBackend(const Communicator& comm, MpiOptions options, Kind kind) : MpiBackend(adopted(comm, kind), options) {}
+    MpiBackend(const Communicator& comm, MpiOptions options, Kind kind) : ProcessBackend(connect(adopted(comm, kind), options)) {}
 
 private:
     friend ProcessBackend;
     explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    MpiBackend(detail::AdoptedCommunicator given, const MpiOptions& options) {
+    static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
         MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, given.use);
@@ -106,14 +104,16 @@ private:
             const MPI_Comm copy = meeting.duplicate();
             return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
         };
-        connection_ = detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
+        detail::Connection connection =
+            detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
-        connection_.paths.any_thread = level == MPI_THREAD_MULTIPLE;
+        connection.paths.any_thread = level == MPI_THREAD_MULTIPLE;
         if (!sends) {
             const std::lock_guard lock(bootstrap::mpi_mutex());
             owner().reset();
         }
+        return connection;
     }
 
     template <class Communicator, class Kind>
@@ -139,11 +139,7 @@ private:
     /// Two backends would take each other's messages for their own, even those left by a backend that has failed.
     static void refuse_second(MPI_Comm comm) {
         const std::lock_guard lock(bootstrap::mpi_mutex());
-        static const int mark = [] {
-            int key = MPI_KEYVAL_INVALID;
-            MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &key, nullptr);
-            return key;
-        }();
+        static const int mark = bootstrap::make_key(MPI_COMM_NULL_DELETE_FN);
         void* value = nullptr;
         int found = 0;
         MPI_Comm_get_attr(comm, mark, &value, &found);

@@ -13,7 +13,7 @@
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
-#include "../collective/messages/tcp_engine.hpp"
+#include "../collective/messages/message_engine.hpp"
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
 #include "../cuda/device_passes.hpp"
@@ -91,21 +91,18 @@ public:
 
     /// Makes a backend of the ranks that meet at `rendezvous`, which may be destroyed afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
-    explicit NcclBackend(R& rendezvous, NcclOptions options = {})
-        : NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, nullptr) {}
+    explicit NcclBackend(R& rendezvous, NcclOptions options = {}) : NcclBackend(connect(rendezvous, options), options, nullptr) {}
 
     /// The same over an existing communicator of the same ranks in the same order. It stays yours, and must outlive the backend; but after
     /// a failure it is aborted, and gone. Throws Error(invalid_argument) if `comm` and `rendezvous` differ.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
-        auto adopted = detail::NcclCommunicator::attach(checked(comm, rendezvous.rank(), rendezvous.size()));
-        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+        return adopt(rendezvous, comm, options, false);
     }
     /// The same, but the backend owns `comm` from now on.
     template <Rendezvous R>
     static NcclBackend take_ownership(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
-        auto adopted = detail::NcclCommunicator::take_ownership(checked(comm, rendezvous.rank(), rendezvous.size()));
-        return NcclBackend(detail::make_tcp_engine(rendezvous, options.timeout), options, &adopted);
+        return adopt(rendezvous, comm, options, true);
     }
 
     /// Makes a backend of the job that the environment describes (see `Job::from_environment`), each rank on the device of its local rank.
@@ -118,9 +115,6 @@ public:
         TcpRendezvous rendezvous(job, {.timeout = options.timeout});
         return NcclBackend(rendezvous, options);
     }
-
-    int rank() const noexcept { return engine_->rank(); }
-    int size() const noexcept { return engine_->size(); }
 
     std::string describe() const {
         const std::string memory = engine_->describe_memory();
@@ -170,10 +164,20 @@ public:
 private:
     friend EngineCollectives;
 
-    NcclBackend(std::shared_ptr<message_passing::MessageEngine> control, NcclOptions options, detail::NcclCommunicator* adopted)
-        : engine_(make_engine(control, options, adopted)), host_(duplicate_of(*control)) {}
-    explicit NcclBackend(std::shared_ptr<detail::NcclEngine> engine)
-        : engine_(std::move(engine)), host_(duplicate_of(*engine_->control())) {}
+    NcclBackend(const detail::Connection& control, const NcclOptions& options, detail::NcclCommunicator* adopted)
+        : NcclBackend(make_engine(std::static_pointer_cast<message_passing::MessageEngine>(control.engine), options, adopted),
+                      control.paths) {}
+    NcclBackend(std::shared_ptr<detail::NcclEngine> engine, detail::Paths paths)
+        : EngineCollectives(std::move(engine)),
+          host_(TcpBackend({engine_->control()->split(collective::Group::of_all(size(), rank())), std::move(paths)})) {}
+
+    /// Connects the ranks by messages alone.
+    template <Rendezvous R>
+    static detail::Connection connect(R& rendezvous, const NcclOptions& options) {
+        detail::Connection connection = TcpBackend::connect(rendezvous, {.timeout = options.timeout, .shared_memory = false});
+        connection.paths.problem = "they serve NCCL";
+        return connection;
+    }
 
     static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control,
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
@@ -187,13 +191,9 @@ private:
         return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(comm), settings);
     }
 
-    static TcpBackend duplicate_of(message_passing::MessageEngine& control) {
-        detail::Paths paths{.problem = "they serve NCCL", .messages = "messages over TCP"};
-        for (int r = 0; r < control.size(); ++r) paths.machines.push_back(control.world().machine_of(control.world_rank(r)));
-        return TcpBackend({control.split(collective::Group::of_all(control.size(), control.rank())), std::move(paths)});
-    }
-
-    static ncclComm_t checked(ncclComm_t comm, int rank, int size) {
+    template <Rendezvous R>
+    static NcclBackend adopt(R& rendezvous, ncclComm_t comm, const NcclOptions& options, bool takes_ownership) {
+        const int rank = rendezvous.rank(), size = rendezvous.size();
         int own_rank = -1, own_size = -1;
         if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess ||
             own_rank != rank || own_size != size)
@@ -202,16 +202,14 @@ private:
                             ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
                             "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
-        return comm;
+        auto adopted = detail::NcclCommunicator::adopt(comm, takes_ownership);
+        return NcclBackend(connect(rendezvous, options), options, &adopted);
     }
 
-    int world_rank() const noexcept { return engine_->own_world_rank(); }
-    const std::shared_ptr<detail::NcclEngine>& shared_engine() const noexcept { return engine_; }
     NcclBackend join(const collective::Group& group) {
-        return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)));
+        return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)), host_.paths_.of(group));
     }
 
-    std::shared_ptr<detail::NcclEngine> engine_;
     TcpBackend host_;
 };
 

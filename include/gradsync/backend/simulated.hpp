@@ -55,9 +55,6 @@ class SimulatedBackend : public detail::EngineCollectives<SimulatedBackend, simu
 public:
     static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .clock = true};
 
-    int rank() const noexcept { return engine_->rank(); }
-    int size() const noexcept { return engine_->size(); }
-
     /// "4096 simulated ranks of a cluster of 512 nodes (hierarchical)"
     std::string describe() const {
         const simulation::Network& network = engine_->world().network;
@@ -76,7 +73,7 @@ public:
     void compute(double seconds) {
         if (!(seconds >= 0) || !detail::is_finite(seconds))
             throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
-                        {.operation = "compute", .rank = world_rank()});
+                        {.operation = "compute", .rank = engine_->own_world_rank()});
         engine_->pass(seconds * pace_->next());
     }
 
@@ -101,13 +98,10 @@ private:
     };
 
     SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace)
-        : engine_(std::move(engine)), pace_(std::move(pace)) {}
+        : EngineCollectives(std::move(engine)), pace_(std::move(pace)) {}
 
-    int world_rank() const noexcept { return engine_->own_world_rank(); }
-    const std::shared_ptr<simulation::Engine>& shared_engine() const noexcept { return engine_; }
     SimulatedBackend join(const collective::Group& group) const { return SimulatedBackend(engine_->split(group), pace_); }
 
-    std::shared_ptr<simulation::Engine> engine_;
     std::shared_ptr<Pace> pace_;
 };
 
@@ -146,8 +140,7 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
     if (options.timeout <= std::chrono::nanoseconds::zero()) refuse("the time limit must be positive");
 
     const auto world = std::make_shared<simulation::Simulation>(options.cluster, options.algorithm, options.moves_buckets);
-    std::vector<int> ranks;
-    for (int r = 0; r < options.cluster.ranks; ++r) ranks.push_back(r);
+    const std::vector<int> ranks = collective::Group::of_all(options.cluster.ranks, 0).members;
     std::vector<SimulatedBackend> handles;
     {
         const auto communicator = std::make_shared<simulation::Communicator>(world, ranks);

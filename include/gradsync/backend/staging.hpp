@@ -47,8 +47,6 @@ public:
     explicit StagingBackend(Host host, StagingOptions options = {})
         : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(current_device())) {}
 
-    int rank() const noexcept { return host_.rank(); }
-    int size() const noexcept { return host_.size(); }
     std::string describe() const { return std::string(host_.describe()) + ", device buffers copied through the host"; }
 
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
@@ -82,7 +80,7 @@ private:
     friend Base;
 
     StagingBackend(Host& host, StagingOptions options, std::shared_ptr<typename Engine::Watch> watch)
-        : engine_(std::make_shared<Engine>(host.duplicate(), std::move(watch), checked(options.piece_bytes), options.stream)),
+        : Base(std::make_shared<Engine>(host.duplicate(), std::move(watch), checked(options.piece_bytes), options.stream)),
           host_(host.duplicate()) {}
 
     static std::size_t checked(std::size_t piece_bytes) {
@@ -95,10 +93,7 @@ private:
         return device;
     }
 
-    int world_rank() const noexcept { return rank(); }
-    const std::shared_ptr<Engine>& shared_engine() const noexcept { return engine_; }
-
-    std::shared_ptr<Engine> engine_;
+    using Base::engine_;
     Host host_;
 };
 

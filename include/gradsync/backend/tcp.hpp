@@ -8,9 +8,8 @@
 #include "../bootstrap/rendezvous.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/connect.hpp"
-#include "../collective/messages/tcp_engine.hpp"
+#include "../collective/messages/tcp_transport.hpp"
 #include "../collective/placement.hpp"
-#include "../collective/process_backend.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 
@@ -53,7 +52,7 @@ private:
         detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), "TcpBackend", "TcpOptions");
         detail::Connection connection = detail::connect(
             rendezvous, detail::Placement(rendezvous, options.domain), options,
-            [&] { return detail::make_tcp_transport(rendezvous, options.timeout); }, [](auto&) { return std::string(); });
+            [&] { return message_passing::make_tcp_transport(rendezvous, options.timeout); }, [](auto&) { return std::string(); });
         connection.paths.messages = "messages over TCP";
         return connection;
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -75,16 +74,12 @@ public:
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
         if (size < 1) throw Error(Errc::invalid_argument, "a ThreadBackend needs at least 1 rank, not " + std::to_string(size));
-        std::vector<int> ranks;
-        for (int r = 0; r < size; ++r) ranks.push_back(r);
-        const auto board = detail::ThreadWorld::board(std::make_shared<detail::ThreadWorld>(size), std::move(ranks));
+        const auto board =
+            detail::ThreadWorld::board(std::make_shared<detail::ThreadWorld>(size), collective::Group::of_all(size, 0).members);
         std::vector<ThreadBackend> handles;
         for (int r = 0; r < size; ++r) handles.push_back(ThreadBackend(board, r, timeout));
         return handles;
     }
-
-    int rank() const noexcept { return seat_->rank(); }
-    int size() const noexcept { return seat_->size(); }
 
     std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
 
@@ -100,16 +95,12 @@ private:
 
     template <class = void>
     ThreadBackend(std::shared_ptr<shared_memory::Board> board, int rank, std::chrono::nanoseconds timeout)
-        : seat_(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
+        : EngineCollectives(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
 
-    int world_rank() const noexcept { return seat_->own_world_rank(); }
-    const std::shared_ptr<detail::ThreadSeat>& shared_engine() const noexcept { return seat_; }
     template <class = void>
     ThreadBackend join(const collective::Group& group) const {
-        return ThreadBackend(detail::ThreadWorld::meet(*seat_, group), group.rank, timeout());
+        return ThreadBackend(detail::ThreadWorld::meet(*engine_, group), group.rank, timeout());
     }
-
-    std::shared_ptr<detail::ThreadSeat> seat_;
 };
 
 static_assert(Backend<ThreadBackend>);

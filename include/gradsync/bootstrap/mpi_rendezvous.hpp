@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+// Only the C interface: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#endif
+#include <mpi.h>
+
 #include <cstddef>
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "mpi_liveness.hpp"  // before anything else that includes mpi.h: without its C++ bindings
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -78,6 +84,39 @@ inline MpiFailure mpi_failure(int code) noexcept {
     }
 }
 
+/// The largest tag. The library uses it in the communicators that it is given, while backends are constructed.
+inline int liveness_tag() noexcept {
+    void* bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // other communicators may lack it: Open MPI copies it to duplicates
+                                                                    // only
+    return found ? *static_cast<int*>(bound) : 32767;               // the minimum that the standard guarantees
+}
+
+/// A new key for an attribute of communicators. `on_delete` is called when an attribute goes.
+inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
+    int key = MPI_KEYVAL_INVALID;
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, nullptr);
+    return key;
+}
+
+/// The number of the last call of all rendezvous of a communicator; the same on all ranks. It tells this one's messages from those of an
+/// earlier one that are still on their way.
+inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
+    using Holder = std::shared_ptr<int>;
+    static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
+        delete static_cast<Holder*>(holder);
+        return static_cast<int>(MPI_SUCCESS);
+    });
+    void* holder = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(comm, key, &holder, &found);
+    if (found) return *static_cast<Holder*>(holder);
+    auto made = std::make_unique<Holder>(std::make_shared<int>(0));
+    if (MPI_Comm_set_attr(comm, key, made.get()) != MPI_SUCCESS) return *made;
+    return *made.release();
+}
+
 /// While it lives, errors in a communicator are returned, whatever its error handler is: MPI's default ends the process.
 class MpiErrorsReturned {
 public:
@@ -107,8 +146,9 @@ struct MpiRendezvousOptions {
 ///
 /// No MPI call blocks here. After a time-out, MPI keeps its buffers until the process ends, and the communicator must not be used for other
 /// collectives (after a time-out of `duplicate`, it may not even give a new one). MPI_Finalize may then hang; MPI_Abort does not. The error
-/// names the ranks that did not come: ranks that wait tell one another so (`MpiLivenessCheck`), in messages with the communicator's largest
-/// tag, which the library reserves.
+/// names the ranks that did not come. MPI itself does not say: a rank that has waited for too long tells all others which call it is in, and
+/// those that wait answer with theirs, in messages with the communicator's largest tag, which the library reserves. Nothing is sent unless
+/// a rank asks.
 class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
@@ -136,25 +176,17 @@ public:
             refuse(Errc::invalid_argument, "an intercommunicator has two groups of ranks; make one of them first (MPI_Intercomm_merge)");
         check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
         check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-        liveness_check_.emplace(comm_, rank_, size_);
+        tag_ = bootstrap::liveness_tag();
+        last_call_ = bootstrap::last_call_of(comm_);
+        earlier_ = *last_call_;
+        heard_.resize(static_cast<std::size_t>(size_));
+        told_.resize(heard_.size());
     }
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
 
     /// See the concept `Rendezvous`.
-    Blob broadcast(std::span<const std::byte> own) {
-        if (rank_ == 0) bootstrap::check_blob(own.size(), "broadcast", 0);
-        const auto bytes = std::make_shared<int>(static_cast<int>(own.size()));
-        finish(bytes, "MPI_Ibcast", [&](int& b, MPI_Request* request) { return MPI_Ibcast(&b, 1, MPI_INT, 0, comm_, request); });
-        const auto blob = std::make_shared<Blob>(static_cast<std::size_t>(*bytes));
-        if (rank_ == 0) blob->assign(own.begin(), own.end());
-        finish(blob, "MPI_Ibcast", [&](Blob& b, MPI_Request* request) {
-            return MPI_Ibcast(b.data(), static_cast<int>(b.size()), MPI_BYTE, 0, comm_, request);
-        });
-        return std::move(*blob);
-    }
-
     std::vector<Blob> all_gather(std::span<const std::byte> own) {
         bootstrap::check_blob(own.size(), "all_gather", rank_);
         struct Buffers {
@@ -183,11 +215,6 @@ public:
         return all;
     }
 
-    /// Returns when all ranks have called it. Collective.
-    void barrier() {
-        finish(std::make_shared<int>(), "MPI_Ibarrier", [&](int&, MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
-    }
-
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
     MPI_Comm duplicate() {
         const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
@@ -204,8 +231,8 @@ private:
         const auto begun = Clock::now();
         // Time to hear from the others, as `collective::Deadline` allows at a time limit.
         const auto respite = gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
-        bool asked = false;
-        liveness_check_->begin();
+        call_ = ++*last_call_;
+        asked_ = false;
         for (bool first = true;; first = false) {
             const auto spent = Clock::now() - begun;
             {
@@ -215,15 +242,19 @@ private:
                 int over = 0;
                 check(MPI_Test(&request, &over, MPI_STATUS_IGNORE), function);
                 if (over) return;
-                if (spent > std::chrono::milliseconds(1)) liveness_check_->look();
-                if (spent >= options_.timeout && !std::exchange(asked, true)) liveness_check_->ask();
+                if (spent > std::chrono::milliseconds(1)) hear();
+                if (spent >= options_.timeout && !std::exchange(asked_, true))
+                    for (int r = 0; r < size_; ++r)
+                        if (r != rank_) tell(r);
             }
             if (spent >= options_.timeout + respite) break;
             if (spent < std::chrono::milliseconds(1)) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
         gradsync::detail::leak_until_exit(memory);
-        const std::vector<int> silent = liveness_check_->silent();
+        std::vector<int> silent;
+        for (int r = 0; r < size_; ++r)
+            if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) silent.push_back(r);
         // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
         const std::string ranks =
             silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
@@ -231,6 +262,30 @@ private:
                "waited " + bootstrap::format_duration(options_.timeout) + " in " + function + " for " + ranks +
                    "; every rank has to make its backend, or rendezvous, at the same place in the program",
                silent.size() == 1 ? silent.front() : -1);
+    }
+
+    /// Receives which calls other ranks are in, and answers them.
+    void hear() {
+        for (;;) {
+            int there = 0, call = 0;
+            MPI_Status status;
+            if (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &there, &status) != MPI_SUCCESS || !there) return;
+            if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
+            // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank. Questions of an
+            // earlier rendezvous that no rank received say nothing.
+            int& heard = heard_[static_cast<std::size_t>(status.MPI_SOURCE)];
+            if (call > earlier_) heard = gradsync::detail::larger(heard, asked_ ? call_ : call);
+            tell(status.MPI_SOURCE);
+        }
+    }
+
+    /// Tells a rank which call this one is in; at most once a call.
+    void tell(int rank) {
+        if (std::exchange(told_[static_cast<std::size_t>(rank)], call_) == call_) return;
+        const auto message = std::make_shared<int>(call_);
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (MPI_Isend(message.get(), 1, MPI_INT, rank, tag_, comm_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
+        gradsync::detail::leak_until_exit(message);  // its receiver may never take it
     }
 
     void check(int code, const char* function) const {
@@ -247,7 +302,13 @@ private:
     MPI_Comm comm_;
     MpiRendezvousOptions options_;
     int rank_ = -1, size_ = 0;  ///< set by the constructor
-    std::optional<bootstrap::MpiLivenessCheck> liveness_check_;
+    int tag_ = 0;               ///< of the messages about calls
+    std::shared_ptr<int> last_call_;
+    int earlier_ = 0;  ///< the last call of the rendezvous before this one
+    int call_ = 0;     ///< number of the call under way
+    bool asked_ = false;
+    std::vector<int> heard_;  ///< by rank: the last call that the rank is known to have reached
+    std::vector<int> told_;   ///< by rank: the last call that this rank has told it
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

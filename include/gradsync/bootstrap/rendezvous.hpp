@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../core/clock.hpp"
@@ -22,18 +23,13 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 /// Ranks that know only their numbers find one another here: they exchange a few bytes, from which a backend makes its connections. Too
 /// slow for data.
 ///
-/// | call | effect |
-/// |---|---|
-/// | `broadcast(own)` | rank 0's bytes, on every rank; what the others give is not read |
-/// | `all_gather(own)` | every rank's bytes, by rank; they may be of different lengths |
-///
-/// Both are collective: the same calls in the same order on all ranks. Both have a time limit and a size limit (`largest_blob`). They throw
-/// an Error that names the rank if another rank did not arrive, or is gone. A model is for one thread at a time.
+/// `all_gather(own)` returns every rank's bytes, by rank; they may be of different lengths. It is collective, and has a time limit and a size
+/// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive, or is gone. A model is for one thread at a
+/// time.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
     { constant.size() } -> std::same_as<int>;
-    { rendezvous.broadcast(own) } -> std::same_as<Blob>;
     { rendezvous.all_gather(own) } -> std::same_as<std::vector<Blob>>;
 };
 
@@ -74,6 +70,39 @@ inline std::string list_ranks(std::span<const int> ranks) {
 }
 
 using gradsync::detail::format_duration;
+
+/// One rank of those that meet: its arguments, checked, and its errors.
+class Participant {
+public:
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return size_; }
+
+protected:
+    /// `place`: where it meets the others, for the errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an invalid rank,
+    /// size or time limit.
+    Participant(int rank, int size, std::chrono::nanoseconds timeout, std::string place = {})
+        : rank_(rank), size_(size), timeout_(gradsync::detail::clamp_timeout(timeout)), place_(std::move(place)) {
+        if (size < 1 || rank < 0 || rank >= size)
+            refuse(Errc::invalid_argument, "rank " + std::to_string(rank) + " is not one of " + std::to_string(size));
+        if (timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+    }
+    std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
+    std::vector<int> others() const {
+        std::vector<int> ranks;
+        for (int r = 0; r < size_; ++r)
+            if (r != rank_) ranks.push_back(r);
+        return ranks;
+    }
+    [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
+        throw Error(code, "rendezvous of rank " + std::to_string(rank_) + place_ + ": " + what,
+                    {.operation = "rendezvous", .rank = rank_, .peer = peer});
+    }
+
+private:
+    int rank_, size_;
+    std::chrono::nanoseconds timeout_;
+    std::string place_;
+};
 
 }  // namespace bootstrap
 

@@ -118,11 +118,11 @@ private:
 using Addresses = UniqueHandle<addrinfo*, ::freeaddrinfo>;
 
 /// The addresses of a host and port, of both families, as the system resolves them: a list that is linked by `ai_next`. An empty host means
-/// all addresses of this machine. `problem` is empty, or says why there are none.
-inline Addresses resolve(const std::string& host, std::uint16_t port, bool to_listen, std::string& problem) {
+/// all addresses of this machine. `flags`: getaddrinfo's. `problem` is empty, or says why there are none.
+inline Addresses resolve(const std::string& host, std::uint16_t port, int flags, std::string& problem) {
     addrinfo hints{}, *first = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICSERV | (to_listen ? AI_PASSIVE : 0);
+    hints.ai_flags = AI_NUMERICSERV | flags;
     const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &first);
     problem = code == 0 ? "" : ::gai_strerror(code);
     return Addresses(first);
@@ -136,6 +136,19 @@ inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept
     if (name->sa_family == AF_INET6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
     if (::bind(socket.get(), name, size) != 0 || ::listen(socket.get(), backlog) != 0) return {};
     return socket;
+}
+
+/// Listens at an address of `host`; an empty host means all networks of this machine. Returns no socket, and sets `problem`, if that fails.
+inline Socket listen(const std::string& host, std::uint16_t port, int backlog, std::string& problem) {
+    const Addresses addresses = resolve(host, port, AI_PASSIVE, problem);
+    for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
+        for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+            if ((at->ai_family == AF_INET6) != ipv6) continue;
+            if (host == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
+            if (Socket socket = listen(at->ai_addr, at->ai_addrlen, backlog)) return socket;
+            problem = describe_error(errno);
+        }
+    return {};
 }
 
 /// The port of a listening socket, in the host's byte order; 0 on an error.

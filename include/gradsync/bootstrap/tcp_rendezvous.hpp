@@ -30,56 +30,42 @@ struct TcpRendezvousOptions {
 /// Rank 0 accepts a caller that sends the right greeting, the job's token and a rank that is missing. It turns all others away, at the cost
 /// of the system call. The token keeps out strangers and other jobs; it is sent in plain text, so the network must be one that you trust.
 /// Linux.
-class TcpRendezvous {
+class TcpRendezvous : public bootstrap::Participant {
     using Clock = net::Clock;
 
 public:
     /// Collective. Throws Error on every rank if not all arrive in time (naming those that did not), or if the size of the job differs
     /// between ranks. Throws Error on the ranks concerned if two ranks have one number, tokens differ, or the port is taken. Throws
     /// Error(invalid_argument) for an invalid rank, size, time limit or token.
-    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {}) : job_(std::move(job)), options_(std::move(options)) {
-        if (job_.size < 1 || job_.rank < 0 || job_.rank >= job_.size)
-            refuse(Errc::invalid_argument, "rank " + std::to_string(job_.rank) + " is not one of " + std::to_string(job_.size));
-        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
-        options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
+    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {})
+        : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
         if (job_.token.size() > longest_token)
             refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
-        if (job_.size == 1) return;
-        if (job_.rank == 0) await_callers();
+        if (size() == 1) return;
+        if (rank() == 0) await_callers();
         else call();
     }
 
-    int rank() const noexcept { return job_.rank; }
-    int size() const noexcept { return job_.size; }
-
     /// See the concept `Rendezvous`.
-    Blob broadcast(std::span<const std::byte> own) {
-        if (job_.rank == 0) bootstrap::check_blob(own.size(), "broadcast", 0);
-        const auto deadline = Clock::now() + options_.timeout;
-        if (job_.rank != 0) return receive(0, Kind::broadcast, deadline);
-        for (int r = 1; r < job_.size; ++r) send(r, Kind::broadcast, own, deadline);
-        return Blob(own.begin(), own.end());
-    }
-
     std::vector<Blob> all_gather(std::span<const std::byte> own) {
-        bootstrap::check_blob(own.size(), "all_gather", job_.rank);
-        const auto deadline = Clock::now() + options_.timeout;
-        std::vector<Blob> all(static_cast<std::size_t>(job_.size));
-        all[at(job_.rank)].assign(own.begin(), own.end());
-        if (job_.rank != 0) {
-            send(0, Kind::all_gather, own, deadline);
-            for (Blob& blob : all) blob = receive(0, Kind::all_gather, deadline);
+        bootstrap::check_blob(own.size(), "all_gather", rank());
+        const auto deadline = Clock::now() + timeout();
+        std::vector<Blob> all(static_cast<std::size_t>(size()));
+        all[at(rank())].assign(own.begin(), own.end());
+        if (rank() != 0) {
+            send(0, own, deadline);
+            for (Blob& blob : all) blob = receive(0, deadline);
             return all;
         }
-        for (int r = 1; r < job_.size; ++r) all[at(r)] = receive(r, Kind::all_gather, deadline);
-        for (int r = 1; r < job_.size; ++r)
-            for (const Blob& blob : all) send(r, Kind::all_gather, blob, deadline);
+        for (int r = 1; r < size(); ++r) all[at(r)] = receive(r, deadline);
+        for (int r = 1; r < size(); ++r)
+            for (const Blob& blob : all) send(r, blob, deadline);
         return all;
     }
 
 private:
     // Machines of one job must have one byte order; with another one, the magic number does not match.
-    enum class Kind : std::uint32_t { welcome = 1, refusal, broadcast, all_gather };
+    enum class Kind : std::uint32_t { blob = 1, refusal };
     struct Hello {
         std::uint64_t magic = 0x31636e7973646172u;
         std::uint32_t version = 1;
@@ -104,11 +90,6 @@ private:
         return (colons ? "[" + job_.address + "]" : job_.address) + ":" + std::to_string(job_.port);
     }
 
-    [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
-        throw Error(code, "rendezvous of rank " + std::to_string(job_.rank) + ": " + what,
-                    {.operation = "rendezvous", .rank = job_.rank, .peer = peer});
-    }
-
     // ------------------------------------------------------------------------------------------------ the meeting, rank 0
 
     /// A caller that has not introduced itself completely.
@@ -121,31 +102,24 @@ private:
     enum class Verdict { undecided, taken, gone };
 
     net::Socket listen() const {
-        std::string where = options_.bind;
+        std::string where = bind_;
         if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0))
             where = job_.address;
         std::string problem;
-        const net::Addresses addresses = net::resolve(where, job_.port, true, problem);
-        for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
-            for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-                if ((at->ai_family == AF_INET6) != ipv6) continue;
-                if (where == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
-                net::Socket socket = net::listen(at->ai_addr, at->ai_addrlen, job_.size + 16);
-                if (socket) return socket;
-                problem = net::describe_error(errno);
-                if (errno == EADDRINUSE)
-                    refuse(Errc::invalid_argument, "port " + std::to_string(job_.port) +
-                                                       " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
-            }
+        net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
+        if (socket) return socket;
+        if (problem == net::describe_error(EADDRINUSE))
+            refuse(Errc::invalid_argument,
+                   "port " + std::to_string(job_.port) + " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
         refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") + ", port " +
                                            std::to_string(job_.port) + ": " + problem);
     }
 
     void await_callers() {
         const net::Socket listener = listen();
-        const auto deadline = Clock::now() + options_.timeout;
-        peers_.resize(at(job_.size));
-        missing_ = job_.size - 1;
+        const auto deadline = Clock::now() + timeout();
+        peers_.resize(at(size()));
+        missing_ = size() - 1;
         std::vector<Caller> undecided;
         std::vector<pollfd> waiting;
         while (missing_ > 0) {
@@ -169,7 +143,7 @@ private:
                 undecided.push_back({std::move(socket), Clock::now() + patience, 0, {}});
             }
         }
-        for (int r = 1; r < job_.size; ++r) send(r, Kind::welcome, {}, Clock::now() + options_.timeout);
+        for (int r = 1; r < size(); ++r) send(r, {}, Clock::now() + timeout());  // welcome
     }
 
     /// Reads what has arrived of a caller's greeting, and turns it away at the first wrong byte.
@@ -193,9 +167,9 @@ private:
                                          " (the tokens differ); give all ranks of a job the same GRADSYNC_JOB_TOKEN, "
                                          "and two jobs different ports");
         const auto caller_rank = static_cast<int>(hello.rank);
-        if (hello.size != static_cast<std::uint32_t>(job_.size)) {
+        if (hello.size != static_cast<std::uint32_t>(size())) {
             const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " + std::to_string(hello.size) +
-                                     " ranks, rank 0 that there are " + std::to_string(job_.size) + "; give all the same WORLD_SIZE";
+                                     " ranks, rank 0 that there are " + std::to_string(size()) + "; give all the same WORLD_SIZE";
             turn_away(caller, what);
             tell_all(what);
             refuse(Errc::parameter_mismatch, what, caller_rank);
@@ -235,10 +209,10 @@ private:
 
     [[noreturn]] void say_who_is_missing() const {
         std::vector<int> missing;
-        for (int r = 1; r < job_.size; ++r)
+        for (int r = 1; r < size(); ++r)
             if (!peers_[at(r)]) missing.push_back(r);
         std::string what =
-            bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::format_duration(options_.timeout);
+            bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::format_duration(timeout());
         if (turned_away_ != 0) what += " (" + std::to_string(turned_away_) + " callers were turned away)";
         what += "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT";
         tell_all(what);
@@ -248,11 +222,11 @@ private:
     // -------------------------------------------------------------------------------------------- the meeting, other ranks
 
     void call() {
-        const auto deadline = Clock::now() + options_.timeout;
+        const auto deadline = Clock::now() + timeout();
         std::string problem;
         peers_.resize(1);
         for (;;) {
-            const net::Addresses addresses = net::resolve(job_.address, job_.port, false, problem);
+            const net::Addresses addresses = net::resolve(job_.address, job_.port, 0, problem);
             for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
                 net::Socket socket = net::Socket::of_family(at->ai_family);
                 if (socket && socket.connect(at->ai_addr, at->ai_addrlen, gradsync::detail::smaller(deadline, Clock::now() + patience))) {
@@ -263,8 +237,8 @@ private:
             }
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,
-                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::format_duration(options_.timeout) + " (" +
-                           problem + "); look at its output, and at MASTER_ADDR and MASTER_PORT",
+                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::format_duration(timeout()) + " (" + problem +
+                           "); look at its output, and at MASTER_ADDR and MASTER_PORT",
                        0);
             std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0 may not listen yet
         }
@@ -272,28 +246,29 @@ private:
 
     void introduce_myself(Clock::time_point deadline) {
         Hello hello;
-        hello.size = static_cast<std::uint32_t>(job_.size);
-        hello.rank = static_cast<std::uint32_t>(job_.rank);
+        hello.size = static_cast<std::uint32_t>(size());
+        hello.rank = static_cast<std::uint32_t>(rank());
         hello.token_bytes = static_cast<std::uint32_t>(job_.token.size());
         peers_[0].send_without_delay();
         // Rank 0 knows which ranks are missing: it gets a moment more than this rank to report them.
         const auto later = deadline + std::chrono::seconds(2);
         if (!peers_[0].send_all(&hello, sizeof hello, deadline) || !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline))
             report_lost(0);
-        (void)receive(0, Kind::welcome, later);
+        (void)receive(0, later, Errc::invalid_argument);  // welcome
     }
 
     // --------------------------------------------------------------------------------------------------------- exchanges
 
-    const net::Socket& peer(int rank) const noexcept { return peers_[job_.rank == 0 ? at(rank) : 0]; }
+    const net::Socket& peer(int other) const noexcept { return peers_[rank() == 0 ? at(other) : 0]; }
 
-    void send(int to, Kind kind, std::span<const std::byte> bytes, Clock::time_point deadline) {
-        const Header header{.kind = kind, .bytes = bytes.size()};
+    void send(int to, std::span<const std::byte> bytes, Clock::time_point deadline) {
+        const Header header{.kind = Kind::blob, .bytes = bytes.size()};
         if (!peer(to).send_all(&header, sizeof header, deadline) || !peer(to).send_all(bytes.data(), bytes.size(), deadline))
             report_lost(to);
     }
 
-    Blob receive(int from, Kind kind, Clock::time_point deadline) {
+    /// `refused`: the code of the error if the other rank sends a refusal instead.
+    Blob receive(int from, Clock::time_point deadline, Errc refused = Errc::peer_failed) {
         const Header expected;
         Header header;
         if (!peer(from).receive_all(&header, sizeof header, deadline)) report_lost(from);
@@ -306,13 +281,8 @@ private:
         if (!peer(from).receive_all(blob.data(), blob.size(), deadline)) report_lost(from);
         if (header.kind == Kind::refusal) {
             const std::string why(reinterpret_cast<const char*>(blob.data()), blob.size() < longest_text ? blob.size() : longest_text);
-            refuse(kind == Kind::welcome ? Errc::invalid_argument : Errc::peer_failed, why, from);
+            refuse(refused, why, from);
         }
-        if (header.kind != kind)
-            fail(Errc::collective_mismatch,
-                 "this rank and rank " + std::to_string(from) +
-                     " exchange different things; all ranks must make the same calls in the same order",
-                 from);
         return blob;
     }
 
@@ -321,8 +291,7 @@ private:
         const std::string name = "rank " + std::to_string(other);
         if (errno == ETIMEDOUT)
             fail(Errc::timeout,
-                 name + " did not answer within " + bootstrap::format_duration(options_.timeout) +
-                     "; look at its output, or allow more time",
+                 name + " did not answer within " + bootstrap::format_duration(timeout()) + "; look at its output, or allow more time",
                  other);
         fail(Errc::peer_failed,
              name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);
@@ -330,13 +299,13 @@ private:
 
     /// The others learn of the failure through rank 0.
     [[noreturn]] void fail(Errc code, const std::string& what, int culprit) {
-        if (job_.rank == 0) tell_all(what);
+        if (rank() == 0) tell_all(what);
         for (net::Socket& socket : peers_) socket = {};
         refuse(code, what, culprit);
     }
 
     Job job_;
-    TcpRendezvousOptions options_;
+    std::string bind_;
     std::vector<net::Socket> peers_;  ///< on rank 0: by rank; elsewhere: the one to rank 0
     int missing_ = 0;
     std::size_t turned_away_ = 0;

@@ -27,9 +27,10 @@ class AllReduceStages {
 public:
     enum class Stage { meeting, scattering, crossing, gathering, complete };
 
-    /// An all-reduce in a stage.
+    /// An all-reduce in a stage. `HierarchicalEngine` keeps its other collectives in this form too.
     struct Started {
         Call call;
+        std::uint64_t met = 0;  ///< number of the collective in which all ranks say what they have started
         Stage stage = Stage::meeting;
         std::uint64_t number = 0;   ///< number of this stage's last collective
         std::uint64_t parts = 0;    ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
@@ -120,12 +121,12 @@ private:
         if (mean) {
             started.sums[0] = call.contribution.scale < 0 ? -call.contribution.scale : call.contribution.scale;
             started.sums[1] = call.contribution.weight;
-            Call weigh;
-            weigh.operation = Operation::all_reduce;
-            weigh.in = weigh.out = started.sums;
-            weigh.in_count = weigh.out_count = 2;
-            weigh.dtype = DType::f64;
-            started.weighed = scatter_->start(weigh);
+            started.weighed = scatter_->start({.in = started.sums,
+                                               .out = started.sums,
+                                               .in_count = 2,
+                                               .out_count = 2,
+                                               .operation = Operation::all_reduce,
+                                               .dtype = DType::f64});
         }
         // On the machine, compute a mean too, weighted by the scales: it is no larger than its inputs, so low precision does not overflow.
         const double weight = mean ? started.sums[0] : call.contribution.weight;
@@ -156,10 +157,7 @@ private:
 
     void gather(Started& started) {
         enter(started, Stage::gathering, *gather_, [&](int owner, ElementRange range) {
-            Call part;
-            part.operation = even_ ? Operation::all_gather : Operation::broadcast;
-            part.root = owner;
-            part.dtype = started.call.dtype;
+            Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.call.dtype};
             set_in(part, started.call.out, even_ ? shard(started.call, gather_->rank()) : range);
             set_out(part, started.call.out, range);
             return part;

@@ -29,7 +29,7 @@ struct Call {
     void* out = nullptr;
     std::size_t in_count = 0;
     std::size_t out_count = 0;
-    Contribution contribution;
+    Contribution contribution = {};
     int root = 0;  ///< root of a rooted operation; in others, the code of the CollectiveTag
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;

@@ -36,18 +36,14 @@ public:
             scales_.push_back(contribution.scale);
             scaled |= mean && contribution.scale != 1;
         }
-        kernel::Reduction reduction;
-        if (mean) {
-            if (weight == 0) inputs_.clear();
-            else reduction.factor = 1 / weight;
-        }
-        reduction.inputs = inputs_;
-        if (scaled) reduction.scales = scales_;
-        reduction.outputs = outputs;
-        reduction.count = count;
-        reduction.dtype = call.dtype;
-        reduction.op = call.op;
-        kernel::reduce(reduction);
+        if (mean && weight == 0) inputs_.clear();
+        kernel::reduce({.inputs = inputs_,
+                        .scales = scaled ? std::span<const double>(scales_) : std::span<const double>(),
+                        .outputs = outputs,
+                        .count = count,
+                        .dtype = call.dtype,
+                        .op = call.op,
+                        .factor = mean && weight != 0 ? 1 / weight : 1});
     }
 
 private:

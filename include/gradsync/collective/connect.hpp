@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "../bootstrap/rendezvous.hpp"
+#include "../core/backend_abilities.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "engine.hpp"
+#include "engine_collectives.hpp"
 #include "hierarchical_engine.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
@@ -34,34 +36,24 @@ namespace detail {
 
 /// How ranks that are processes reach one another.
 struct Paths {
-    std::vector<int> machines = {};     ///< by rank: the number of its machine
+    Machines machines = Machines();
     bool share = false;                 ///< whether ranks of one machine can share memory
     std::string problem = {};           ///< why memory is not shared
     std::string unwatched = {};         ///< text about ranks whose death would not be noticed: ", but ...", or empty
     std::string messages = "messages";  ///< kind of messages that they send if they do not share memory
     bool any_thread = true;             ///< whether any thread may send messages, at any time
 
-    int machine_count() const {
-        std::vector<int> numbers = machines;
-        std::sort(numbers.begin(), numbers.end());
-        return static_cast<int>(std::unique(numbers.begin(), numbers.end()) - numbers.begin());
-    }
-
     Paths of(const collective::Group& group) const {
         Paths part = *this;
-        part.machines.clear();
-        for (const int member : group.members) part.machines.push_back(machines[static_cast<std::size_t>(member)]);
+        part.machines = machines.of(group);
         return part;
     }
 
     /// "4 processes on 2 machines that ..."
     std::string describe() const {
-        const auto counted = [](std::size_t count, const char* one, const char* many) {
-            return std::to_string(count) + (count == 1 ? one : many);
-        };
-        const auto count = static_cast<std::size_t>(machine_count());
-        const std::string text =
-            counted(machines.size(), " process", " processes") + (count > 1 ? " on " + std::to_string(count) + " machines" : "");
+        const int count = machines.count();
+        const std::string text = std::to_string(machines.size()) + (machines.size() == 1 ? " process" : " processes") +
+                                 (count > 1 ? " on " + std::to_string(count) + " machines" : "");
         if (share && count == 1) return text + " that share memory";
         if (share && count < machines.size())
             return text + " that share memory on each machine, and send " + messages + " between them" + unwatched;
@@ -94,10 +86,10 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
                   "; run them as one user in one container, with /proc mounted";
         return {};
     }
-    auto world = ProcessWorld::join(std::move(shared.segment), ranks.rank, ranks.size, ranks.size_here());
+    auto world = ProcessWorld::join(shared.segment, ranks.rank, ranks.size, ranks.size_here());
     auto memory = world->memory();
-    auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.rank_here, std::move(memory),
-                                                  0, timeout);
+    auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours,
+                                                  ranks.machines.local_rank(ranks.rank), std::move(memory), 0, timeout);
     return {std::move(world), std::move(engine)};
 }
 
@@ -108,8 +100,8 @@ template <Rendezvous R, class MakeTransport, class Watch>
 Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& options, MakeTransport&& transport, Watch&& watch) {
     using namespace message_passing;
     std::string problem;
-    const bool several = ranks.machine_count > 1;
-    if (several && ranks.machine_count == ranks.size) problem = "one on each machine";
+    const bool several = ranks.machines.count() > 1;
+    if (several && ranks.machines.count() == ranks.size) problem = "one on each machine";
     else if (!options.shared_memory) problem = "shared memory is switched off";
     else if (several && options.reproducible) problem = "sums are to be reproducible";
 
@@ -155,6 +147,34 @@ inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, c
                 backend + ": rank " + std::to_string(culprit) + " has other " + options + " than rank 0; give all ranks the same",
                 {.operation = backend, .rank = rank, .peer = culprit});
 }
+
+/// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between several. Derived must
+/// be constructible from a Connection by this class (a friend).
+template <class Derived>
+class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
+public:
+    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
+
+    /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
+    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
+
+    /// Says how the ranks reach one another, and why not by the faster way.
+    std::string describe() const { return paths_.describe() + this->engine_->remark(); }
+
+    /// Returns memory in which collectives are fastest; see the concept. Collective.
+    collective::Memory allocate(std::size_t bytes) { return this->engine_->allocate(bytes); }
+
+protected:
+    explicit ProcessBackend(Connection connection) noexcept
+        : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)), paths_(std::move(connection.paths)) {}
+
+    Paths paths_;
+
+private:
+    friend EngineCollectives<Derived, collective::Engine>;
+
+    Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_.of(group)}); }
+};
 
 }  // namespace detail
 

@@ -179,14 +179,12 @@ public:
         requires std::is_trivially_copyable_v<T>
     std::vector<T> exchange(const T& own) {
         std::vector<T> all(static_cast<std::size_t>(size()));
-        Call call;
-        call.operation = Operation::all_gather;
-        call.in = &own;
-        call.out = all.data();
-        call.in_count = sizeof(T);
-        call.out_count = all.size() * sizeof(T);
-        call.dtype = DType::u8;
-        wait(start(call));
+        wait(start({.in = &own,
+                    .out = all.data(),
+                    .in_count = sizeof(T),
+                    .out_count = all.size() * sizeof(T),
+                    .operation = Operation::all_gather,
+                    .dtype = DType::u8}));
         return all;
     }
 
@@ -195,6 +193,16 @@ protected:
     [[noreturn]] void throw_failure(Operation operation) {
         fail(world().failure());
         throw as_error(world().failure(), operation, own_world_rank());
+    }
+
+    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or returns nothing if it must wait until
+    /// collective `oldest`, which it sets, is complete. Throws Error if the world fails meanwhile.
+    template <class Begin>
+    std::uint64_t start_in_turn(Operation operation, Begin&& begin) {
+        for (std::uint64_t oldest = 0;; wait(oldest)) {
+            if (const std::optional<std::uint64_t> started = begin(oldest)) return *started;
+            if (world().failed()) throw_failure(operation);
+        }
     }
 
     /// `advance()` makes progress and returns the call that is not complete, if any. Throws Error if there is one and the world has failed.

@@ -84,9 +84,8 @@ private:
 /// The common part of backends that are a handle to an engine. It checks what one rank alone can check, and makes a `Call` of it. The
 /// concept `Backend` says what the calls do. Throws Error(invalid_argument) before anything is communicated.
 ///
-/// `space` is the memory space of their buffers. Derived has `shared_engine()`, which starts, tests and waits for calls; `rank()`,
-/// `size()`, `world_rank()` and `abilities`; and `join(group)`, which makes its handle to a new group. In device memory, the engine's
-/// `control()` exchanges what a split needs on the host.
+/// `space` is the memory space of their buffers. Derived has `abilities`, and `join(group)`, which makes its handle to a new group. In device
+/// memory, the engine's `control()` exchanges what a split needs on the host.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
     using WorkT = NumberedWork<Engine>;
@@ -97,14 +96,14 @@ public:
     using WorkType = WorkT;
     static constexpr MemorySpace memory_space = space;
 
+    int rank() const noexcept { return engine_->rank(); }
+    int size() const noexcept { return engine_->size(); }
+
     WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
-        Call call = reduction(Operation::all_reduce, buffer, buffer, op, contribution);
-        return start(call);
+        return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));
     }
     WorkT reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
-        Call call = reduction(Operation::reduce, buffer, buffer, op, contribution);
-        call.root = checked_root(root);
-        return start(call);
+        return start(reduction(Operation::reduce, buffer, buffer, op, contribution, root));
     }
     WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         check_shard(Operation::reduce_scatter, "out", out.count, in.count);
@@ -117,13 +116,13 @@ public:
     WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
     WorkT gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
-        if (self().rank() != root) out = {nullptr, 0, in.dtype, in.space};
+        if (rank() != root) out = {nullptr, 0, in.dtype, in.space};
         else check_shard(Operation::gather, "in", in.count, out.count);
         return start(movement(Operation::gather, in, out, root));
     }
     WorkT scatter(ConstBufferView in, BufferView out, int root) {
         check_handle();
-        if (self().rank() != root) in = {nullptr, 0, out.dtype, out.space};
+        if (rank() != root) in = {nullptr, 0, out.dtype, out.space};
         else check_shard(Operation::scatter, "out", out.count, in.count);
         return start(movement(Operation::scatter, in, out, root));
     }
@@ -135,29 +134,29 @@ public:
         struct Entry {
             std::int32_t color, key;
         };
-        std::vector<Entry> entries(static_cast<std::size_t>(self().size()));
+        std::vector<Entry> entries(static_cast<std::size_t>(size()));
         const Entry own{color, key};
-        collective::Group group{.split = self().shared_engine()->next_number(), .color = color};
+        collective::Group group{.split = engine_->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)
             all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
-        else entries = self().shared_engine()->control()->exchange(own);
+        else entries = engine_->control()->exchange(own);
 
         // Ordered by (key, rank): each goes before the members with a larger key.
         const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
-        for (int r = 0; r < self().size(); ++r) {
+        for (int r = 0; r < size(); ++r) {
             if (entries[static_cast<std::size_t>(r)].color != color) continue;
             auto place = group.members.end();
             while (place != group.members.begin() && key_of(*(place - 1)) > key_of(r)) --place;
             group.members.insert(place, r);
         }
-        while (group.members[static_cast<std::size_t>(group.rank)] != self().rank()) ++group.rank;
-        return self().join(group);
+        while (group.members[static_cast<std::size_t>(group.rank)] != rank()) ++group.rank;
+        return static_cast<Derived&>(*this).join(group);
     }
 
     /// Collective: a communicator of the same ranks, whose collectives have an order of their own.
     Derived duplicate() {
         check_handle();
-        return split(0, self().rank());
+        return split(0, rank());
     }
 
     /// Sets the tag of this handle's next collectives without a root. See CollectiveTag.
@@ -170,7 +169,7 @@ public:
     template <class D = Derived>
         requires(D::abilities.tags)
     std::size_t next_owner() noexcept {
-        return self().shared_engine()->next_number();
+        return engine_->next_number();
     }
 
     /// Sets the limit of every wait of this rank, here and in communicators made from this one later. Throws Error(invalid_argument) if it
@@ -178,43 +177,44 @@ public:
     void set_timeout(std::chrono::nanoseconds limit) {
         check_handle();
         if (limit <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
-        self().shared_engine()->set_timeout(limit);
+        engine_->set_timeout(limit);
     }
-    std::chrono::nanoseconds timeout() const noexcept { return self().shared_engine()->timeout(); }
+    std::chrono::nanoseconds timeout() const noexcept { return engine_->timeout(); }
 
     /// Works on this rank's share of everything that all ranks have started; never blocks.
-    void progress() noexcept { self().shared_engine()->progress(); }
+    void progress() noexcept { engine_->progress(); }
 
     /// The time that this rank has spent on work in `progress()` and `test()` so far.
-    std::chrono::nanoseconds progress_time() const noexcept { return self().shared_engine()->progress_time(); }
+    std::chrono::nanoseconds progress_time() const noexcept { return engine_->progress_time(); }
 
     /// Has the communicator failed? Later starts then throw the reason.
     template <class D = Derived>
         requires(D::abilities.failed)
     bool failed() const noexcept {
-        return self().shared_engine()->world().failed();
+        return engine_->world().failed();
     }
 
     /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`.
     /// Returns once no rank touches another's buffers.
     void fail(const std::string& what) noexcept {
-        const int culprit = self().world_rank();
-        self().shared_engine()->fail({Errc::peer_failed, culprit, "rank " + std::to_string(culprit) + " failed: " + what});
+        const int culprit = engine_->own_world_rank();
+        engine_->fail({Errc::peer_failed, culprit, "rank " + std::to_string(culprit) + " failed: " + what});
     }
 
-private:
-    Derived& self() noexcept { return static_cast<Derived&>(*this); }
-    const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
+protected:
+    explicit EngineCollectives(std::shared_ptr<Engine> engine) noexcept : engine_(std::move(engine)) {}
 
+    std::shared_ptr<Engine> engine_;
+
+private:
     WorkT start(Call call) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
-        const std::shared_ptr<Engine>& engine = self().shared_engine();
-        return {engine, engine->start(call)};
+        return {engine_, engine_->start(call)};
     }
 
     void check_handle() const {
-        if (!self().shared_engine()) refuse_moved_from();
+        if (!engine_) refuse_moved_from();
     }
     [[noreturn]] static void refuse_moved_from() {
         throw Error(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
@@ -223,16 +223,16 @@ private:
     /// The texts are made only to be thrown: the checks are on the path of every collective.
     [[noreturn]] void refuse(Operation operation, const std::string& what) const {
         throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
-                    {.operation = std::string(name_of(operation)), .rank = self().world_rank()});
+                    {.operation = std::string(name_of(operation)), .rank = engine_->own_world_rank()});
     }
 
-    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution) const {
+    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, int root = 0) const {
         check_handle();
         if (op == ReduceOp::mean && !is_floating(in.dtype))
             refuse(operation, "a mean of " + std::string(name_of(in.dtype)) + " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
             refuse(operation, "a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)));
-        Call call = movement(operation, in, out, 0);
+        Call call = movement(operation, in, out, root);
         call.op = op;
         call.contribution = contribution;
         return call;
@@ -248,28 +248,26 @@ private:
                                                          : "this backend reads device memory only; use host() for what lies on the host");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
-        Call call;
-        call.operation = operation;
-        call.in = in.data;
-        call.out = out.data;
-        call.in_count = in.count;
-        call.out_count = out.count;
-        call.dtype = in.dtype;
-        call.root = checked_root(root);
-        return call;
+        return {.in = in.data,
+                .out = out.data,
+                .in_count = in.count,
+                .out_count = out.count,
+                .root = checked_root(root),
+                .operation = operation,
+                .dtype = in.dtype};
     }
 
     int checked_root(int root) const {
-        if (root < 0 || root >= self().size())
+        if (root < 0 || root >= size())
             throw Error(Errc::invalid_argument,
-                        "root " + std::to_string(root) + " is not a rank of this communicator of " + std::to_string(self().size()),
-                        {.operation = {}, .rank = self().world_rank()});
+                        "root " + std::to_string(root) + " is not a rank of this communicator of " + std::to_string(size()),
+                        {.operation = {}, .rank = engine_->own_world_rank()});
         return root;
     }
 
     void check_shard(Operation operation, const char* side, std::size_t count, std::size_t whole) const {
         check_handle();
-        const std::size_t shard = shard_range(whole, self().size(), self().rank()).size();
+        const std::size_t shard = shard_range(whole, size(), rank()).size();
         if (count != shard)
             refuse(operation, std::string("`") + side + "` must hold this rank's shard of " + std::to_string(whole) +
                                   " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count));

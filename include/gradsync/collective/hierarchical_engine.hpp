@@ -39,16 +39,16 @@ class HierarchicalEngine final : public collective::Engine, collective::Progress
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
     using Stage = AllReduceStages::Stage;
+    using Started = AllReduceStages::Started;
 
 public:
-    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: by
-    /// rank, the number of its machine. Collective over `flat`.
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`:
+    /// those of its ranks. Collective over `flat`.
     static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
-                                                       std::vector<int> machines) {
-        Machines which(std::move(machines));
-        if (which.fewest() == flat->size()) return local;
-        if (which.most() == 1) return flat;
-        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(which));
+                                                       Machines machines) {
+        if (machines.count() == 1) return local;
+        if (machines.most() == 1) return flat;
+        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
     }
 
     HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines machines)
@@ -74,22 +74,17 @@ public:
 
     std::uint64_t start(const Call& call) override {
         check_thread(call.operation);
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                if (world().failed()) break;
-                oldest = started_.first();
-                try {
-                    if (started_.size() < most_in_flight()) return begin(call);
-                } catch (const Error&) {
-                    if (!world().failed()) throw;
-                    break;
-                }
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            oldest = started_.first();
+            if (world().failed() || started_.size() == most_in_flight()) return std::nullopt;
+            try {
+                return begin(call);
+            } catch (const Error&) {
+                if (!world().failed()) throw;
+                return std::nullopt;
             }
-            wait(oldest);
-        }
-        throw_failure(call.operation);
+        });
     }
 
     void progress() noexcept override { try_advance(); }
@@ -150,10 +145,6 @@ private:
         return is_even() ? max_in_flight : std::min(max_in_flight, max_started_here / (static_cast<std::size_t>(shards()) + 1));
     }
 
-    struct Started : AllReduceStages::Started {
-        std::uint64_t met = 0;  ///< number of the collective in which all ranks say what they have started
-    };
-
     std::array<collective::Engine*, 5> engines() const noexcept {
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
     }
@@ -189,10 +180,7 @@ private:
         return started_.add([&](Started& started, std::uint64_t) {
             Call met = call;
             met.elsewhere = has_stages(call);
-            const std::uint64_t number = flat_->start(met);
-            started = {};
-            started.call = call;
-            started.met = number;
+            started = {.call = call, .met = flat_->start(met)};
         });
     }
 

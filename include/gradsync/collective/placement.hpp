@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -21,15 +21,18 @@ namespace gradsync::inline v0_2::detail {
 class Machines {
 public:
     /// `of_ranks`: by rank, the number of its machine.
-    explicit Machines(std::vector<int> of_ranks) : of_ranks_(std::move(of_ranks)), fewest_(static_cast<int>(of_ranks_.size())) {
-        for (const int machine : of_ranks_) {
-            const auto ranks = static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.end(), machine));
+    explicit Machines(std::vector<int> of_ranks = {}) : of_ranks_(std::move(of_ranks)), fewest_(size()) {
+        for (int r = 0; r < size(); ++r) {
+            const auto ranks = static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.end(), of(r)));
+            count_ += local_rank(r) == 0;
             fewest_ = std::min(fewest_, ranks);
             most_ = std::max(most_, ranks);
         }
     }
 
+    /// The number of ranks, and that of machines.
     int size() const noexcept { return static_cast<int>(of_ranks_.size()); }
+    int count() const noexcept { return count_; }
     /// The number of ranks on the machine with the fewest, and on that with the most.
     int fewest() const noexcept { return fewest_; }
     int most() const noexcept { return most_; }
@@ -39,10 +42,10 @@ public:
     int local_rank(int rank) const noexcept { return static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.begin() + rank, of(rank))); }
 
     /// The machines of a group's members.
-    std::vector<int> of(const collective::Group& group) const {
+    Machines of(const collective::Group& group) const {
         std::vector<int> machines;
         for (const int member : group.members) machines.push_back(of(member));
-        return machines;
+        return Machines(std::move(machines));
     }
     /// The members of a group that are on the machine of `rank`, by their local ranks.
     collective::Group here(const collective::Group& group, int rank) const {
@@ -66,7 +69,7 @@ public:
 
 private:
     std::vector<int> of_ranks_;
-    int fewest_, most_ = 0;
+    int count_ = 0, fewest_, most_ = 0;
 };
 
 /// The machines of the ranks that meet at a rendezvous. Processes are on one machine if they have the same host name and see one another.
@@ -80,6 +83,7 @@ struct Placement {
             std::int64_t domain = 0;
         };
         const auto places = bootstrap::exchange(meeting, Place{collective::ProcessIdentity::own(), host_of_this_process(), domain});
+        std::vector<int> of_ranks;  // the first rank on its machine names the machine
         for (int r = 0; r < size; ++r) {
             const Place& place = places[static_cast<std::size_t>(r)];
             one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
@@ -87,40 +91,29 @@ struct Placement {
             const auto first = std::find_if(places.begin(), places.end(), [&](const Place& p) {
                 return p.host == place.host && p.process.system == place.process.system && p.domain == place.domain;
             });
-            machines.push_back(static_cast<int>(first - places.begin()));
-            machine_count += machines.back() == r;
+            of_ranks.push_back(static_cast<int>(first - places.begin()));
             processes.push_back(place.process);
         }
-        for (int r = 0; r < size; ++r) {
-            if (machines[static_cast<std::size_t>(r)] != machines[static_cast<std::size_t>(rank)]) continue;
-            if (r == rank) rank_here = static_cast<int>(neighbours.size());
-            neighbours.push_back(r);
-        }
+        machines = Machines(std::move(of_ranks));
+        for (int r = 0; r < size; ++r)
+            if (machines.of(r) == machines.of(rank)) neighbours.push_back(r);
     }
 
     int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
 
-    std::vector<int> all() const {
-        std::vector<int> numbers(static_cast<std::size_t>(size));
-        std::iota(numbers.begin(), numbers.end(), 0);
-        return numbers;
-    }
+    std::vector<int> all() const { return collective::Group::of_all(size, rank).members; }
 
     int rank, size;
-    int rank_here = 0;
     std::vector<collective::ProcessIdentity> processes;  ///< by rank
-    std::vector<int> machines;                           ///< by rank: the first rank on its machine, which names the machine
-    std::vector<int> neighbours;                         ///< the ranks on this machine
-    int machine_count = 0;
-    bool one_machine = true;  ///< all ranks run on one machine, regardless of their domains
+    Machines machines;
+    std::vector<int> neighbours;  ///< the ranks on this machine
+    bool one_machine = true;      ///< all ranks run on one machine, regardless of their domains
 
 private:
     static std::uint64_t host_of_this_process() noexcept {
         char name[256] = {};
         if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
-        std::size_t length = 0;
-        while (name[length] != '\0') ++length;
-        return fnv1a(name, length);
+        return fnv1a(name, std::strlen(name));
     }
 };
 

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <string>
 #include <thread>
 
 #include "../core/math.hpp"
@@ -16,15 +16,21 @@ namespace gradsync::inline v0_2::collective {
 
 namespace detail {
 
+/// Reads the beginning of a file; returns its length, 0 if the file cannot be read.
+template <std::size_t size>
+std::size_t read_beginning(const char* path, char (&text)[size]) noexcept {
+    std::FILE* const file = std::fopen(path, "re");
+    if (file == nullptr) return 0;
+    const std::size_t length = std::fread(text, 1, size, file);
+    std::fclose(file);
+    return length;
+}
+
 /// Returns whether a process has died but its parent has not waited for it: it keeps its number until then.
 inline bool is_zombie(std::int64_t process) noexcept {
-    char path[48];
+    char path[48], text[256];
     std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(process));
-    std::FILE* const file = std::fopen(path, "re");
-    if (file == nullptr) return false;
-    char text[256] = {};
-    const std::size_t length = std::fread(text, 1, sizeof text - 1, file);
-    std::fclose(file);
+    const std::size_t length = read_beginning(path, text);
     // Format: "number (name) state ...". The name may contain anything, so the last parenthesis counts.
     std::size_t at = length;
     while (at > 0 && text[at - 1] != ')') --at;
@@ -44,11 +50,8 @@ struct ProcessIdentity {
         ProcessIdentity identity;
         identity.cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
         identity.number = ::getpid();
-        char text[128] = {};
-        std::FILE* const file = std::fopen("/proc/sys/kernel/random/boot_id", "re");
-        if (file == nullptr) return identity;
-        const std::size_t length = std::fread(text, 1, sizeof text, file);
-        std::fclose(file);
+        char text[128];
+        const std::size_t length = detail::read_beginning("/proc/sys/kernel/random/boot_id", text);
         if (length == 0) return identity;
         identity.machine = gradsync::detail::fnv1a(text, length);
         const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);

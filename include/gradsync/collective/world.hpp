@@ -2,9 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -96,9 +94,7 @@ public:
         }
         state_.code = static_cast<std::int32_t>(failure.code);
         state_.culprit = failure.culprit;
-        const std::size_t length = gradsync::detail::smaller(failure.message.size(), sizeof state_.message - 1);
-        std::memcpy(state_.message, failure.message.data(), length);
-        state_.message[length] = '\0';
+        state_.message[failure.message.copy(state_.message, sizeof state_.message - 1)] = '\0';
         state_.failed.store(written, std::memory_order_seq_cst);
         wait_queue.ring();
     }

@@ -63,6 +63,9 @@ public:
     StagingEngine(const StagingEngine&) = delete;
     StagingEngine& operator=(const StagingEngine&) = delete;
 
+    int rank() const noexcept { return host_.rank(); }
+    int size() const noexcept { return host_.size(); }
+    int own_world_rank() const noexcept { return rank(); }
     Host& host() noexcept { return host_; }
     std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
     std::size_t next_number() noexcept { return next_owner(host_); }
@@ -210,9 +213,8 @@ private:
         }
         const auto* const in = static_cast<const std::byte*>(call.in) + first * width;
         const bool in_place = divides(call.operation);
-        const int rank = host_.rank();
-        const bool reads = call.operation != Operation::broadcast || rank == call.root;
-        const bool writes = (call.operation != Operation::reduce && call.operation != Operation::gather) || rank == call.root;
+        const bool reads = call.operation != Operation::broadcast || rank() == call.root;
+        const bool writes = (call.operation != Operation::reduce && call.operation != Operation::gather) || rank() == call.root;
         const std::size_t in_bytes = piece.call.in_count * width, out_bytes = piece.call.out_count * width;
         make_room(piece.in_memory, in_bytes);
         if (!in_place) make_room(piece.out_memory, out_bytes);

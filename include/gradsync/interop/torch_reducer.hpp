@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,9 +58,10 @@ struct TorchParameters {
 };
 
 /// Calls `mark(i)` whenever autograd has accumulated the gradient of tensor i, until it is destroyed.
-template <class Mark>
 class TorchHooks {
 public:
+    using Mark = std::function<void(std::size_t)>;
+
     TorchHooks(const std::vector<at::Tensor>& tensors, Mark mark) : mark_(std::move(mark)) {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             if (!tensors[i].requires_grad()) continue;
@@ -76,18 +78,20 @@ public:
 
 private:
     struct Hook final : torch::autograd::FunctionPostHook {
-        Hook(Mark& mark_, std::size_t i_) : mark(mark_), i(i_) {}
+        Hook(const Mark& mark_, std::size_t i_) : mark(mark_), i(i_) {}
         torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                                   const torch::autograd::variable_list&) override {
             mark(i);
             return outputs;
         }
-        Mark& mark;
+        const Mark& mark;
         std::size_t i;
     };
+    /// A std::shared_ptr, or from libtorch 2.15 on a c10::intrusive_ptr.
+    using Node = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
-    Mark mark_;
-    std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, std::uintptr_t>> nodes_;
+    const Mark mark_;
+    std::vector<std::pair<Node, std::uintptr_t>> nodes_;
 };
 
 }  // namespace detail
@@ -122,7 +126,16 @@ public:
     TorchReducer(B comm, const torch::nn::Module& module, ReducerOptions options = {.gradients = GradientStorage::in_buckets},
                  Buckets buckets = {}, Overlap overlap = {})
         : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(), options, std::move(buckets),
-                       std::move(overlap)) {}
+                       std::move(overlap)) {
+        if (in_buckets_) move_into_buckets();
+        else
+            for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
+    }
+    /// Takes gradients that are in buckets from the module.
+    ~TorchReducer() {
+        for (std::size_t i = 0; in_buckets_ && i < homes_.size(); ++i)
+            if (homes_[i].defined()) tensors_[i].mutable_grad().reset();
+    }
 
     using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_gradients_by_norm, Base::clip_gradients_by_value,
         Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics;
@@ -157,39 +170,11 @@ private:
           tensors_(parameters.tensors),
           buffers_(std::move(buffers)),
           in_buckets_(options.gradients == GradientStorage::in_buckets),
-          homes_(tensors_, in_buckets_),
-          hooks_(tensors_, Mark{*this}) {
-        if (in_buckets_) move_into_buckets();
-        else
-            for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
-    }
-
-    struct Mark {
-        TorchReducer& reducer;
-        void operator()(std::size_t i) const {
-            reducer.settle(i);
-            reducer.mark_ready(i);
-        }
-    };
-
-    /// The memory of each gradient that the engine knows, as a tensor. If it is in buckets, the destructor takes it from the module.
-    class Homes {
-    public:
-        Homes(const std::vector<at::Tensor>& tensors, bool in_buckets)
-            : tensors_(tensors), in_buckets_(in_buckets), homes_(tensors.size()) {}
-        Homes(const Homes&) = delete;
-        Homes& operator=(const Homes&) = delete;
-        ~Homes() {
-            for (std::size_t i = 0; in_buckets_ && i < homes_.size(); ++i)
-                if (homes_[i].defined()) tensors_[i].mutable_grad().reset();
-        }
-        at::Tensor& operator[](std::size_t i) noexcept { return homes_[i]; }
-
-    private:
-        const std::vector<at::Tensor>& tensors_;
-        bool in_buckets_;
-        std::vector<at::Tensor> homes_;
-    };
+          homes_(tensors_.size()),
+          hooks_(tensors_, [this](std::size_t i) {
+              settle(i);
+              Base::mark_ready(i);
+          }) {}
 
     void move_into_buckets() {
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -219,8 +204,8 @@ private:
     std::vector<at::Tensor> tensors_;
     std::vector<at::Tensor> buffers_;
     bool in_buckets_;
-    Homes homes_;
-    detail::TorchHooks<Mark> hooks_;
+    std::vector<at::Tensor> homes_;  ///< the memory of each gradient that the engine knows
+    detail::TorchHooks hooks_;
 };
 
 template <class B>

@@ -135,15 +135,19 @@ private:
         settle(code, batch.function());
     }
 
-    static const std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
-        return static_cast<const std::byte*>(data) + index * size_of(dtype);
-    }
-    static std::byte* element(void* data, std::size_t index, DType dtype) noexcept {
-        return static_cast<std::byte*>(data) + index * size_of(dtype);
+    /// NCCL takes the address of what it only reads as a pointer to const.
+    static std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
+        return static_cast<std::byte*>(const_cast<void*>(data)) + index * size_of(dtype);
     }
 
     bool is_even(std::size_t whole) const noexcept { return whole % static_cast<std::size_t>(size_) == 0; }
-    ElementRange shard(std::size_t whole, int rank) const noexcept { return shard_range(whole, size_, rank); }
+
+    /// Calls `use(rank, range)` for the shards of a buffer that are not empty.
+    template <class Use>
+    void for_shards(std::size_t whole, Use&& use) const {
+        for (int r = 0; r < size_; ++r)
+            if (const ElementRange range = shard_range(whole, size_, r); range.size() != 0) use(r, range);
+    }
 
     // ------------------------------------------------------------------------------------------------------------ means
 
@@ -230,8 +234,8 @@ private:
                     batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclBroadcast");
                 break;
             case Operation::all_gather: all_gather(call, batch); break;
-            case Operation::gather: gather(call, batch); break;
-            case Operation::scatter: scatter(call, batch); break;
+            case Operation::gather:
+            case Operation::scatter: exchange_shards(call, batch); break;
             default: batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()), "ncclAllReduce");
         }
     }
@@ -247,11 +251,11 @@ private:
         if (is_even(whole))
             return batch.add(ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
                              "ncclReduceScatter");
-        for (int r = 0; r < size_; ++r)
-            if (const ElementRange own = shard(whole, r); own.size() != 0)
-                batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type,
-                                     operand.op, r, comm_.get(), stream()),
-                          "ncclReduce");
+        for_shards(whole, [&](int r, ElementRange own) {
+            batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type,
+                                 operand.op, r, comm_.get(), stream()),
+                      "ncclReduce");
+        });
     }
 
     void all_gather(const Call& call, Batch& batch) {
@@ -259,39 +263,31 @@ private:
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
         if (is_even(whole)) return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
-        for (int r = 0; r < size_; ++r)
-            if (const ElementRange part = shard(whole, r); part.size() != 0) {
-                void* const to = element(call.out, part.first, call.dtype);
-                batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
-            }
+        for_shards(whole, [&](int r, ElementRange part) {
+            void* const to = element(call.out, part.first, call.dtype);
+            batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
+        });
     }
 
-    void gather(const Call& call, Batch& batch) {
+    /// Gathers or scatters: the root exchanges shards with each other rank, and copies its own.
+    void exchange_shards(const Call& call, Batch& batch) {
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
-        if (rank_ != call.root) {
-            if (call.in_count != 0) batch.add(ncclSend(call.in, call.in_count, type, call.root, comm_.get(), stream()), "ncclSend");
-            return;
-        }
-        copy(element(call.out, shard(call.out_count, rank_).first, call.dtype), call.in, call.in_count * size_of(call.dtype));
-        for (int r = 0; r < size_; ++r)
-            if (const ElementRange part = shard(call.out_count, r); r != rank_ && part.size() != 0)
-                batch.add(ncclRecv(element(call.out, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()), "ncclRecv");
-    }
-
-    void scatter(const Call& call, Batch& batch) {
-        const ncclDataType_t type = nccl_type_to_move(call.dtype);
-        if (rank_ != call.root) {
-            if (call.out_count != 0) batch.add(ncclRecv(call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclRecv");
-            return;
-        }
-        copy(call.out, element(call.in, shard(call.in_count, rank_).first, call.dtype), call.out_count * size_of(call.dtype));
-        for (int r = 0; r < size_; ++r)
-            if (const ElementRange part = shard(call.in_count, r); r != rank_ && part.size() != 0)
-                batch.add(ncclSend(element(call.in, part.first, call.dtype), part.size(), type, r, comm_.get(), stream()), "ncclSend");
-    }
-
-    void copy(void* to, const void* from, std::size_t bytes) const {
-        if (bytes != 0 && to != from) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()), "cudaMemcpyAsync");
+        const bool gathers = call.operation == Operation::gather;
+        const auto send = [&](const void* from, std::size_t count, int to) {
+            if (count != 0) batch.add(ncclSend(from, count, type, to, comm_.get(), stream()), "ncclSend");
+        };
+        const auto receive = [&](void* to, std::size_t count, int from) {
+            if (count != 0) batch.add(ncclRecv(to, count, type, from, comm_.get(), stream()), "ncclRecv");
+        };
+        if (rank_ != call.root) return gathers ? send(call.in, call.in_count, call.root) : receive(call.out, call.out_count, call.root);
+        for_shards(gathers ? call.out_count : call.in_count, [&](int r, ElementRange part) {
+            std::byte* const at = element(gathers ? call.out : call.in, part.first, call.dtype);
+            if (r != rank_) return gathers ? receive(at, part.size(), r) : send(at, part.size(), r);
+            void* const to = gathers ? at : call.out;
+            if (const void* const from = gathers ? call.in : at; to != from)
+                cuda::check(cudaMemcpyAsync(to, from, part.size() * size_of(call.dtype), cudaMemcpyDeviceToDevice, stream()),
+                            "cudaMemcpyAsync");
+        });
     }
 
     NcclCommunicator comm_;

@@ -45,6 +45,16 @@ inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
     return ops[static_cast<std::size_t>(op)];
 }
 
+/// Calls `done()` again and again; returns whether it was true before the deadline.
+template <class Done>
+bool poll_until(std::chrono::steady_clock::time_point deadline, std::chrono::nanoseconds pause, Done&& done) {
+    while (!done()) {
+        if (std::chrono::steady_clock::now() >= deadline) return false;
+        std::this_thread::sleep_for(pause);
+    }
+    return true;
+}
+
 /// An error that NCCL reported, perhaps because another rank is gone.
 struct NcclError : Error {
     using Error::Error;
@@ -88,18 +98,12 @@ public:
         return made;
     }
 
-    /// Wraps a communicator that the caller keeps.
-    static NcclCommunicator attach(ncclComm_t comm) noexcept {
-        NcclCommunicator attached;
-        attached.comm_ = comm;
-        attached.owns_ = false;
-        return attached;
-    }
-    /// Wraps a communicator and takes ownership.
-    static NcclCommunicator take_ownership(ncclComm_t comm) noexcept {
-        NcclCommunicator taken;
-        taken.comm_ = comm;
-        return taken;
+    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
+    static NcclCommunicator adopt(ncclComm_t comm, bool takes_ownership) noexcept {
+        NcclCommunicator adopted;
+        adopted.comm_ = comm;
+        adopted.owns_ = takes_ownership;
+        return adopted;
     }
 
     NcclCommunicator(NcclCommunicator&& other) noexcept
@@ -109,7 +113,7 @@ public:
         if (comm_ == nullptr || !owns_) return;
         if (finalise()) ncclCommDestroy(comm_);
         else abort();
-        wait_for_abort(patience);
+        poll_until(Clock::now() + patience, std::chrono::milliseconds(1), [this] { return !is_aborting(); });
     }
 
     ncclComm_t get() const noexcept { return comm_; }
@@ -155,7 +159,7 @@ public:
         }
         comm_ = nullptr;
     }
-    bool aborted() const noexcept { return comm_ == nullptr && (!aborting_ || aborting_->load(std::memory_order_acquire)); }
+    bool aborted() const noexcept { return comm_ == nullptr && !is_aborting(); }
 
 private:
     static constexpr std::chrono::seconds patience{5};
@@ -169,11 +173,7 @@ private:
         }
         return code == ncclSuccess;
     }
-    void wait_for_abort(std::chrono::seconds limit) const noexcept {
-        for (const auto deadline = Clock::now() + limit;
-             aborting_ && !aborting_->load(std::memory_order_acquire) && Clock::now() < deadline;)
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    bool is_aborting() const noexcept { return aborting_ && !aborting_->load(std::memory_order_acquire); }
 
     ncclComm_t comm_ = nullptr;
     bool owns_ = true;

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "../collective/deadline.hpp"
 #include "../collective/engine.hpp"
@@ -24,7 +23,6 @@
 #include "../core/math.hpp"
 #include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
-#include "allocator.hpp"
 #include "channel.hpp"
 #include "communicator.hpp"
 #include "memory.hpp"
@@ -67,14 +65,12 @@ public:
     /// Waits for work on the stream, up to the time limit, then aborts it.
     ~NcclEngine() override {
         world().hooks().dismiss(*this);
-        const auto deadline = Clock::now() + timeout();
-        while (!world().failed() && !is_idle(channel_.stream()) && Clock::now() < deadline) {
-            {
-                const std::lock_guard lock(mutex_);
-                if (started_.first() != issued_) has_failed_in_nccl();
-            }
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-        }
+        poll_until(Clock::now() + timeout(), std::chrono::microseconds(50), [this] {
+            if (world().failed() || is_idle(channel_.stream())) return true;
+            const std::lock_guard lock(mutex_);
+            if (started_.first() != issued_) has_failed_in_nccl();
+            return false;
+        });
         const std::lock_guard lock(mutex_);
         if (world().failed() || !is_idle(channel_.stream())) channel_.communicator().abort();
     }
@@ -113,22 +109,15 @@ public:
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
         if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation));
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                if (started_.size() == slots) advance();
-                if (world().failed()) break;
-                if (started_.size() < slots) {
-                    const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) { started.call = call; });
-                    if (open_groups_ == 0) issue();
-                    return n;
-                }
-                oldest = started_.first();
-            }
-            wait(oldest);
-        }
-        throw_failure(call.operation);
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            if (started_.size() == slots) advance();
+            oldest = started_.first();
+            if (world().failed() || started_.size() == slots) return std::nullopt;
+            const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) { started.call = call; });
+            if (open_groups_ == 0) issue();
+            return n;
+        });
     }
 
     void progress() noexcept override { try_advance(); }
@@ -229,16 +218,11 @@ public:
     }
     /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, for `patience` at most.
     void become_quiet() noexcept {
-        const auto deadline = Clock::now() + patience;
-        for (;;) {
-            {
-                std::lock_guard lock(mutex_);
-                abort();
-                if (channel_.communicator().aborted() && is_idle(channel_.stream())) return;
-            }
-            if (Clock::now() > deadline) return;
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-        }
+        poll_until(Clock::now() + patience, std::chrono::microseconds(100), [this] {
+            std::lock_guard lock(mutex_);
+            abort();
+            return channel_.communicator().aborted() && is_idle(channel_.stream());
+        });
     }
     bool is_idle() const noexcept { return is_idle(compute_stream()) && is_idle(channel_.stream()); }
 

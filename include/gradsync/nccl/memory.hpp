@@ -6,10 +6,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "../collective/engine.hpp"
+#include "../core/clock.hpp"
+#include "../core/error.hpp"
+#include "../core/leak_until_exit.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
 
@@ -110,6 +117,136 @@ private:
 };
 
 #endif
+
+/// Allocates memory that is registered with an NCCL communicator, and takes it back. The engine that has the communicator must provide:
+///
+/// - `control()`, `world()`, `rank()`, `world_rank(r)`, `timeout()`: the ranks, on the host
+/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`, for NCCL's calls, is
+///   false after a failure. At the deadline it is false too, and fails the world with a time-out in `what`
+/// - `fail_on_device(what, why)`: fails the world, unless it has failed already; called in an exception handler
+/// - `become_quiet()`: after a failure, waits until nothing touches memory any more
+/// - `is_idle()`: is all work on the streams complete?
+/// - `Engine::patience`: how long to wait for the streams after a failure
+/// - `shared_from_this()`: memory keeps the engine alive; if the communicator is the user's, only the engine can deregister memory
+template <class Engine>
+class NcclAllocator {
+    using Clock = std::chrono::steady_clock;
+
+public:
+    explicit NcclAllocator(NcclMemoryChoice choice) : choice_(std::move(choice)) {}
+
+    /// The kind of memory that `allocate` returns from now on; it becomes a lesser kind if NCCL had no window. Needs the engine's lock, as
+    /// does `describe`.
+    const NcclMemoryChoice& choice() const noexcept { return choice_; }
+    /// "buckets in symmetric windows" or another kind, and why; "" for plain memory, if that was requested.
+    std::string describe() const {
+        if (choice_.kind == NcclMemory::plain && choice_.why.empty()) return "";
+        return "buckets in " + std::string(gradsync::name_of(choice_.kind)) + (choice_.why.empty() ? "" : ", as " + choice_.why);
+    }
+
+    /// Returns zeroed memory. Collective. For registered memory and windows: if the ranks ask for different sizes, all throw
+    /// Error(parameter_mismatch) and may go on; a rank that has no memory or stays away is fatal to the world. Plain memory is allocated
+    /// without a check.
+    collective::Memory allocate(Engine& engine, std::size_t bytes) {
+        if (bytes == 0) return {};
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+        if (choice_.kind != NcclMemory::plain) return allocate_registered(engine, bytes);
+#endif
+        return collective::Memory::of(cuda::DeviceMemory(bytes));
+    }
+
+private:
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+    static constexpr const char* return_name = "giving back memory";
+
+    /// The ranks meet on the host first, because NCCL would wait for a missing rank without naming it.
+    collective::Memory allocate_registered(Engine& engine, std::size_t bytes) {
+        const std::string what = "allocate(" + std::to_string(bytes) + " bytes)";
+        std::shared_ptr<RegisteredMemory> memory;
+        std::vector<std::uint64_t> sizes;
+        try {
+            memory = std::make_shared<RegisteredMemory>(bytes);
+            sizes = engine.control()->exchange(std::uint64_t{bytes});
+            if (first_unlike(sizes) == 0) register_everywhere(engine, *memory, what);
+        } catch (const std::exception& error) {
+            engine.fail_on_device(what, error.what());
+            const collective::Failure failure = engine.world().failure();
+            engine.control()->fail(failure);  // tells the other ranks
+            engine.become_quiet();            // NCCL may still use the memory
+            const int self = engine.world_rank(engine.rank());
+            const std::string where = failure.message.find(what) == std::string::npos ? "in " + what + ": " : "";
+            throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
+                        {.operation = "allocate", .rank = self, .peer = failure.culprit});
+        }
+        if (const std::size_t r = first_unlike(sizes); r != 0) refuse_sizes(engine, sizes[0], sizes[r], static_cast<int>(r));
+        void* const data = memory->data();
+        return collective::Memory(
+            std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
+    }
+
+    /// The first rank whose number differs from that of rank 0; 0 if there is none.
+    static std::size_t first_unlike(const std::vector<std::uint64_t>& numbers) noexcept {
+        for (std::size_t r = 1; r < numbers.size(); ++r)
+            if (numbers[r] != numbers[0]) return r;
+        return 0;
+    }
+
+    [[noreturn]] static void refuse_sizes(Engine& engine, std::uint64_t first, std::uint64_t other, int r) {
+        throw Error(Errc::parameter_mismatch,
+                    "allocate: rank " + std::to_string(engine.world_rank(0)) + " asks for " + std::to_string(first) + " bytes, rank " +
+                        std::to_string(engine.world_rank(r)) + " for " + std::to_string(other) +
+                        "; all ranks must allocate the same, in the same order",
+                    {.operation = "allocate", .rank = engine.world_rank(engine.rank()), .peer = engine.world_rank(r)});
+    }
+
+    void register_everywhere(Engine& engine, RegisteredMemory& memory, const std::string& what) {
+        const auto deadline = Clock::now() + engine.timeout();
+        if (choice_.kind == NcclMemory::windows) {
+            bool opened = false;
+            engine.with_communicator(deadline, what, [&](NcclCommunicator& comm, auto&& wanted) {
+                if (!engine.world().failed()) opened = memory.open_window(comm, wanted);
+            });
+            bool all = true;
+            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
+            if (!all)
+                engine.with_communicator(deadline, what, [&](NcclCommunicator& comm, auto&& wanted) {
+                    memory.forget(comm, wanted);
+                    choice_ = {NcclMemory::registered, "NCCL has no window for them here; NCCL_DEBUG=INFO tells why"};
+                });
+        }
+        if (choice_.kind == NcclMemory::registered)
+            engine.with_communicator(deadline, what, [&](NcclCommunicator& comm, auto&& wanted) {
+                if (!engine.world().failed()) memory.enlist(comm, wanted);
+            });
+    }
+
+    /// Unlike cudaFree, NCCL does not wait for the device, and work on a stream may still be running. If it does not end in time, the
+    /// memory is leaked.
+    static void take_back(Engine& engine, const std::shared_ptr<RegisteredMemory>& memory) noexcept {
+        if (!wait_until_idle(engine)) return leak_until_exit(memory);
+        try {
+            const auto deadline = Clock::now() + engine.timeout();
+            engine.with_communicator(deadline, return_name, [&](NcclCommunicator& comm, auto&& wanted) {
+                // After a failure the communicator was aborted, which ends the registration.
+                if (!engine.world().failed()) memory->forget(comm, wanted);
+            });
+        } catch (const std::exception& error) {
+            engine.fail_on_device(return_name, error.what());
+        }
+    }
+
+    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are not idle then.
+    static bool wait_until_idle(Engine& engine) noexcept {
+        constexpr std::chrono::microseconds pause(50);
+        const bool idle = poll_until(Clock::now() + engine.timeout(), pause, [&] { return engine.world().failed() || engine.is_idle(); });
+        if (!engine.world().failed()) return idle;
+        engine.become_quiet();
+        return poll_until(Clock::now() + Engine::patience, pause, [&] { return engine.is_idle(); });
+    }
+#endif
+
+    NcclMemoryChoice choice_;
+};
 
 }  // namespace detail
 

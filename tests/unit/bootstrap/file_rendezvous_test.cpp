@@ -3,10 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "support/says.hpp"
 #include "support/temporary_directory.hpp"
@@ -56,6 +59,22 @@ TEST_CASE("FileRendezvous: ranks that were told different world sizes") {
     rank_0.join();
     CHECK(says(second, "rank 0 was told that there are 2 ranks, this one that there are 3"));
     CHECK(says(first, "rank 1 did not arrive"));
+}
+
+TEST_CASE("FileRendezvous: an exchange names all ranks that did not come in time, and a rank that has left") {
+    const gradsync_test::TemporaryDirectory folder;
+    std::atomic<bool> over{false};
+    std::vector<std::thread> others;
+    for (const int rank : {1, 2})
+        others.emplace_back([&, rank] {
+            FileRendezvous rendezvous(folder.file("meeting"), rank, 3, {.timeout = 10s});
+            while (!over) std::this_thread::sleep_for(1ms);
+        });
+    FileRendezvous rendezvous(folder.file("meeting"), 0, 3, {.timeout = 1s});
+    CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "ranks 1, 2 did not come to all_gather-0 within 1 s"));
+    over = true;
+    for (std::thread& other : others) other.join();
+    CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "rank 1 left before all_gather-1"));
 }
 
 TEST_CASE("FileRendezvous: what cannot be meant is refused") {

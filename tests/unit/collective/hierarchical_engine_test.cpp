@@ -5,7 +5,7 @@
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
 #include <gradsync/collective/connect.hpp>
 #include <gradsync/collective/hierarchical_engine.hpp>
-#include <gradsync/collective/messages/tcp_engine.hpp>
+#include <gradsync/collective/messages/tcp_transport.hpp>
 
 #include <doctest/doctest.h>
 
@@ -42,7 +42,7 @@ std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines,
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
         const auto connection = gs::detail::connect(
             rendezvous, placement, {.timeout = 30s, .shared_memory = true, .reproducible = false},
-            [&] { return gs::detail::make_tcp_transport(rendezvous, 10s); }, [](auto&) { return std::string(); });
+            [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); }, [](auto&) { return std::string(); });
         if (connection.paths.describe().find("share memory on each machine") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
     });

@@ -3,12 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <mutex>
 #include <span>
-#include <system_error>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "../../bootstrap/reception.hpp"
@@ -30,7 +26,7 @@ public:
     Lifeline(const Lifeline&) = delete;
     Lifeline& operator=(const Lifeline&) = delete;
     ~Lifeline() {
-        for (Line& line : lines_) hang_up(line);
+        for (net::Link& line : lines_) hang_up(line);
     }
 
     /// Begins to listen, on all of this machine's networks.
@@ -51,25 +47,8 @@ public:
             if (apart(next)) after.push_back(next);
             if (apart(previous)) before.push_back(previous);
         }
-        std::vector<Line> heard;
-        const auto deadline = Clock::now() + limit;
-        std::thread answering;
-        struct Joined {  // joins on every path, before the data of the thread goes
-            std::thread& thread;
-            ~Joined() {
-                if (thread.joinable()) thread.join();
-            }
-        } const joined{answering};
-        try {
-            answering = std::thread([&] { heard = answer(before, deadline); });
-        } catch (const std::system_error&) {  // no thread can be started: the calling ranks are not watched
-        }
-        for (const int other : after)
-            if (net::Socket socket = net::call(all[static_cast<std::size_t>(other)], rank, limit / 4))
-                lines_.push_back({other, std::move(socket)});
-        if (answering.joinable()) answering.join();
-        for (Line& line : heard) lines_.push_back(std::move(line));
-        for (const Line& line : lines_) line.socket.keep_alive(std::chrono::seconds(30));
+        lines_ = net::connect(reception_, all, rank, after, before, limit, limit / 4);
+        for (const net::Link& line : lines_) line.socket.keep_alive(std::chrono::seconds(30));
         reception_.close();
         return after.size() + before.size();
     }
@@ -78,7 +57,7 @@ public:
     bool lost(int rank) noexcept {
         std::lock_guard lock(mutex_);
         bool gone = std::find(lost_.begin(), lost_.end(), rank) != lost_.end();
-        for (Line& line : lines_) {
+        for (net::Link& line : lines_) {
             if (line.rank != rank || !line.socket) continue;
             char word = 0;
             const ssize_t got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT);
@@ -95,33 +74,14 @@ public:
     std::size_t lines() const noexcept { return lines_.size(); }
 
 private:
-    using Clock = net::Clock;
-
-    struct Line {
-        int rank;
-        net::Socket socket;
-    };
-
-    static void hang_up(const Line& line) noexcept {
+    static void hang_up(const net::Link& line) noexcept {
         const char word = 'b';
         if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 
-    /// Returns the connections of the ranks that call.
-    std::vector<Line> answer(const std::vector<int>& expected, Clock::time_point deadline) const {
-        std::vector<Line> heard;
-        while (heard.size() < expected.size()) {
-            auto [socket, caller] = reception_.answer(
-                deadline, [&](std::int64_t number) { return std::find(expected.begin(), expected.end(), number) != expected.end(); });
-            if (!socket) break;
-            heard.push_back({static_cast<int>(caller), std::move(socket)});
-        }
-        return heard;
-    }
-
     net::Reception reception_;
     std::mutex mutex_;
-    std::vector<Line> lines_;
+    std::vector<net::Link> lines_;
     std::vector<int> lost_;
 };
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "../../core/clock.hpp"
+#include "../../core/leak_until_exit.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../deadline.hpp"
 #include "../engine.hpp"
 #include "../in_flight.hpp"
-#include "known_memory.hpp"
 #include "message_failure_detector.hpp"
 #include "message_world.hpp"
 #include "pending_collective.hpp"
@@ -27,6 +27,7 @@
 namespace gradsync::inline v0_2::message_passing {
 
 using collective::Failure;
+using gradsync::detail::leak_until_exit;
 
 /// A communicator of ranks that send one another messages, for buffers in any memory.
 ///

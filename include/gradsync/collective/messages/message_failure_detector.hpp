@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,16 +33,17 @@ public:
             return {.ranks = std::move(missing),
                     .did = pending.waits_for_hub() ? Did::not_answer : Did::not_start,
                     .certain = !pending.waits_for_hub()};
-        std::vector<int> late, to_look, perhaps;
+        std::vector<int> late;
+        auto worst = Round::Debt::none;
         for (int r = 0; r < size(); ++r) {
-            const Rounds::Debts debts = rounds_.debts(pending, r);
-            if (pending.owes(r) || debts.own) late.push_back(world_rank(r));
-            if (debts.look) to_look.push_back(world_rank(r));
-            if (debts.result) perhaps.push_back(world_rank(r));
+            const Round::Debt debt = pending.owes(r) ? Round::Debt::contribution : rounds_.debt(pending, r);
+            if (debt > worst) late.clear();
+            worst = std::max(worst, debt);
+            if (debt == worst) late.push_back(world_rank(r));
         }
-        if (!late.empty()) return {.ranks = std::move(late), .did = Did::not_go_on};
-        if (!to_look.empty()) return {.ranks = std::move(to_look), .did = Did::not_go_on};
-        return {.ranks = perhaps.size() == 1 ? std::move(perhaps) : std::vector<int>(), .did = Did::not_go_on, .certain = false};
+        const bool certain = worst > Round::Debt::result;
+        if (worst == Round::Debt::none || (!certain && late.size() > 1)) late.clear();
+        return {.ranks = std::move(late), .did = Did::not_go_on, .certain = certain};
     }
 
     /// Ends the world if a rank does not start `oldest`, the first incomplete collective, because it has left or died. Opens files, and may

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,7 +19,6 @@
 #include "../../core/clock.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
-#include "known_memory.hpp"
 #include "lifeline.hpp"
 #include "transport.hpp"
 
@@ -38,7 +37,7 @@ public:
         std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
         std::shared_ptr<State> state = std::make_shared<State>(),
         std::shared_ptr<collective::ProgressHooks> hooks = std::make_shared<collective::ProgressHooks>()) {
-        retired().sweep();
+        sweep();
         return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(hooks)),
                 [](MessageWorld* world) { world->retire(); }};
     }
@@ -58,13 +57,6 @@ public:
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
                !(lifeline_ && lifeline_->lost(world_rank));
-    }
-
-    /// The first rank on the same machine as `world_rank`, as far as processes see one another.
-    int machine_of(int world_rank) const noexcept {
-        const collective::ProcessIdentity& own = processes_[static_cast<std::size_t>(world_rank)];
-        const auto first = std::find_if(processes_.begin(), processes_.end(), [&](const auto& p) { return p.system == own.system; });
-        return static_cast<int>(first - processes_.begin());
     }
 
     /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
@@ -117,22 +109,19 @@ public:
 
     /// Tells the members of a communicator that this rank will start no collective from number `next` on. Requires the mutex.
     void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
-        ControlMessage message = header(ControlMessage::has_left);
-        message.communicator = communicator;
-        message.next = next;
         for (const int member : members)
-            if (member != transport_->rank() && !left(communicator, member)) post(member, message, offsetof(ControlMessage, text));
+            if (member != transport_->rank() && !left(communicator, member))
+                post(member, {.next = next, .kind = ControlMessage::has_left, .communicator = communicator});
     }
 
     /// Returns the number from which on `member` starts nothing more, once it has said so. Requires the mutex.
     std::optional<std::uint64_t> left(int communicator, int member) const noexcept {
-        for (const Leaver& leaver : leavers_)
-            if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
-        return std::nullopt;
+        const auto leaver = leavers_.find({communicator, member});
+        return leaver == leavers_.end() ? std::nullopt : std::optional(leaver->second);
     }
     /// Forgets which ranks left a communicator that is gone. Requires the mutex.
     void forget(int communicator) noexcept {
-        std::erase_if(leavers_, [&](const Leaver& leaver) { return leaver.communicator == communicator; });
+        std::erase_if(leavers_, [&](const auto& leaver) { return leaver.first.first == communicator; });
     }
 
 private:
@@ -147,25 +136,13 @@ private:
         listen();
     }
 
-    /// Worlds without owners.
-    class Retired {
-    public:
-        void add(MessageWorld* world) {
-            std::lock_guard lock(mutex_);
-            worlds_.emplace_back(world);
-        }
-        void sweep() noexcept {
-            std::lock_guard lock(mutex_);
-            std::erase_if(worlds_, [](const auto& world) { return world->is_quiet(); });
-        }
-
-    private:
-        std::mutex mutex_;
-        std::vector<std::unique_ptr<MessageWorld>> worlds_;
-    };
-    static Retired& retired() {
-        static auto& only = *new Retired;  // never destroyed: threads may outlive static objects
-        return only;
+    /// Destroys the worlds without owners that are quiet by now, and keeps another one.
+    static void sweep(MessageWorld* another = nullptr) {
+        static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
+        static auto& worlds = *new std::vector<std::unique_ptr<MessageWorld>>;
+        std::lock_guard lock(mutex);
+        std::erase_if(worlds, [](const auto& world) { return world->is_quiet(); });
+        if (another != nullptr) worlds.emplace_back(another);
     }
 
     void retire() noexcept {
@@ -176,14 +153,13 @@ private:
                 std::lock_guard lock(mutex());
                 // Ranks that have said good-bye still wait for this rank's.
                 for (int r = 0; r < transport_->size(); ++r)
-                    if (r != transport_->rank() && alive(r)) post(r, header(ControlMessage::is_gone), offsetof(ControlMessage, text));
+                    if (r != transport_->rank() && alive(r)) post(r, {.kind = ControlMessage::is_gone});
                 poll();
             } catch (const std::exception&) {
                 // The world stays, then.
             }
         }
-        retired().sweep();
-        retired().add(this);
+        sweep(this);
     }
 
     /// Will no more messages come, and have all arrived?
@@ -214,24 +190,14 @@ private:
         Transport::Ticket ticket;
         int rank;
     };
-    struct Leaver {
-        int communicator;
-        int rank;
-        std::uint64_t next;
-    };
 
     /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
-    ControlMessage header(ControlMessage::Kind kind) const noexcept {
-        ControlMessage message;
-        message.kind = kind;
-        message.sender = transport_->rank();
-        return message;
-    }
-
-    void post(int rank, const ControlMessage& message, std::size_t bytes) {
+    void post(int rank, const ControlMessage& message) {
         auto copy = std::make_shared<ControlMessage>(message);
+        copy->sender = transport_->rank();
+        const std::size_t bytes = offsetof(ControlMessage, text) + std::strlen(copy->text) + 1;
         const Transport::Ticket ticket = transport_->send(rank, Transport::control_stream, copy.get(), bytes);
         outgoing_.push_back({std::move(copy), ticket, rank});
     }
@@ -239,13 +205,11 @@ private:
     void send_failure() {
         announced_.store(true, std::memory_order_relaxed);
         const collective::Failure failure = this->failure();
-        ControlMessage message = header(ControlMessage::has_failed);
-        message.code = static_cast<std::int32_t>(failure.code);
-        message.culprit = failure.culprit;
-        const std::size_t length = std::min(failure.message.size(), sizeof message.text - 1);
-        std::memcpy(message.text, failure.message.data(), length);
+        ControlMessage message{
+            .kind = ControlMessage::has_failed, .code = static_cast<std::int32_t>(failure.code), .culprit = failure.culprit};
+        failure.message.copy(message.text, sizeof message.text - 1);
         for (int r = 0; r < transport_->size(); ++r)
-            if (r != transport_->rank() && listens(r)) post(r, message, offsetof(ControlMessage, text) + length + 1);
+            if (r != transport_->rank() && listens(r)) post(r, message);
     }
 
     void take_in(const ControlMessage& message) {
@@ -253,7 +217,7 @@ private:
             announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
             fail({static_cast<Errc>(message.code), message.culprit, message.text});
         } else if (message.kind == ControlMessage::has_left) {
-            leavers_.push_back({message.communicator, message.sender, message.next});
+            leavers_.emplace(std::pair(message.communicator, message.sender), message.next);
         } else {
             gone_[static_cast<std::size_t>(message.sender)] = true;
         }
@@ -274,8 +238,8 @@ private:
     std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     std::vector<Outgoing> outgoing_;
-    std::vector<Leaver> leavers_;
-    std::vector<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
+    std::map<std::pair<int, int>, std::uint64_t> leavers_;  ///< communicator and rank, which starts nothing more from this number on
+    std::vector<bool> gone_;                                ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

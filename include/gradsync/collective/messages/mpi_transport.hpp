@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -45,13 +44,10 @@ public:
         MPI_Query_thread(&thread_level_);
         last_stream_ = bootstrap::liveness_tag() - 1;
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
-        MPI_Comm_create_keyval(
-            MPI_COMM_NULL_COPY_FN,
-            [](MPI_Comm, int, void* self, void*) {
-                static_cast<MpiTransport*>(self)->close();
-                return static_cast<int>(MPI_SUCCESS);
-            },
-            &key_, nullptr);
+        key_ = bootstrap::make_key([](MPI_Comm, int, void* self, void*) {
+            static_cast<MpiTransport*>(self)->close();
+            return static_cast<int>(MPI_SUCCESS);
+        });
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
@@ -89,12 +85,12 @@ public:
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
-        const Ticket ticket = new_ticket(false);
+        const Ticket ticket = tickets_.add({.receives = false});
         begin_send(ticket, rank, stream, data, bytes);
         return ticket;
     }
     Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
-        const Ticket ticket = new_ticket(true);
+        const Ticket ticket = tickets_.add({.receives = true});
         begin_receive(ticket, rank, stream, data, bytes);
         return ticket;
     }
@@ -125,34 +121,34 @@ public:
         std::size_t kept = 0;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) {
-                --entries_[tickets_[i]].open;
+                --tickets_[request_tickets_[i]].open;
             } else {
                 requests_[kept] = requests_[i];
-                tickets_[kept++] = tickets_[i];
+                request_tickets_[kept++] = request_tickets_[i];
             }
         }
         requests_.resize(kept);
-        tickets_.resize(kept);
+        request_tickets_.resize(kept);
         check_mpi(code, "MPI_Testsome");
         return true;
     }
 
     bool finish(Ticket ticket) override {
-        if (entries_[ticket].open != 0) return false;
-        free_.push_back(ticket);
+        if (tickets_[ticket].open != 0) return false;
+        tickets_.remove(ticket);
         return true;
     }
 
     bool give_up(Ticket ticket) noexcept override {
-        for (std::size_t i = requests_.size(); i-- > 0 && entries_[ticket].open != 0;) {
-            if (tickets_[i] != ticket) continue;
+        for (std::size_t i = requests_.size(); i-- > 0 && tickets_[ticket].open != 0;) {
+            if (request_tickets_[i] != ticket) continue;
             int over = 0;
-            if (entries_[ticket].receives) MPI_Cancel(&requests_[i]);
+            if (tickets_[ticket].receives) MPI_Cancel(&requests_[i]);
             MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
             if (!over) return false;  // the request stays, and so does the communicator
             requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(i));
-            tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
-            --entries_[ticket].open;
+            request_tickets_.erase(request_tickets_.begin() + static_cast<std::ptrdiff_t>(i));
+            --tickets_[ticket].open;
         }
         return finish(ticket) && !orphans_;
     }
@@ -169,7 +165,7 @@ private:
     /// `begin(ticket, from, part)`: begins the part at byte `from`.
     template <class Begin>
     Ticket for_parts(bool receives, std::size_t bytes, Begin&& begin) {
-        const Ticket ticket = new_ticket(receives);
+        const Ticket ticket = tickets_.add({.receives = receives});
         const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
         try {
             for (std::size_t from = 0; from < bytes; from += part) begin(ticket, from, part);
@@ -200,28 +196,17 @@ private:
     /// Reserves room for one more request before it begins: a request that has begun must be on record.
     void make_room() {
         if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
-        if (tickets_.size() == tickets_.capacity()) tickets_.reserve(2 * tickets_.size() + 16);
+        if (request_tickets_.size() == request_tickets_.capacity()) request_tickets_.reserve(2 * request_tickets_.size() + 16);
     }
     void enlist(MPI_Request request, Ticket ticket) noexcept {
         requests_.push_back(request);
-        tickets_.push_back(ticket);
-        ++entries_[ticket].open;
-    }
-
-    Ticket new_ticket(bool receives) {
-        if (free_.empty()) {
-            free_.push_back(static_cast<Ticket>(entries_.size()));
-            entries_.emplace_back();
-        }
-        const Ticket ticket = free_.back();
-        free_.pop_back();
-        entries_[ticket] = {receives, 0};
-        return ticket;
+        request_tickets_.push_back(ticket);
+        ++tickets_[ticket].open;
     }
 
     void close() noexcept {
         closed_.store(true, std::memory_order_relaxed);
-        for (std::size_t i = requests_.size(); i-- > 0; i = std::min(i, requests_.size())) give_up(tickets_[i]);
+        for (std::size_t i = requests_.size(); i-- > 0; i = std::min(i, requests_.size())) give_up(request_tickets_[i]);
     }
 
     MPI_Comm comm_;
@@ -235,11 +220,10 @@ private:
     std::atomic<bool> closed_{false};  ///< MPI was finalised
     bool orphans_ = false;             ///< a message without a ticket may use a caller's memory for good
 
-    std::vector<Entry> entries_;  ///< by ticket
-    std::vector<Ticket> free_;
-    std::vector<MPI_Request> requests_;  ///< requests that are not over
-    std::vector<Ticket> tickets_;        ///< tickets of these requests
-    std::vector<int> finished_;          ///< scratch
+    message_passing::TicketBook<Entry> tickets_;
+    std::vector<MPI_Request> requests_;    ///< requests that are not over
+    std::vector<Ticket> request_tickets_;  ///< tickets of these requests
+    std::vector<int> finished_;            ///< scratch
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -14,7 +14,6 @@
 #include "../../core/shard_range.hpp"
 #include "../call.hpp"
 #include "../combine.hpp"
-#include "known_memory.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {

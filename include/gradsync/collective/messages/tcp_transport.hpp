@@ -3,18 +3,23 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../../bootstrap/reception.hpp"
+#include "../../bootstrap/rendezvous.hpp"
 #include "../../bootstrap/socket.hpp"
 #include "../../core/clock.hpp"
+#include "../../core/error.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -40,22 +45,18 @@ public:
     bool lost(int rank) const noexcept override { return peers_[at(rank)].lost; }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
-        const Ticket ticket = new_ticket();
         Peer& peer = peers_[at(rank)];
-        if (peer.lost) {
-            entries_[ticket].done = true;
-            return ticket;
-        }
-        Outgoing outgoing{.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
-                          .data = static_cast<const std::byte*>(data),
-                          .ticket = ticket};
-        peer.outgoing.push_back(std::move(outgoing));
+        const Ticket ticket = tickets_.add({.done = peer.lost});
+        if (peer.lost) return ticket;
+        peer.outgoing.push_back({.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
+                                 .data = static_cast<std::byte*>(const_cast<void*>(data)),
+                                 .ticket = ticket});
         if (peer.outgoing.size() == 1) push(peer);
         return ticket;
     }
 
     Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
-        const Ticket ticket = new_ticket();
+        const Ticket ticket = tickets_.add({});
         Inbox& inbox = inbox_of(rank, stream);
         const Posted posted{static_cast<std::byte*>(data), bytes, ticket};
         if (inbox.kept.empty()) {
@@ -63,9 +64,8 @@ public:
         } else {
             const std::vector<std::byte> message = std::move(inbox.kept.front());
             inbox.kept.pop_front();
-            check_room(message.size(), posted);
-            if (!message.empty()) std::memcpy(posted.data, message.data(), message.size());
-            entries_[ticket].done = true;
+            copy(message, posted);
+            tickets_[ticket].done = true;
         }
         return ticket;
     }
@@ -88,34 +88,23 @@ public:
     }
 
     bool finish(Ticket ticket) override {
-        if (!entries_[ticket].done) return false;
-        free_.push_back(ticket);
+        if (!tickets_[ticket].done) return false;
+        tickets_.remove(ticket);
         return true;
     }
 
     /// Messages that are half sent or half received go on in memory of their own.
     bool give_up(Ticket ticket) noexcept override {
-        if (entries_[ticket].done) return finish(ticket);
-        entries_[ticket].done = true;
+        if (tickets_[ticket].done) return finish(ticket);
+        tickets_[ticket].done = true;
         for (Peer& peer : peers_) {
             for (std::size_t i = 0; i < peer.outgoing.size(); ++i) {
-                Outgoing& outgoing = peer.outgoing[i];
-                if (outgoing.ticket != ticket) continue;
-                if (outgoing.sent == 0) {
-                    peer.outgoing.erase(peer.outgoing.begin() + static_cast<std::ptrdiff_t>(i));
-                } else {
-                    outgoing.own.assign(outgoing.data, outgoing.data + outgoing.header.bytes);
-                    outgoing.data = outgoing.own.data();
-                    outgoing.ticket = no_ticket;
-                }
+                if (peer.outgoing[i].ticket != ticket) continue;
+                if (peer.outgoing[i].moved != 0) peer.outgoing[i].detach();
+                else peer.outgoing.erase(peer.outgoing.begin() + static_cast<std::ptrdiff_t>(i));
                 break;
             }
-            if (peer.incoming.ticket == ticket) {
-                peer.incoming.own.resize(peer.incoming.header.bytes);
-                peer.incoming.data = peer.incoming.own.data();
-                peer.incoming.ticket = no_ticket;
-                peer.incoming.keep = false;
-            }
+            if (peer.incoming.ticket == ticket) peer.incoming.detach();
             for (Inbox& inbox : peer.inboxes) std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
         }
         std::erase_if(control_.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
@@ -130,21 +119,25 @@ private:
     struct Entry {
         bool done = false;
     };
-    struct Outgoing {
-        Header header;
-        const std::byte* data = nullptr;
-        Ticket ticket = no_ticket;
-        std::size_t sent = 0;  ///< bytes of header and data together
-        std::vector<std::byte> own = {};
-    };
-    struct Incoming {
-        Header header;
-        std::size_t got = 0;  ///< bytes of header and data together
+    /// A message on its way, from or to `data`.
+    struct Moving {
+        Header header = {};
         std::byte* data = nullptr;
         Ticket ticket = no_ticket;
-        std::vector<std::byte> own = {};  ///< if no receive has begun
-        bool keep = false;                ///< `own` is for a later receive
-        bool held_up = false;             ///< its header has come, but the rest has no destination yet
+        std::size_t moved = 0;  ///< bytes of header and data together
+        std::vector<std::byte> own = {};
+
+        std::size_t all() const noexcept { return sizeof(Header) + header.bytes; }
+        /// Goes on in memory of its own.
+        void detach() {
+            own.assign(data, data + header.bytes);
+            data = own.data();
+            ticket = no_ticket;
+        }
+    };
+    struct Incoming : Moving {
+        bool keep = false;     ///< no receive had begun: `own` is for a later one
+        bool held_up = false;  ///< its header has come, but the rest has no destination yet
     };
     struct Posted {
         std::byte* data;
@@ -159,7 +152,7 @@ private:
     struct Peer {
         net::Socket socket;
         bool lost = false;
-        std::deque<Outgoing> outgoing;
+        std::deque<Moving> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
         bool takes_all = false;      ///< patience has ended: nothing is held up until everything that has arrived by then is read
@@ -171,20 +164,9 @@ private:
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
-    Ticket new_ticket() {
-        if (free_.empty()) {
-            free_.push_back(static_cast<Ticket>(entries_.size()));
-            entries_.emplace_back();
-        }
-        const Ticket ticket = free_.back();
-        free_.pop_back();
-        entries_[ticket].done = false;
-        return ticket;
-    }
-
     void set_over(Ticket ticket) noexcept {
         ++over_;
-        if (ticket != no_ticket) entries_[ticket].done = true;
+        if (ticket != no_ticket) tickets_[ticket].done = true;
     }
 
     /// The inbox of the control stream takes messages from any rank.
@@ -199,6 +181,10 @@ private:
         if (bytes > posted.bytes)
             throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) +
                                      " were due at most");
+    }
+    static void copy(const std::vector<std::byte>& message, const Posted& posted) {
+        check_room(message.size(), posted);
+        if (!message.empty()) std::memcpy(posted.data, message.data(), message.size());
     }
     /// Takes the receive that has begun first, for a message of `bytes` bytes.
     static Posted take_posted(Inbox& inbox, std::size_t bytes) {
@@ -216,11 +202,11 @@ private:
 
     void push(Peer& peer) noexcept {
         while (!peer.outgoing.empty()) {
-            Outgoing& front = peer.outgoing.front();
+            Moving& front = peer.outgoing.front();
             constexpr std::size_t header = sizeof(Header);
-            const std::size_t of_header = front.sent < header ? front.sent : header, of_data = front.sent - of_header;
+            const std::size_t of_header = std::min(front.moved, header), of_data = front.moved - of_header;
             iovec parts[] = {{reinterpret_cast<std::byte*>(&front.header) + of_header, header - of_header},
-                             {const_cast<std::byte*>(front.data) + of_data, front.header.bytes - of_data}};
+                             {front.data + of_data, front.header.bytes - of_data}};
             msghdr message{};
             message.msg_iov = parts;
             message.msg_iovlen = 2;
@@ -230,8 +216,8 @@ private:
                 if (errno == EAGAIN || errno == EWOULDBLOCK) return;
                 return stop_sending(peer);
             }
-            front.sent += static_cast<std::size_t>(sent);
-            if (front.sent < header + front.header.bytes) continue;
+            front.moved += static_cast<std::size_t>(sent);
+            if (front.moved < front.all()) continue;
             set_over(front.ticket);
             peer.outgoing.pop_front();
         }
@@ -239,7 +225,7 @@ private:
 
     /// The rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
-        for (const Outgoing& outgoing : peer.outgoing) set_over(outgoing.ticket);
+        for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
         peer.outgoing.clear();
     }
 
@@ -248,20 +234,20 @@ private:
         Incoming& incoming = peer.incoming;
         constexpr std::size_t header = sizeof(Header);
         while (!peer.lost) {
-            const bool in_header = incoming.got < header;
+            const bool in_header = incoming.moved < header;
             std::byte* const to =
-                in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.got : incoming.data + (incoming.got - header);
-            const std::size_t bytes = in_header ? header - incoming.got : header + incoming.header.bytes - incoming.got;
+                in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.moved : incoming.data + (incoming.moved - header);
+            const std::size_t bytes = (in_header ? header : incoming.all()) - incoming.moved;
             const ssize_t got = ::recv(peer.socket.get(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
             if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-                if (incoming.got == 0) peer.takes_all = false;
+                if (incoming.moved == 0) peer.takes_all = false;
                 return;
             }
             if (got <= 0) return lose(peer);
-            incoming.got += static_cast<std::size_t>(got);
-            if (in_header && incoming.got == header && !choose_place(rank, peer)) return;
-            if (incoming.got >= header && incoming.got == header + incoming.header.bytes) arrive(rank, incoming);
+            incoming.moved += static_cast<std::size_t>(got);
+            if (in_header && incoming.moved == header && !choose_place(rank, peer)) return;
+            if (incoming.moved >= header && incoming.moved == incoming.all()) arrive(rank, incoming);
         }
     }
 
@@ -301,7 +287,7 @@ private:
                 inbox.kept.push_back(std::move(incoming.own));
             } else {
                 const Posted posted = take_posted(inbox, incoming.own.size());
-                if (!incoming.own.empty()) std::memcpy(posted.data, incoming.own.data(), incoming.own.size());
+                copy(incoming.own, posted);
                 set_over(posted.ticket);
             }
         } else {
@@ -314,10 +300,48 @@ private:
     const int rank_;
     std::mutex mutex_;
     Inbox control_;
-    std::vector<Entry> entries_;  ///< by ticket
-    std::vector<Ticket> free_;
+    TicketBook<Entry> tickets_;
     std::vector<pollfd> waiting_;  ///< scratch
     std::uint64_t over_ = 0;
 };
+
+/// Connects every rank with every other; element r is the connection to rank r, and this rank's own is empty. Collective. If a connection
+/// cannot be made within `limit`, every rank throws the same Error, which names the two ranks.
+template <Rendezvous R>
+std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds limit) {
+    const int rank = rendezvous.rank(), size = rendezvous.size();
+    const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
+    std::vector<net::Socket> sockets(at(size));
+    if (size == 1) return sockets;
+
+    const net::Reception reception = net::Reception::open();
+    const std::vector<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
+    std::vector<int> below, above;
+    for (int r = 0; r < size; ++r)
+        if (r != rank) (r < rank ? below : above).push_back(r);
+    for (net::Link& link :
+         net::connect(reception, contacts, rank, below, above, limit, std::chrono::ceil<std::chrono::milliseconds>(limit)))
+        sockets[at(link.rank)] = std::move(link.socket);
+
+    std::int32_t apart = -1;
+    for (int r = size; r-- > 0;)
+        if (r != rank && !sockets[at(r)]) apart = r;
+    const std::vector<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
+    for (int r = 0; r < size; ++r)
+        if (const int other = all[at(r)]; other >= 0)
+            throw Error(Errc::peer_failed,
+                        "ranks " + std::to_string(other < r ? other : r) + " and " + std::to_string(other < r ? r : other) +
+                            " cannot reach one another over TCP within " + bootstrap::format_duration(limit) +
+                            "; look at the firewall and the network between their machines",
+                        {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
+    return sockets;
+}
+
+/// Makes TCP connections between ranks that meet at a rendezvous. Collective.
+template <Rendezvous R>
+std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
+    return std::make_unique<TcpTransport>(connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))),
+                                          rendezvous.rank());
+}
 
 }  // namespace gradsync::inline v0_2::message_passing

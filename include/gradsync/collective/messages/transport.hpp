@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -80,6 +81,57 @@ public:
             if (const Ticket open = std::exchange(ticket, no_ticket); open != no_ticket) all &= give_up(open);
         return all;
     }
+};
+
+/// The tickets of a transport, with an entry for each; they are reused.
+template <class Entry>
+class TicketBook {
+public:
+    Transport::Ticket add(Entry entry) {
+        if (free_.empty()) {
+            free_.push_back(static_cast<Transport::Ticket>(entries_.size()));
+            entries_.emplace_back();
+        }
+        const Transport::Ticket ticket = free_.back();
+        free_.pop_back();
+        entries_[ticket] = entry;
+        return ticket;
+    }
+    void remove(Transport::Ticket ticket) { free_.push_back(ticket); }
+    Entry& operator[](Transport::Ticket ticket) noexcept { return entries_[ticket]; }
+
+private:
+    std::vector<Entry> entries_;  ///< by ticket
+    std::vector<Transport::Ticket> free_;
+};
+
+/// Memory that outlives every message from or to it, so that messages need no copy. Thread-safe.
+class KnownMemory {
+public:
+    void add(const void* base, std::size_t bytes) {
+        std::lock_guard lock(mutex_);
+        blocks_.push_back({reinterpret_cast<std::uintptr_t>(base), bytes});
+    }
+    void remove(const void* base) noexcept {
+        std::lock_guard lock(mutex_);
+        std::erase_if(blocks_, [&](const Block& block) { return block.base == reinterpret_cast<std::uintptr_t>(base); });
+    }
+    bool contains(const void* address, std::size_t bytes) const noexcept {
+        const auto at = reinterpret_cast<std::uintptr_t>(address);
+        std::lock_guard lock(mutex_);
+        for (const Block& block : blocks_)
+            if (at >= block.base && at - block.base <= block.bytes && bytes <= block.bytes - (at - block.base)) return true;
+        return false;
+    }
+
+private:
+    struct Block {
+        std::uintptr_t base;
+        std::size_t bytes;
+    };
+
+    mutable std::mutex mutex_;
+    std::vector<Block> blocks_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

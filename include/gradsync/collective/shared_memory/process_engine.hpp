@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -72,20 +71,16 @@ public:
     }
 
     std::uint64_t start(const Call& call) override {
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(mutex_);
-                // The direct seat remembers only for its last Board::slots collectives which of them need staging.
-                if (started_.empty() || started_.next() - classified_ < Board::slots / 2)
-                    return started_.add([&](Started& started, std::uint64_t) {
-                        direct_.start(call);  // both count from 0
-                        started = {call};
-                    });
-                oldest = started_.first();
-            }
-            wait(oldest);
-        }
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            oldest = started_.first();
+            // The direct seat remembers only for its last Board::slots collectives which of them need staging.
+            if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
+            return started_.add([&](Started& started, std::uint64_t) {
+                direct_.start(call);  // both count from 0
+                started = {call};
+            });
+        });
     }
 
     /// Makes progress on everything under way; never blocks.
@@ -172,10 +167,9 @@ public:
             return collective::Memory::of(kernel::HostBuffer(bytes));
         }
         const auto number = static_cast<std::uint32_t>(shared.number);
-        const auto segment = std::make_shared<Segment>(std::move(shared.segment));
-        regions_->add(number, segment->data(), segment->bytes());
-        std::byte* const data = segment->data() + stride * static_cast<std::size_t>(rank());
-        const auto take_back = [regions = regions_, number, segment](void*) { regions->remove(number); };
+        regions_->add(number, shared.segment.data(), shared.segment.bytes());
+        std::byte* const data = shared.segment.data() + stride * static_cast<std::size_t>(rank());
+        const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) { regions->remove(number); };
         return collective::Memory(std::shared_ptr<void>(data, take_back));
     }
 
@@ -193,9 +187,7 @@ public:
                         "split on rank " + std::to_string(own_world_rank()) + ": no shared memory of " + std::to_string(room) + " bytes" +
                             (shared.problem.empty() ? "" : " (" + shared.problem + ")"),
                         {.operation = "split", .rank = own_world_rank()});
-        const auto segment = std::make_shared<Segment>(std::move(shared.segment));
-        return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank,
-                                               std::shared_ptr<std::byte>(segment, segment->data()),
+        return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                                static_cast<std::uint32_t>(shared.number), timeout());
     }
 

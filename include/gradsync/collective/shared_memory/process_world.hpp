@@ -22,15 +22,15 @@ public:
     static Segment create(int ranks, std::size_t room) { return Segment::create(room_offset(ranks) + room); }
 
     /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
-    static std::shared_ptr<ProcessWorld> join(Segment segment, int rank, int ranks, int ranks_here) {
-        return std::shared_ptr<ProcessWorld>(new ProcessWorld(std::make_shared<Segment>(std::move(segment)), rank, ranks, ranks_here));
+    static std::shared_ptr<ProcessWorld> join(const Segment& segment, int rank, int ranks, int ranks_here) {
+        return std::shared_ptr<ProcessWorld>(new ProcessWorld(segment.memory(), rank, ranks, ranks_here));
     }
 
     /// The state, for another world that must fail with this one. The pointer keeps the segment alive.
     std::shared_ptr<State> shared_state() const { return {segment_, &shared().state}; }
 
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
-    std::shared_ptr<std::byte> memory() const { return {segment_, segment_->data() + room_offset(ranks_)}; }
+    std::shared_ptr<std::byte> memory() const { return {segment_, segment_.get() + room_offset(ranks_)}; }
 
     /// False once the process has died; true if it has not joined yet.
     bool alive(int world_rank) noexcept override {
@@ -47,8 +47,8 @@ private:
         std::atomic<std::uint32_t> regions{0};
     };
 
-    ProcessWorld(std::shared_ptr<Segment> segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, reinterpret_cast<Shared*>(segment->data())->state, false, std::make_shared<collective::ProgressHooks>()),
+    ProcessWorld(std::shared_ptr<std::byte> segment, int rank, int ranks, int ranks_here)
+        : World(ranks_here, reinterpret_cast<Shared*>(segment.get())->state, false, std::make_shared<collective::ProgressHooks>()),
           segment_(std::move(segment)),
           ranks_(ranks) {
         processes()[rank].store(self_.number, std::memory_order_release);
@@ -59,12 +59,12 @@ private:
                gradsync::detail::in_lines(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
     }
 
-    Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_->data()); }
+    Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_.get()); }
     std::atomic<std::int64_t>* processes() const noexcept {
-        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_->data() + gradsync::detail::in_lines(sizeof(Shared)));
+        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() + gradsync::detail::in_lines(sizeof(Shared)));
     }
 
-    std::shared_ptr<Segment> segment_;
+    std::shared_ptr<std::byte> segment_;
     const int ranks_;
     const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
 };

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,7 +17,6 @@
 #include "../failures.hpp"
 #include "../waiting.hpp"
 #include "board.hpp"
-#include "board_failure_detector.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 

@@ -11,12 +11,13 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <random>
 #include <string>
 #include <system_error>
-#include <utility>
 
 #include "../../core/math.hpp"
+#include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
@@ -40,64 +41,47 @@ public:
     /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough.
     static Segment create(std::size_t bytes) {
         Segment segment;
-        const int descriptor = ::memfd_create("gradsync", MFD_CLOEXEC);
+        segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC));
+        const int descriptor = segment.descriptor_.get();
         if (descriptor < 0) refuse("cannot make shared memory");
-        segment.descriptor_ = descriptor;
         const std::size_t whole = bytes + data_offset(bytes);
         if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0)
             refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
-        segment.map(descriptor, bytes);
+        void* const mapping = segment.map(descriptor, bytes);
         std::random_device random;
         segment.ipc_handle_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
-        std::memcpy(segment.mapping_, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
+        std::memcpy(mapping, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
         return segment;
     }
 
     /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another process namespace,
     /// another user.
     static Segment open(const IpcHandle& handle) {
-        Segment segment;
         const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
-        const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-        if (descriptor < 0) refuse("cannot open the shared memory " + path);
-        segment.descriptor_ = descriptor;
+        const Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+        if (!descriptor) refuse("cannot open the shared memory " + path);
         // In another process namespace the same number is another process.
+        Segment segment;
         struct stat status {};
-        if (::fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes))
-            throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
-                                    path + " is not the shared memory that was meant");
-        segment.map(descriptor, handle.bytes);
-        if (std::memcmp(segment.mapping_, &handle.token, sizeof handle.token) != 0)
+        if (::fstat(descriptor.get(), &status) != 0 ||
+            static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes) ||
+            std::memcmp(segment.map(descriptor.get(), handle.bytes), &handle.token, sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
                                     path + " is not the shared memory that was meant");
         segment.ipc_handle_ = handle;
-        segment.close_descriptor();  // the mapping stays
         return segment;
-    }
-
-    Segment(Segment&& other) noexcept { swap(other); }
-    Segment& operator=(Segment&& other) noexcept {
-        Segment(std::move(other)).swap(*this);
-        return *this;
-    }
-    ~Segment() {
-        if (mapping_) ::munmap(mapping_, bytes_ + data_offset(bytes_));
-        close_descriptor();
     }
 
     const IpcHandle& ipc_handle() const noexcept { return ipc_handle_; }
     /// Aligned to a page. The address differs between processes.
-    std::byte* data() const noexcept { return mapping_ ? static_cast<std::byte*>(mapping_) + data_offset(bytes_) : nullptr; }
-    std::size_t bytes() const noexcept { return bytes_; }
-
-    void swap(Segment& other) noexcept {
-        std::swap(mapping_, other.mapping_);
-        std::swap(bytes_, other.bytes_);
-        std::swap(descriptor_, other.descriptor_);
-        std::swap(ipc_handle_, other.ipc_handle_);
-    }
+    std::byte* data() const noexcept { return memory_.get(); }
+    std::size_t bytes() const noexcept { return ipc_handle_.bytes; }
+    /// The same address; the pointer keeps this process's mapping alive.
+    const std::shared_ptr<std::byte>& memory() const noexcept { return memory_; }
 
 private:
+    using Descriptor = UniqueHandle<int, ::close, -1>;
+
     static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
 
     /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
@@ -105,7 +89,8 @@ private:
 
     [[noreturn]] static void refuse(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
-    void map(int descriptor, std::size_t bytes) {
+    /// Returns the mapping, which begins before the data.
+    void* map(int descriptor, std::size_t bytes) {
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
         void* address = nullptr;
         if (offset == huge_page) {
@@ -123,29 +108,23 @@ private:
             address = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
         }
         if (address == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
-        mapping_ = address;
-        bytes_ = bytes;
-        if (offset == huge_page) use_huge_pages();
+        memory_ = {static_cast<std::byte*>(address) + offset, [address, whole](std::byte*) { ::munmap(address, whole); }};
+        if (offset == huge_page) use_huge_pages(bytes);
+        return address;
     }
 
     /// Many systems give shared memory huge pages only on request, page by page, once it was touched.
-    void use_huge_pages() const noexcept {
+    void use_huge_pages(std::size_t bytes) const noexcept {
         constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
-        for (std::size_t at = 0; at + huge_page <= bytes_; at += huge_page) {
+        for (std::size_t at = 0; at + huge_page <= bytes; at += huge_page) {
             std::byte* const begin = data() + at;
             static_cast<void>(*static_cast<volatile std::byte*>(begin));
             if (::madvise(begin, huge_page, collapse) != 0) return;  // small pages work, too
         }
     }
 
-    void close_descriptor() noexcept {
-        if (descriptor_ >= 0) ::close(descriptor_);
-        descriptor_ = -1;
-    }
-
-    void* mapping_ = nullptr;
-    std::size_t bytes_ = 0;
-    int descriptor_ = -1;
+    std::shared_ptr<std::byte> memory_;
+    Descriptor descriptor_;  ///< the creator's; others need only their mapping
     IpcHandle ipc_handle_;
 };
 
