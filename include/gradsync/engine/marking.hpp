@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -54,10 +56,14 @@ public:
 
     void set_weight(double weight) {
         check_usable("set_weight");
-        if (options_.averaging != Averaging::weighted_mean && options_.averaging != Averaging::mean_over_count)
+        if (!is_weighted(options_.averaging))
             refuse("set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
-        if (!(weight >= 0) || !is_finite(weight))
-            refuse("set_weight", "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
+        constexpr double least = std::numeric_limits<float>::min(), most = std::numeric_limits<float>::max();
+        if (weight != 0 && !(weight >= least && weight <= most)) {
+            char given[32];
+            std::snprintf(given, sizeof given, "%g", weight);
+            refuse("set_weight", std::string("a weight must be 0, or from 1.2e-38 to 3.4e38, not ") + given);
+        }
         if (step_.launched() != 0)
             refuse("set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
         step_.set_weight(weight);
@@ -91,7 +97,7 @@ public:
             case Readiness::Mark::too_often: refuse_mark(i);
             case Readiness::Mark::ready: break;
         }
-        if (gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
+        if (is_arriving(i)) refuse_unwaited(i);
         if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
         const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
         if (unsynchronised & without_batch) return readiness_.rearm(i);
@@ -100,6 +106,7 @@ public:
         // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
+            if (unsynchronised & finishing) refuse_in_finish(i);
             readiness_.used()[i] = 1;
             if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
@@ -134,6 +141,10 @@ public:
     BufferView gradient_view(std::size_t i) const {
         check_index(i, parameters().size(), "gradient_view");
         check_usable("gradient_view");
+        if (is_arriving(i))
+            refuse("gradient_view",
+                   "the average of '" + name(i) + "' is in flight; call acquire(" + std::to_string(i) + ") on what finish() has returned",
+                   name(i));
         return gradients_.gradient(i);
     }
     /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.
@@ -228,6 +239,23 @@ protected:
         }
     }
 
+    /// With OverlapForward: was the average of gradient i not waited for yet?
+    bool is_arriving(std::size_t i) const noexcept { return gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i)); }
+
+    /// While it lives, a mark is an error: it comes too late for the step that ends, and too early for the next.
+    class Finishing {
+    public:
+        Finishing(Marking& marking, const char* operation) : marking_(marking) {
+            if ((marking.unsynchronised_.fetch_or(finishing) & finishing) != 0) marking.refuse(operation, in_finish);
+        }
+        Finishing(const Finishing&) = delete;
+        Finishing& operator=(const Finishing&) = delete;
+        ~Finishing() { marking_.unsynchronised_ &= ~finishing; }
+
+    private:
+        Marking& marking_;
+    };
+
     /// Pooled gradients: gives bucket b a slot, after waiting for buckets in flight if all are taken.
     void obtain(std::size_t b, const char* operation) {
         check_usable(operation);
@@ -263,10 +291,16 @@ protected:
         if (!readiness_.untouched()) refuse(operation, "gradients of this step are marked ready already; call finish() first");
     }
 
+    static constexpr const char* in_finish = "another thread is in finish(); end the backward on all threads, then call finish() on one";
+    [[noreturn]] void refuse_in_finish(std::size_t i) {
+        fail(Errc::invalid_argument, "mark_ready", in_finish, name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
     [[noreturn]] void refuse_unwaited(std::size_t i) {
         fail(Errc::invalid_argument, "mark_ready",
-             "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()", name(i),
-             static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+             "the average of the last step was not waited for; call acquire(i) on what finish() returned before parameter i is stepped "
+             "and used",
+             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
     [[noreturn]] void refuse_unasked(std::size_t i) {
@@ -276,6 +310,7 @@ protected:
     }
 
     [[noreturn]] void refuse_mark(std::size_t i) {
+        if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) refuse_in_finish(i);
         const ParameterView& p = gradients_.parameter(i);
         const std::size_t bucket = readiness_.bucket_of(i);
         const std::string what = marked_too_often(p, bucket);
@@ -293,8 +328,8 @@ protected:
     ReadyOrder ready_order_;
     DeferredGather<B> gathers_;  ///< only if decoupled
 
-    static constexpr unsigned without_batch = 1, one_guard = 2;
-    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: guards of `no_sync()`, and a step without a batch
+    static constexpr unsigned without_batch = 1, finishing = 2, one_guard = 4;
+    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: see these flags; each guard of `no_sync()` adds one
     bool marks_watched_ = false;                  ///< marks are recorded or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 

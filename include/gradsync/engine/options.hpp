@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,6 +51,9 @@ enum class JoinDivisor : std::uint8_t {
     all_ranks,   ///< the world size
 };
 
+/// No number of steps: see ReducerOptions::compare_weights_every.
+inline constexpr std::size_t never = static_cast<std::size_t>(-1);
+
 struct ReducerOptions {
     GradientStorage gradients = GradientStorage::borrowed;
     Averaging averaging = Averaging::mean;
@@ -58,6 +62,10 @@ struct ReducerOptions {
     JoinDivisor divisor = JoinDivisor::live_ranks;
     /// The type in which borrowed floating gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
     std::optional<DType> reduce_dtype = {};
+    /// The first `finish()`, and then each after so many steps, compares the weights of all ranks; it throws Error(parameter_mismatch) if
+    /// they differ, because averages do not make them equal again. 0: only the first. `never`: for weights that differ on purpose. It reads
+    /// all weights once.
+    std::size_t compare_weights_every = 0;
     /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;
 };
@@ -77,10 +85,16 @@ inline std::string describe(const ReducerOptions& options) {
     add(" unused=", unused[static_cast<int>(options.unused)]);
     add(" divisor=", divisor[static_cast<int>(options.divisor)]);
     add(" reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own");
+    add(" compare_weights_every=", options.compare_weights_every == never ? "never" : std::to_string(options.compare_weights_every));
     return text;
 }
 
 namespace detail {
+
+/// Does the averaging need a weight in each step?
+constexpr bool is_weighted(Averaging averaging) noexcept {
+    return averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count;
+}
 
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
 /// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.

@@ -74,6 +74,7 @@ public:
           given_units_(units),
           gathering_(this->backend_.duplicate()) {
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
+        this->engine_options_.compare_weights_every = never;  // each weight is on one rank
         replicate_small_ones();
         unit_values_ = detail::UnitValues<B>(this->buckets_.count());
         for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
