@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -115,6 +116,16 @@ public:
         if constexpr (forward) return PendingAverages<B>(engine_);
     }
 
+    /// A backward and `finish()`, which cannot be forgotten: calls `run(ready)`, in which `ready(i)` is `mark_ready(i)`, and returns what
+    /// `finish()` returns.
+    ///
+    ///     sync.backward([&](auto ready) { model.backward(batch, ready); });
+    template <class Run>
+    auto backward(Run&& run) {
+        std::forward<Run>(run)([this](std::size_t i) { mark_ready(i); });
+        return finish();
+    }
+
     /// Non-blocking variant of `finish()`: false while gradients are not marked or collectives not complete; true when it has done all
     /// that `finish()` does. Call it until then. Repeated calls time out as a wait does, once something is in flight (a pause between two
     /// calls counts for a second at most, or a sixteenth of the limit). With UnusedParameters::find_unused the first call ends the
@@ -144,8 +155,11 @@ public:
     double gradient_norm() { return engine_.gradient_norm(); }
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. An optimizer that takes a factor saves
-    /// this pass: `clip_factor(sync.gradient_norm(), max_norm)`. Collective.
-    double clip_gradients_by_norm(double max_norm) { return engine_.clip_gradients_by_norm(max_norm); }
+    /// this pass: `clip_factor(sync.gradient_norm(), max_norm)`. `total`: the norm of more gradients than these, where a training has several
+    /// Reducers. Leaves gradients as they are if the norm is infinite or NaN. Collective without `total`.
+    double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
+        return engine_.clip_gradients_by_norm(max_norm, total);
+    }
     /// Clamps every element to [-limit, limit]. Local.
     void clip_gradients_by_value(double limit) { engine_.clip_gradients_by_value(limit); }
 

@@ -98,6 +98,7 @@ public:
         check_usable("finish");
         check_gathered("finish");
         const typename Base::Finishing alone(*this, "finish");
+        check_places("finish");
         auto held = step_.watch().hold(Activity::finish);
         guard([&] {
             close_step();
@@ -118,13 +119,14 @@ public:
         }
         check_gathered("try_finish");
         const typename Base::Finishing alone(*this, "try_finish");
+        check_places("try_finish");
         const auto begin = step_.watch().now();
         bool complete = false;
         guard([&] {
             close_step();
             const auto lock = step_.exclusive();
             step_.test();
-            complete = !step_.in_flight() && used_map_work_.test() && step_.weights().test();
+            complete = !step_.in_flight() && used_map_work_.test() && skip_work_.test() && step_.weights().test();
             if (!complete) return step_.watch().add(begin, step_.watch().now());
             auto held = step_.watch().hold_since(begin, Activity::finish);
             complete_step(held);
@@ -162,9 +164,11 @@ public:
         });
     }
 
-    double clip_gradients_by_norm(double max_norm) {
+    double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
+        check_usable("clip_gradients_by_norm");
+        check_between_steps("clip_gradients_by_norm");
         check_limit(max_norm, "clip_gradients_by_norm");
-        const double norm = gradient_norm();
+        const double norm = total ? *total : gradient_norm();
         if (const double factor = clip_factor(norm, max_norm); factor != 1)
             for_gradients([&](BufferView gradient) { passes_of(backend_).scale(gradient, factor); });
         return norm;
@@ -265,7 +269,15 @@ private:
             if (!step_.has_batch()) readiness_.forget_used();
             used_map_work_ = host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
+        if (options_.non_finite == NonFinite::skip) {
+            skips_now_ = this->skips_.exchange(0, std::memory_order_relaxed);
+            skip_work_ = host_of(backend_).all_reduce(buffer(std::span(&skips_now_, 1)), ReduceOp::max);
+        }
         closed_ = true;
+    }
+
+    void check_places(const char* operation) {
+        for (std::size_t i = 0; this->tracks_ && i < gradients_.parameters().size(); ++i) this->check_place(i, operation);
     }
 
     /// Settles a step without a batch. The gradients of this rank do not count, but may have to be restored.
@@ -306,8 +318,10 @@ private:
     /// Waits for the collectives, hands out the results, and prepares the next step.
     void complete_step(Watch::Span& held) {
         const bool agree = options_.unused == UnusedParameters::find_unused;
+        const bool skips = options_.non_finite == NonFinite::skip && (skip_work_.wait(), skips_now_ != 0);
         for (std::size_t b = 0; b < plan().size(); ++b) {
             step_.complete(b);
+            if (skips) gradients_.clear_bucket(b);
             if (!agree && !scatters_ && !decoupled_) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
         if (decoupled_) {
@@ -333,6 +347,7 @@ private:
             for (std::size_t b = 0; b < plan().size(); ++b) statistics_.last.bytes += gradients_.bucket(b).bytes();
             statistics_.last.collectives += plan().size();
         }
+        statistics_.last.skipped = skips ? 1 : 0;
         statistics_.total += statistics_.last;
         ++statistics_.steps;
         readiness_.reset();
@@ -370,7 +385,8 @@ private:
     }
     std::optional<GradientNorm> norm_;
     std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; only if ranks agree on their use
-    typename HostOf<B>::WorkType used_map_work_;
+    typename HostOf<B>::WorkType used_map_work_, skip_work_;
+    std::int32_t skips_now_ = 0;  ///< 1: some rank's gradients have an element that is not finite
     Statistics statistics_;
     bool closed_ = false;  ///< all marks of this step are settled
     int exceptions_ = std::uncaught_exceptions();

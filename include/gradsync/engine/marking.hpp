@@ -17,6 +17,7 @@
 #include "../core/math.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
+#include "../kernel/finite.hpp"
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
@@ -82,6 +83,7 @@ public:
         if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; let it go first");
         readiness_.reset();
         gradients_.forget_sums();
+        skips_ = 0;
     }
     /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or may it be, because a guard lives?
     bool accumulates() const noexcept {
@@ -101,6 +103,7 @@ public:
         if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
         const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
         if (unsynchronised & without_batch) return readiness_.rearm(i);
+        if (checks_gradients_) check_gradient(i);
         const bool synchronises = unsynchronised == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
         // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
@@ -197,17 +200,30 @@ protected:
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
-          options_(checked(options)),
+          options_(checked(options, !policies.packs || policies.exchange->traits.scatters)),
           bucket_policy_(std::move(policies.buckets)),
           gradients_(backend_, std::move(parameters), options, bucket_policy_, scatters_, policies.packs),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
+          tracks_(is_tracked(gradients_.parameters(), options)),
+          checks_gradients_(tracks_ || options.non_finite != NonFinite::pass),
           ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
-    /// Checks before anything is made, so that a refused rank may try again.
-    const ReducerOptions& checked(const ReducerOptions& options) const {
+    static bool is_tracked(std::span<const ParameterView> parameters, const ReducerOptions& options) noexcept {
+        bool any = false;
+        for (const ParameterView& p : parameters) any = any || (p.requires_grad && p.look != nullptr);
+        return any && options.gradients == GradientStorage::borrowed;
+    }
+
+    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce or ReduceScatter.
+    const ReducerOptions& checked(const ReducerOptions& options, bool plain) const {
+        if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
+            refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
+        if (options.non_finite == NonFinite::skip && (!plain || options.gradients == GradientStorage::pooled))
+            refuse("Reducer",
+                   "NonFinite::skip goes with AllReduce and ReduceScatter, and not with sharded gradients; use NonFinite::error");
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
@@ -296,6 +312,35 @@ protected:
         fail(Errc::invalid_argument, "mark_ready", in_finish, name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
+    /// Is gradient i where it was registered?
+    void check_place(std::size_t i, const char* operation) {
+        const ParameterView& p = gradients_.parameter(i);
+        if (!tracks_ || p.look == nullptr || !p.requires_grad) return;
+        const BufferView now = p.look(p.owner);
+        if (now == p.gradient) return;
+        const std::string what = now.count == p.gradient.count
+                                     ? "moved"
+                                     : "has " + std::to_string(now.count) + " elements now, and had " + std::to_string(p.gradient.count);
+        fail(Errc::invalid_argument, operation,
+             "the gradient of '" + p.name + "' " + what +
+                 "; call rebind_gradient() when its memory has moved, between steps, and register "
+                 "anew what has another size",
+             p.name, static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
+    /// The checks of a mark that options or parameters ask for.
+    void check_gradient(std::size_t i) {
+        check_place(i, "mark_ready");
+        if (options_.non_finite == NonFinite::pass || kernel::all_finite(gradients_.gradient(i))) return;
+        if (options_.non_finite == NonFinite::error)
+            fail(Errc::non_finite, "mark_ready",
+                 "the gradient of '" + name(i) +
+                     "' has an element that is infinite or NaN; lower the learning rate or the loss scale, or "
+                     "skip such steps (NonFinite::skip)",
+                 name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+        skips_.store(1, std::memory_order_relaxed);
+    }
+
     [[noreturn]] void refuse_unwaited(std::size_t i) {
         fail(Errc::invalid_argument, "mark_ready",
              "the average of the last step was not waited for; call acquire(i) on what finish() returned before parameter i is stepped "
@@ -325,6 +370,8 @@ protected:
     GradientBuckets<B> gradients_;
     Readiness readiness_;
     Step<B> step_;
+    const bool tracks_, checks_gradients_;
+    std::atomic<std::int32_t> skips_{0};  ///< 1: this rank's gradients have an element that is not finite
     ReadyOrder ready_order_;
     DeferredGather<B> gathers_;  ///< only if decoupled
 

@@ -275,7 +275,8 @@ public:
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
-            step.collectives += options_.unused == UnusedParameters::find_unused ? 1 : 0;
+            step.collectives +=
+                (options_.unused == UnusedParameters::find_unused ? 1 : 0) + (options_.non_finite == NonFinite::skip ? 1 : 0);
             step.communication_seconds = watch_.take_covered_seconds();
         }
         started_.store(0, std::memory_order_relaxed);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -121,7 +121,10 @@ private:
 /// that are trained. With very many ranks or parameters, looks at the first ones. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
 void check_own_memory(Host& backend, std::span<const ParameterView> parameters) {
-    static const std::uint64_t program = std::uint64_t{std::random_device()()} << 32 | std::random_device()();
+    static const std::uint64_t program = [] {
+        std::uint64_t random = 0;
+        return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
+    }();
     const auto ranks = static_cast<std::size_t>(backend.size());
     if (ranks == 1) return;
     const std::uint64_t process[] = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
@@ -149,8 +152,12 @@ void check_own_memory(Host& backend, std::span<const ParameterView> parameters) 
         if (all[k] != 0 && bytes != 0)
             places.push_back({processes[k / own.size()], all[k], all[k] + bytes, k / own.size(), k % own.size()});
     }
-    std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
-        return a.process != b.process ? a.process < b.process : a.begin != b.begin ? a.begin < b.begin : a.rank < b.rank;
+    // Not std::sort: <algorithm> would slow every compilation that includes the library.
+    std::qsort(places.data(), places.size(), sizeof places[0], [](const void* x, const void* y) {
+        const Place &a = *static_cast<const Place*>(x), &b = *static_cast<const Place*>(y);
+        if (a.process != b.process) return a.process < b.process ? -1 : 1;
+        if (a.begin != b.begin) return a.begin < b.begin ? -1 : 1;
+        return static_cast<int>(a.rank) - static_cast<int>(b.rank);
     });
     for (std::size_t k = 1; k < places.size(); ++k) {
         const Place &a = places[k - 1], &b = places[k];
