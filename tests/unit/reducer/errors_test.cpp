@@ -344,7 +344,7 @@ TEST_CASE("what is for averages, or for the time between steps, is refused while
                     wrong[static_cast<std::size_t>(comm.rank())] += std::string(name) + ": " + outcome.text + "; ";
             };
             check("gradient_norm", [&] { sync.gradient_norm(); });
-            check("gradient_norm", [&] { sync.clip_gradients_by_norm(1); });
+            check("clip_gradients_by_norm", [&] { sync.clip_gradients_by_norm(1); });
             check("clip_gradients_by_value", [&] { sync.clip_gradients_by_value(1); });
             check("rebind_gradient", [&] { sync.rebind_gradient(0, buffer(elsewhere)); });
             sync.mark_ready(0);  // nothing is lost

@@ -357,3 +357,14 @@ TEST_CASE("clipping by a norm that is not finite leaves all gradients as they ar
                   finding.check(holds(sync.gradient_view(0), before) && holds(sync.gradient_view(1), other), "gradients were scaled");
               }) == "");
 }
+
+TEST_CASE("an option without effect is refused") {
+    run_threads(1, [](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        for (const Averaging averaging : {Averaging::sum, Averaging::weighted_mean, Averaging::mean_over_count})
+            CHECK(outcome_of([&] {
+                      Reducer(comm, model, {.averaging = averaging, .divisor = JoinDivisor::all_ranks});
+                  }).says("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging"));
+        CHECK(outcome_of([&] { Reducer(comm, model, {.averaging = Averaging::mean, .divisor = JoinDivisor::all_ranks}); }).text == "");
+    });
+}
