@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <string>
@@ -117,8 +116,8 @@ private:
     typename Host::WorkType work_;
 };
 
-/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share the memory of a gradient, or of weights
-/// that are trained. With very many ranks or parameters, looks at the first ones. Parameters are known to be alike on all ranks. Collective.
+/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient, or weights that are trained.
+/// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
 void check_own_memory(Host& backend, std::span<const ParameterView> parameters) {
     static const std::uint64_t program = [] {
@@ -127,48 +126,26 @@ void check_own_memory(Host& backend, std::span<const ParameterView> parameters) 
     }();
     const auto ranks = static_cast<std::size_t>(backend.size());
     if (ranks == 1) return;
-    const std::uint64_t process[] = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
-    const std::vector<std::uint64_t> processes = gather_values(backend, process);
-    std::size_t pairs = 0;
-    for (std::size_t r = 1; r < ranks; ++r)
-        for (std::size_t other = 0; other < r; ++other) pairs += processes[r] == processes[other] ? 1 : 0;
-    if (pairs == 0) return;
-
-    constexpr std::size_t most = 16384;  // of all ranks, compared by each
-    const std::span<const ParameterView> seen = parameters.first(smaller(parameters.size(), larger(most / ranks, std::size_t{1})));
-    std::vector<std::uint64_t> own;
+    constexpr std::size_t most = 65536;  // comparisons of one rank's parameter with another's
+    const auto seen = parameters.first(smaller(parameters.size(), larger(most / (ranks * ranks), std::size_t{1})));
+    std::vector<std::uint64_t> own = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
     for (const ParameterView& p : seen)
-        for (const void* data : {p.gradient.data, p.value.data})
-            own.push_back(p.requires_grad ? reinterpret_cast<std::uintptr_t>(data) : 0);
+        for (const BufferView& part : {p.gradient, p.value})
+            own.push_back(p.requires_grad && part.count != 0 ? reinterpret_cast<std::uintptr_t>(part.data) : 0);
     const std::vector<std::uint64_t> all = gather_values(backend, own);
-    struct Place {
-        std::uint64_t process, begin, end;
-        std::size_t rank, at;
-    };
-    std::vector<Place> places;
-    for (std::size_t k = 0; k < all.size(); ++k) {
-        const ParameterView& p = seen[k % own.size() / 2];
-        const std::size_t bytes = (k % 2 == 0 ? p.gradient : p.value).bytes();
-        if (all[k] != 0 && bytes != 0)
-            places.push_back({processes[k / own.size()], all[k], all[k] + bytes, k / own.size(), k % own.size()});
-    }
-    // Not std::sort: <algorithm> would slow every compilation that includes the library.
-    std::qsort(places.data(), places.size(), sizeof places[0], [](const void* x, const void* y) {
-        const Place &a = *static_cast<const Place*>(x), &b = *static_cast<const Place*>(y);
-        if (a.process != b.process) return a.process < b.process ? -1 : 1;
-        if (a.begin != b.begin) return a.begin < b.begin ? -1 : 1;
-        return static_cast<int>(a.rank) - static_cast<int>(b.rank);
-    });
-    for (std::size_t k = 1; k < places.size(); ++k) {
-        const Place &a = places[k - 1], &b = places[k];
-        if (a.process != b.process || a.end <= b.begin || a.rank == b.rank) continue;
-        const std::string &name = seen[a.at / 2].name, what = a.at % 2 == 0 ? "gradient" : "weights";
-        throw Error(Errc::invalid_argument,
-                    "ranks " + std::to_string(a.rank) + " and " + std::to_string(b.rank) + " share the " + what + " of '" + name +
-                        "': each rank needs a model of its own; make it in the function that run_threads() calls, and capture none by "
-                        "reference",
-                    {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
-    }
+    for (std::size_t k = 1; k < own.size(); ++k)
+        for (std::size_t r = 1; r < ranks; ++r)
+            for (std::size_t other = 0; other < r; ++other) {
+                const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
+                if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
+                const std::string& name = seen[(k - 1) / 2].name;
+                throw Error(Errc::invalid_argument,
+                            "ranks " + std::to_string(other) + " and " + std::to_string(r) + " share the " +
+                                (k % 2 == 1 ? "gradient" : "weights") + " of '" + name +
+                                "': each rank needs a model of its own; make it in the function that run_threads() calls, and capture none "
+                                "by reference",
+                            {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
+            }
 }
 
 }  // namespace gradsync::inline v0_2::detail
