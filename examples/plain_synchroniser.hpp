@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <gradsync/bucket/any_buckets.hpp>
@@ -61,7 +63,6 @@ public:
                                             .averaging = gs::Averaging::mean_over_count,
                                             .observer = observer},
                          std::move(buckets), std::move(overlap), std::move(exchange));
-        reducer_->set_weight(static_cast<double>(micro_batches_));
         reducer_->broadcast_parameters();
     }
 
@@ -79,13 +80,16 @@ public:
         if (micro_batch == 0) replan();
         // (3) All micro-batches but the last are added up on this rank, and not communicated.
         last_ = micro_batch + 1 == micro_batches_;
-        if (!last_) guard_.emplace(reducer_->no_sync());
+        if (last_) reducer_->set_weight(static_cast<double>(micro_batches_));
+        else guard_.emplace(reducer_->no_sync());
         return micro_batch > 0;
     }
     void end_backward() override {
         guard_.reset();
         // (4) After this the gradients are the mean over all ranks.
-        if (last_) reducer_->finish();
+        if (!last_) return;
+        if constexpr (gathers_in_forward) averages_ = reducer_->finish();
+        else reducer_->finish();
     }
 
     void step(double learning_rate) override {
@@ -192,7 +196,7 @@ private:
     /// Takes the step of parameter i, if that is still to be done.
     void settle(std::size_t i) {
         if (!due_[i]) return;
-        reducer_->wait_gradient(i);
+        if constexpr (gathers_in_forward) averages_.acquire(i);
         float* const state[] = {means_[i][0].data(), means_[i][1].data()};
         optimizer_.step({.parameter = i,
                          .value = {weights_[i].data(), parameters_[i].count},
@@ -215,6 +219,7 @@ private:
     std::vector<std::array<Floats, 2>> means_;  // the optimizer's
     AdamW<Ops> optimizer_;
     std::optional<Reducer> reducer_;
+    std::conditional_t<gathers_in_forward, gs::PendingAverages<Backend>, std::monostate> averages_;
     std::optional<gradsync::NoSync> guard_;
     bool last_ = false;  // micro-batch of the step
     double scale_ = 1;

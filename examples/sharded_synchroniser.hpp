@@ -39,6 +39,8 @@ public:
     /// Where gradients are sharded, each micro-batch is averaged over the ranks, and the averages add up in the shards.
     bool begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
+        // As in plain_synchroniser.hpp; but where each micro-batch is averaged by itself, it is one.
+        if (pools || last_) sharded_.set_weight(pools ? 1.0 : static_cast<double>(micro_batches_));
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
         return !pools && micro_batch > 0;
     }
@@ -77,10 +79,7 @@ protected:
           micro_batches_{o.accumulate},
           clip_{o.clip},
           sharded_{comm, views(parameters), typename Sharded::Optimizer{parameters, o.weight_decay},
-                   std::forward<Arguments>(arguments)...} {
-        // As in plain_synchroniser.hpp; but where each micro-batch is averaged by itself, it is one.
-        sharded_.set_weight(pools ? 1.0 : static_cast<double>(micro_batches_));
-    }
+                   std::forward<Arguments>(arguments)...} {}
 
     /// Neither weights nor gradients are the trainer's.
     static std::vector<gs::ParameterView> views(const Parameters& parameters) {
@@ -132,9 +131,10 @@ public:
 
 private:
     static gs::ShardingOptions options(gs::Observer* observer) {
-        return {
-            .reducer = {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::mean_over_count, .observer = observer},
-            .parameters = gs::ParameterStorage::in_buckets};
+        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
+                            .averaging = gs::Averaging::mean_over_count,
+                            .observer = observer},
+                .parameters = gs::ParameterStorage::in_buckets};
     }
 };
 

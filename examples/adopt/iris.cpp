@@ -85,9 +85,9 @@ void train(gradsync::ThreadBackend comm, const Plants& plants) {
     const std::vector parameters{gradsync::parameter("w1", w1, w1_gradient), gradsync::parameter("b1", b1, b1_gradient),
                                  gradsync::parameter("w2", w2, w2_gradient), gradsync::parameter("b2", b2, b2_gradient)};
     gradsync::Reducer sync(comm, parameters, {.averaging = gradsync::Averaging::weighted_mean});
-    sync.set_weight(static_cast<double>(count));
 
     for (int step = 1; step <= steps; ++step) {
+        sync.set_weight(static_cast<double>(count));
         const MatrixXf h = ((w1 * x).colwise() + b1).array().tanh();
         const MatrixXf p = softmax((w2 * h).colwise() + b2);
         const MatrixXf d2 = (p - target) / static_cast<float>(count);

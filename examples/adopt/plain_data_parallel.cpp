@@ -65,7 +65,7 @@ struct Net {
     }
 
     /// Computes the gradients of the mean loss, those of the last layer first.
-    void backward(Batch& batch, auto& sync) {
+    void backward(Batch& batch, auto ready) {
         last_grad.assign(last.size(), 0);
         for (Sample& s : batch) {
             s.output[s.next] -= 1;
@@ -73,7 +73,7 @@ struct Net {
             for (int c = 0; c < letters; ++c)
                 for (int k = 0; k < width; ++k) row(last_grad, c)[k] += s.output[c] * s.hidden[k];
         }
-        sync.mark_ready(1);  // the last layer's gradient may travel now
+        ready(1);  // the last layer's gradient may travel now
 
         first_grad.assign(first.size(), 0);
         for (Sample& s : batch) {
@@ -84,7 +84,7 @@ struct Net {
                 for (int i = 0; i < context; ++i) row(first_grad, i * letters + s.before[i])[k] += error;
             }
         }
-        sync.mark_ready(0);  // the first layer's, too
+        ready(0);  // the first layer's, too
     }
 
     void step(float rate) {
@@ -101,8 +101,7 @@ void train(gradsync::ThreadBackend comm, const std::string& text, int batch, flo
     for (int step = 0; step < steps; ++step) {
         Batch data = load(text, (step * comm.size() + comm.rank()) * batch, batch);
         float loss = net.forward(data);
-        net.backward(data, sync);
-        sync.finish();  // every gradient is now the mean over the ranks
+        sync.backward([&](auto ready) { net.backward(data, ready); });
         net.step(rate * static_cast<float>(comm.size()));
         if (step % 20 != 0) continue;
         comm.all_reduce(gradsync::buffer(std::span(&loss, 1)), gradsync::ReduceOp::mean).wait();

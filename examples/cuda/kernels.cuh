@@ -142,8 +142,7 @@ __global__ void __launch_bounds__(threads) clip_factor(Size n, const double* sum
     const double squares = block_sum(own);
     if (threadIdx.x != 0) return;
     const double norm = sqrt(squares);
-    if (norm <= most) *factor = 1.0f;
-    else *factor = norm < 1e300 ? static_cast<float>(most / norm) : nanf("");
+    *factor = norm > most && norm < 1e300 ? static_cast<float>(most / norm) : 1.0f;  // as gradsync::clip_factor
 }
 
 // ---- columns: a thread for n of them, and blocks for pieces of their rows

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
+#include "engine/averages.hpp"
 #include "engine/gradient_engine.hpp"
 #include "engine/gradient_norm.hpp"
 #include "engine/no_sync.hpp"
@@ -55,6 +57,8 @@ class Reducer {
     static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::traits.scatters || !detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
 
+    static constexpr bool forward = detail::gathers_in_forward<Overlap>();
+
 public:
     /// `parameters`: a range of anything that is a `Parameter`, in the order in which the forward uses them; their gradients are expected
     /// to become ready in the reverse order. Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters,
@@ -80,11 +84,12 @@ public:
     ///
     /// A rank without a batch skips its backward but calls `finish()`: it contributes nothing and gets the gradients, so its weights stay
     /// in step. Gradients that it marks anyway are not used, nor are those of its micro-batches under `no_sync()`. With OverlapForward it
-    /// calls `flush()`, and steps, before `finish()`. Collective.
+    /// waits for the averages of the last step, and steps, before `finish()`. Collective.
     bool begin_step(bool has_batch = true) { return engine_.begin_step(has_batch); }
 
-    /// This rank's weight in `Averaging::weighted_mean` and `mean_over_count`: a number of samples, tokens or micro-batches, 0 or more.
-    /// Holds from the next step until it is set again. Not while buckets are in flight.
+    /// This rank's weight in this step's `Averaging::weighted_mean` or `mean_over_count`: a number of samples, tokens or micro-batches; 0,
+    /// or from 1.2e-38 to 3.4e38. Each step of a rank with a batch needs one, before its first gradient is marked (but those under
+    /// `no_sync()`); otherwise the step ends in Error(invalid_argument). Local.
     void set_weight(double weight) { engine_.set_weight(weight); }
 
     /// While the guard lives, marks synchronise nothing: gradients of micro-batches add up (see Accumulation). Guards nest. An exception
@@ -104,26 +109,44 @@ public:
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) { engine_.mark_ready(i); }
 
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the parameters, if some
-    /// were not marked; or whatever the backend throws. With OverlapForward the averages arrive later: see `wait_gradient`. Collective.
-    void finish() { engine_.finish(); }
+    /// were not marked; Errc::parameter_mismatch if the weights of the ranks differ (see ReducerOptions::compare_weights_every); or
+    /// whatever the backend throws. With OverlapForward the averages arrive later, and it returns the PendingAverages. Collective.
+    auto finish() {
+        engine_.finish();
+        if constexpr (forward) return PendingAverages<B>(engine_);
+    }
+
+    /// A backward and `finish()`, which cannot be forgotten: calls `run(ready)`, in which `ready(i)` is `mark_ready(i)`, and returns what
+    /// `finish()` returns.
+    ///
+    ///     sync.backward([&](auto ready) { model.backward(batch, ready); });
+    template <class Run>
+    auto backward(Run&& run) {
+        std::forward<Run>(run)([this](std::size_t i) { mark_ready(i); });
+        return finish();
+    }
 
     /// Non-blocking variant of `finish()`: false while gradients are not marked or collectives not complete; true when it has done all
     /// that `finish()` does. Call it until then. Repeated calls time out as a wait does, once something is in flight (a pause between two
     /// calls counts for a second at most, or a sixteenth of the limit). With UnusedParameters::find_unused the first call ends the
     /// backward: gradients that are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()`
-    /// counts as not marked. Collective, as a whole.
-    bool try_finish() { return engine_.try_finish(); }
+    /// counts as not marked. With OverlapForward it returns PendingAverages, which are false as long as it would return false. Collective,
+    /// as a whole.
+    auto try_finish() {
+        const bool finished = engine_.try_finish();
+        if constexpr (forward) return finished ? PendingAverages<B>(engine_) : PendingAverages<B>();
+        else return finished;
+    }
 
     // ----------------------------------------------------------------------------------------------- after `finish()`
 
-    /// With `OverlapForward`: returns when gradient i holds the average. Call it before parameter i is stepped and used. With other
-    /// policies gradient i is there already. Starts no collectives: each rank may call it in an order of its own.
-    void wait_gradient(std::size_t i) { engine_.wait_gradient(i); }
-    /// With `OverlapForward`: waits for all gradients. Call it before a validation, a checkpoint, and at the end.
-    void flush() { engine_.flush(); }
+    /// With UnusedParameters::find_unused: did any rank use parameter i in this step? If not, gradient i is no average, and may differ
+    /// from rank to rank: do not step the parameter. Always true with UnusedParameters::error.
+    bool was_used(std::size_t i) const { return engine_.was_used(i); }
 
     /// The memory of gradient i. With GradientStorage::in_buckets it is the Reducer's, zero at first, and valid until `rebuild_buckets`
-    /// returns true. `gradient_view(i).as<float>()` has its type.
+    /// returns true. `gradient_view(i).as<float>()` has its type. Throws Error(invalid_argument) while an average is in flight
+    /// (OverlapForward).
     BufferView gradient_view(std::size_t i) const { return engine_.gradient_view(i); }
 
     /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy (except OverlapForward with a
@@ -132,8 +155,11 @@ public:
     double gradient_norm() { return engine_.gradient_norm(); }
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. An optimizer that takes a factor saves
-    /// this pass: `clip_factor(sync.gradient_norm(), max_norm)`. Collective.
-    double clip_gradients_by_norm(double max_norm) { return engine_.clip_gradients_by_norm(max_norm); }
+    /// this pass: `clip_factor(sync.gradient_norm(), max_norm)`. `total`: the norm of more gradients than these, where a training has several
+    /// Reducers. Leaves gradients as they are if the norm is infinite or NaN. Collective without `total`.
+    double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
+        return engine_.clip_gradients_by_norm(max_norm, total);
+    }
     /// Clamps every element to [-limit, limit]. Local.
     void clip_gradients_by_value(double limit) { engine_.clip_gradients_by_value(limit); }
 

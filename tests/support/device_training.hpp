@@ -99,12 +99,11 @@ std::vector<float> train(B comm, TrainingOptions options, Buckets buckets = {}, 
             }
             backward(0);
         }
-        sync.finish();
+        (void)sync.finish();  // waits for averages that arrive later, too
         if (options.clips) {
             norms.push_back(static_cast<float>(sync.clip_gradients_by_norm(50)));
             sync.clip_gradients_by_value(0.3);
         }
-        sync.flush();
         for (std::size_t i = 0; i < parameters; ++i) {
             const std::vector<float> gradient = read(comm, sync.gradient_view(i));
             for (std::size_t k = 0; k < gradient.size(); ++k) values[i][k] -= 0.01f * gradient[k];

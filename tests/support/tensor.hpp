@@ -128,6 +128,7 @@ struct gradsync::parameter_traits<gradsync_test::Tensor> {
     static constexpr MemorySpace space = MemorySpace::host;
     static BufferView gradient(Tensor& t) { return t.gradient_view(); }
     static BufferView value(Tensor& t) { return t.value_view(); }
+    static bool may_be_empty(const Tensor&) { return true; }
     static std::string name(Tensor& t) { return t.name; }
     static const std::vector<std::size_t>& shape(Tensor& t) { return t.shape; }
     static bool requires_grad(Tensor& t) { return t.requires_grad; }

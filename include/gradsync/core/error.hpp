@@ -24,6 +24,7 @@ enum class Errc {
     gradient_marked_twice,  ///< `mark_ready` was called more often than the parameter has uses
     abandoned,              ///< a collective was dropped before it was complete
     device_failed,          ///< a device, or the library that drives it, failed on this rank
+    non_finite,             ///< a gradient has an element that is infinite or NaN (NonFinite::error)
     storage,                ///< a file could not be written or read, or has the wrong contents
 };
 
@@ -42,6 +43,7 @@ inline const std::error_category& error_category() noexcept {
                 case Errc::gradient_marked_twice: return "a gradient was marked ready too often";
                 case Errc::abandoned: return "a collective was dropped before it was complete";
                 case Errc::device_failed: return "a device failed";
+                case Errc::non_finite: return "a gradient is infinite or NaN";
                 case Errc::storage: return "a file could not be written or read";
             }
             return "unknown error";

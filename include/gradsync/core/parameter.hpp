@@ -13,14 +13,32 @@
 
 namespace gradsync::inline v0_2 {
 
+/// A contiguous range whose memory may move by mistake; see `tracked`.
+template <detail::ContiguousRange R>
+struct Tracked {
+    R* range;
+};
+
+/// For a gradient whose vector is resized, assigned or swapped somewhere: each mark and each `finish()` looks where it is, and a gradient that
+/// is no longer where it was registered is an error. The object itself must stay where it is.
+///
+///     gs::parameter("w", w, gs::tracked(w_gradient))
+template <detail::ContiguousRange R>
+Tracked<R> tracked(R& range) noexcept {
+    return {&range};
+}
+
 /// A parameter as the library sees it: a name for messages, and views of memory that belongs to the trainer.
 struct ParameterView {
     std::string name = {};
-    BufferView value = {};                ///< the weights; required by `broadcast_parameters` and for sharding
-    BufferView gradient = {};             ///< data may be null if gradients live in the buckets
-    std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
-    bool requires_grad = true;            ///< false: frozen, takes no part in synchronisation
-    std::uint32_t uses = 1;               ///< the gradient is ready at the uses-th mark (tied weights)
+    BufferView value = {};                            ///< the weights; required by `broadcast_parameters` and for sharding
+    BufferView gradient = {};                         ///< data may be null if gradients live in the buckets
+    std::vector<std::size_t> shape = {};              ///< for verification; empty: one dimension
+    bool requires_grad = true;                        ///< false: frozen, takes no part in synchronisation
+    std::uint32_t uses = 1;                           ///< the gradient is ready at the uses-th mark (tied weights)
+    bool may_be_empty = false;                        ///< true: a gradient of 0 elements is meant
+    const void* owner = nullptr;                      ///< of the gradient's memory, if `look` is given
+    BufferView (*look)(const void* owner) = nullptr;  ///< where the gradient is now; see `tracked`
 };
 
 /// The largest number of uses that a Reducer accepts. No backward has as many; larger values are negative numbers that were converted.
@@ -31,12 +49,13 @@ inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 ///
 /// | function | returns | default |
 /// |---|---|---|
-/// | `gradient(t)` | an argument for `buffer()`: a contiguous range, a `BufferView`, a type with `buffer_traits` | |
+/// | `gradient(t)` | an argument for `buffer()`: a contiguous range, a `BufferView`, a type with `buffer_traits`; or `tracked(range)` | |
 /// | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws |
 /// | `name(t)` | `std::string` | the index |
 /// | `shape(t)` | a range of integers | one dimension |
 /// | `requires_grad(t)` | `bool` | true |
 /// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
+/// | `may_be_empty(t)` | `bool`: is a gradient of 0 elements meant? | false |
 ///
 /// `static constexpr MemorySpace space` states the memory space, which is checked against the backend's at compile time.
 template <class T>
@@ -56,6 +75,12 @@ template <class T>
 struct parameter_traits<T> : buffer_traits<T> {
     static T& gradient(T& tensor) { return tensor; }
     static const T& gradient(const T& tensor) { return tensor; }
+};
+
+template <class R>
+struct parameter_traits<Tracked<R>> {
+    static constexpr MemorySpace space = MemorySpace::host;
+    static Tracked<R> gradient(Tracked<R> tracked) { return tracked; }
 };
 
 template <>
@@ -109,6 +134,21 @@ consteval bool require_parameter() {
     return true;
 }
 
+namespace detail {
+
+template <class Gradient>
+void set_gradient(ParameterView& view, Gradient&& gradient) {
+    view.gradient = buffer(std::forward<Gradient>(gradient));
+}
+template <class R>
+void set_gradient(ParameterView& view, Tracked<R> gradient) {
+    view.gradient = buffer(*gradient.range);
+    view.owner = gradient.range;
+    view.look = [](const void* owner) { return buffer(*static_cast<R*>(const_cast<void*>(owner))); };
+}
+
+}  // namespace detail
+
 /// The view of one parameter of any type.
 template <class T>
 ParameterView parameter_view(T& t) {
@@ -121,12 +161,13 @@ ParameterView parameter_view(T& t) {
         ParameterView view;
         if constexpr (detail::HasGradient<T>) {
             using Traits = detail::traits_of<T>;
-            view.gradient = buffer(Traits::gradient(t));
+            detail::set_gradient(view, Traits::gradient(t));
             if constexpr (requires { Traits::value(t); }) view.value = buffer(Traits::value(t));
             if constexpr (requires { Traits::name(t); }) view.name = Traits::name(t);
             if constexpr (requires { Traits::shape(t); }) view.shape = detail::extents(Traits::shape(t));
             if constexpr (requires { Traits::requires_grad(t); }) view.requires_grad = Traits::requires_grad(t);
             if constexpr (requires { Traits::uses(t); }) view.uses = static_cast<std::uint32_t>(Traits::uses(t));
+            if constexpr (requires { Traits::may_be_empty(t); }) view.may_be_empty = Traits::may_be_empty(t);
         }
         return view;
     }
@@ -138,10 +179,9 @@ ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, st
     using Traits = buffer_traits<std::remove_cvref_t<Value>>;
     if constexpr (requires { Traits::shape(value); })
         if (shape.empty()) shape = detail::extents(Traits::shape(value));
-    return {.name = std::move(name),
-            .value = buffer(std::forward<Value>(value)),
-            .gradient = buffer(std::forward<Gradient>(gradient)),
-            .shape = std::move(shape)};
+    ParameterView view{.name = std::move(name), .value = buffer(std::forward<Value>(value)), .shape = std::move(shape)};
+    detail::set_gradient(view, std::forward<Gradient>(gradient));
+    return view;
 }
 
 }  // namespace gradsync::inline v0_2

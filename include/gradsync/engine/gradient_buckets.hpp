@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <span>
 #include <string>
@@ -148,6 +149,15 @@ public:
     void hand_out(std::size_t b, Wanted&& wanted) {
         for (std::size_t i : plan_.bucket(b))
             if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), parameters_[i].gradient);
+    }
+
+    /// Makes the first element of each gradient that the results of bucket b will be copied to a NaN, so that nobody trains on what is there
+    /// before. In host memory.
+    void spoil(std::size_t b) noexcept {
+        if constexpr (B::memory_space == MemorySpace::host)
+            for (std::size_t i : plan_.bucket(b))
+                if (const BufferView g = parameters_[i].gradient; is_copied(i) && g.count != 0 && is_floating(g.dtype))
+                    std::memset(g.data, 0xff, size_of(g.dtype));  // a NaN in each of the types
     }
 
     /// Saves gradient i, if it lives in its bucket, in case no rank used it.

@@ -17,6 +17,7 @@
 #include "marking.hpp"
 #include "parameters.hpp"
 #include "verification.hpp"
+#include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -41,6 +42,7 @@ public:
         : Base(std::move(backend), owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
                bucket_policy_.describe() + " " + overlap_.describe() + " " + policies.exchange_name + " " + describe(options_));
+        check_own_memory(host_of(backend_), gradients_.parameters());
         check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
         statistics_.transport = backend_.describe();
@@ -95,6 +97,8 @@ public:
     void finish() {
         check_usable("finish");
         check_gathered("finish");
+        const typename Base::Finishing alone(*this, "finish");
+        check_places("finish");
         auto held = step_.watch().hold(Activity::finish);
         guard([&] {
             close_step();
@@ -114,13 +118,15 @@ public:
             return false;
         }
         check_gathered("try_finish");
+        const typename Base::Finishing alone(*this, "try_finish");
+        check_places("try_finish");
         const auto begin = step_.watch().now();
         bool complete = false;
         guard([&] {
             close_step();
             const auto lock = step_.exclusive();
             step_.test();
-            complete = !step_.in_flight() && used_map_work_.test();
+            complete = !step_.in_flight() && used_map_work_.test() && skip_work_.test() && step_.weights().test();
             if (!complete) return step_.watch().add(begin, step_.watch().now());
             auto held = step_.watch().hold_since(begin, Activity::finish);
             complete_step(held);
@@ -128,10 +134,17 @@ public:
         return complete;
     }
 
-    void wait_gradient(std::size_t i) {
-        check_index(i, gradients_.parameters().size(), "wait_gradient");
-        check_usable("wait_gradient");
-        if (decoupled_ && gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "wait_gradient");
+    /// With OverlapForward: returns gradient i once it holds the average of step number `step`.
+    BufferView acquire_average(std::size_t i, std::uint64_t step) {
+        check_index(i, gradients_.parameters().size(), "acquire");
+        check_usable("acquire");
+        if (step != statistics_.steps) refuse("acquire", "these averages are of an earlier step; use what the last finish() returned");
+        if (gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "acquire");
+        return gradients_.gradient(i);
+    }
+    /// Waits for all averages of step number `step`; no-op if it is not the last one.
+    void acquire_all(std::uint64_t step) {
+        if (step == statistics_.steps) flush();
     }
 
     void flush() {
@@ -151,9 +164,11 @@ public:
         });
     }
 
-    double clip_gradients_by_norm(double max_norm) {
+    double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
+        check_usable("clip_gradients_by_norm");
+        check_between_steps("clip_gradients_by_norm");
         check_limit(max_norm, "clip_gradients_by_norm");
-        const double norm = gradient_norm();
+        const double norm = total ? *total : gradient_norm();
         if (const double factor = clip_factor(norm, max_norm); factor != 1)
             for_gradients([&](BufferView gradient) { passes_of(backend_).scale(gradient, factor); });
         return norm;
@@ -193,7 +208,7 @@ public:
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
     /// Pooled gradients: sets whether new shards are added to those that are there, as for further micro-batches.
     void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
-    /// Did any rank use parameter i in the last step, or in the micro-batches that were added up? Always true without
+    /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true without
     /// UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
         check_index(i, gradients_.parameters().size(), "was_used");
@@ -254,7 +269,15 @@ private:
             if (!step_.has_batch()) readiness_.forget_used();
             used_map_work_ = host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
+        if (options_.non_finite == NonFinite::skip) {
+            skips_now_ = this->skips_.exchange(0, std::memory_order_relaxed);
+            skip_work_ = host_of(backend_).all_reduce(buffer(std::span(&skips_now_, 1)), ReduceOp::max);
+        }
         closed_ = true;
+    }
+
+    void check_places(const char* operation) {
+        for (std::size_t i = 0; this->tracks_ && i < gradients_.parameters().size(); ++i) this->check_place(i, operation);
     }
 
     /// Settles a step without a batch. The gradients of this rank do not count, but may have to be restored.
@@ -295,30 +318,36 @@ private:
     /// Waits for the collectives, hands out the results, and prepares the next step.
     void complete_step(Watch::Span& held) {
         const bool agree = options_.unused == UnusedParameters::find_unused;
+        const bool skips = options_.non_finite == NonFinite::skip && (skip_work_.wait(), skips_now_ != 0);
         for (std::size_t b = 0; b < plan().size(); ++b) {
             step_.complete(b);
+            if (skips) gradients_.clear_bucket(b);
             if (!agree && !scatters_ && !decoupled_) gradients_.hand_out(b, [](std::size_t) { return true; });
         }
-        if (decoupled_) step_.start_gathers(gathers_);
+        if (decoupled_) {
+            step_.start_gathers(gathers_);
+            for (std::size_t b = 0; !agree && b < plan().size(); ++b) gradients_.spoil(b);
+        }
         if (agree) {
             used_map_work_.wait();
-            if (scatters_) {
-                if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
-                used_.resize(gradients_.parameters().size());
-                for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
-            } else {
+            if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
+            used_.resize(gradients_.parameters().size());
+            for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
+            if (!scatters_) {
                 for (std::size_t b = plan().size(); decoupled_ && b-- > 0;) gathers_.wait(b);  // restore only after them
                 for (std::size_t b = 0; b < plan().size(); ++b)
                     gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
                 gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
             }
         }
+        step_.weights().finish(host_of(backend_), gradients_.parameters());
         held.end();
         statistics_.last = step_.take_statistics(statistics_.buckets);
         if (decoupled_ && backend_.size() > 1) {  // the gathers are in flight
             for (std::size_t b = 0; b < plan().size(); ++b) statistics_.last.bytes += gradients_.bucket(b).bytes();
             statistics_.last.collectives += plan().size();
         }
+        statistics_.last.skipped = skips ? 1 : 0;
         statistics_.total += statistics_.last;
         ++statistics_.steps;
         readiness_.reset();
@@ -335,7 +364,8 @@ private:
     void check_gathered(const char* operation) const {
         if (!closed_ && gathers_.pending() != 0)
             refuse(operation,
-                   "averages of the last step were not waited for; call wait_gradient(i) before parameter i is used, or flush()");
+                   "averages of the last step were not waited for; call acquire(i) on what finish() returned before parameter i is "
+                   "stepped and used, or wait()");
     }
 
     void check_limit(double limit, const char* operation) const {
@@ -354,8 +384,9 @@ private:
              name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
     }
     std::optional<GradientNorm> norm_;
-    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; only if gradients are scattered and ranks agree on their use
-    typename HostOf<B>::WorkType used_map_work_;
+    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; only if ranks agree on their use
+    typename HostOf<B>::WorkType used_map_work_, skip_work_;
+    std::int32_t skips_now_ = 0;  ///< 1: some rank's gradients have an element that is not finite
     Statistics statistics_;
     bool closed_ = false;  ///< all marks of this step are settled
     int exceptions_ = std::uncaught_exceptions();

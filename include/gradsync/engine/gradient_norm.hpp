@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -19,10 +18,9 @@
 namespace gradsync::inline v0_2 {
 
 /// The factor that scales gradients down to a norm of at most `max_norm`, for optimizers that take a factor and save the clipping pass. 1
-/// if the norm is small enough; not finite if the norm is not.
+/// if the norm is small enough, and if it is infinite or NaN: one bad element must not spoil all others.
 inline double clip_factor(double norm, double max_norm) noexcept {
-    if (norm <= max_norm) return 1;
-    return detail::is_finite(norm) ? max_norm / norm : std::numeric_limits<double>::quiet_NaN();
+    return norm > max_norm && detail::is_finite(norm) ? max_norm / norm : 1;
 }
 
 }  // namespace gradsync::inline v0_2

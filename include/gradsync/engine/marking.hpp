@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "../core/math.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
+#include "../kernel/finite.hpp"
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
@@ -54,10 +57,14 @@ public:
 
     void set_weight(double weight) {
         check_usable("set_weight");
-        if (options_.averaging != Averaging::weighted_mean && options_.averaging != Averaging::mean_over_count)
+        if (!is_weighted(options_.averaging))
             refuse("set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
-        if (!(weight >= 0) || !is_finite(weight))
-            refuse("set_weight", "a weight must be a finite number of 0 or more, not " + std::to_string(weight));
+        constexpr double least = std::numeric_limits<float>::min(), most = std::numeric_limits<float>::max();
+        if (weight != 0 && !(weight >= least && weight <= most)) {
+            char given[32];
+            std::snprintf(given, sizeof given, "%g", weight);
+            refuse("set_weight", std::string("a weight must be 0, or from 1.2e-38 to 3.4e38, not ") + given);
+        }
         if (step_.launched() != 0)
             refuse("set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
         step_.set_weight(weight);
@@ -76,6 +83,7 @@ public:
         if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; let it go first");
         readiness_.reset();
         gradients_.forget_sums();
+        skips_ = 0;
     }
     /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or may it be, because a guard lives?
     bool accumulates() const noexcept {
@@ -91,15 +99,17 @@ public:
             case Readiness::Mark::too_often: refuse_mark(i);
             case Readiness::Mark::ready: break;
         }
-        if (gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i))) refuse_unwaited(i);
+        if (is_arriving(i)) refuse_unwaited(i);
         if (gradients_.pooled() && !gradients_.was_asked_for(i)) refuse_unasked(i);
         const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
         if (unsynchronised & without_batch) return readiness_.rearm(i);
+        if (checks_gradients_) check_gradient(i);
         const bool synchronises = unsynchronised == 0;
         const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
         // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
+            if (unsynchronised & finishing) refuse_in_finish(i);
             readiness_.used()[i] = 1;
             if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
@@ -134,6 +144,10 @@ public:
     BufferView gradient_view(std::size_t i) const {
         check_index(i, parameters().size(), "gradient_view");
         check_usable("gradient_view");
+        if (is_arriving(i))
+            refuse("gradient_view",
+                   "the average of '" + name(i) + "' is in flight; call acquire(" + std::to_string(i) + ") on what finish() has returned",
+                   name(i));
         return gradients_.gradient(i);
     }
     /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.
@@ -186,17 +200,30 @@ protected:
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
-          options_(checked(options)),
+          options_(checked(options, !policies.packs || policies.exchange->traits.scatters)),
           bucket_policy_(std::move(policies.buckets)),
           gradients_(backend_, std::move(parameters), options, bucket_policy_, scatters_, policies.packs),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
+          tracks_(is_tracked(gradients_.parameters(), options)),
+          checks_gradients_(tracks_ || options.non_finite != NonFinite::pass),
           ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
-    /// Checks before anything is made, so that a refused rank may try again.
-    const ReducerOptions& checked(const ReducerOptions& options) const {
+    static bool is_tracked(std::span<const ParameterView> parameters, const ReducerOptions& options) noexcept {
+        bool any = false;
+        for (const ParameterView& p : parameters) any = any || (p.requires_grad && p.look != nullptr);
+        return any && options.gradients == GradientStorage::borrowed;
+    }
+
+    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce or ReduceScatter.
+    const ReducerOptions& checked(const ReducerOptions& options, bool plain) const {
+        if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
+            refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
+        if (options.non_finite == NonFinite::skip && (!plain || options.gradients == GradientStorage::pooled))
+            refuse("Reducer",
+                   "NonFinite::skip goes with AllReduce and ReduceScatter, and not with sharded gradients; use NonFinite::error");
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
@@ -227,6 +254,23 @@ protected:
         } catch (...) {  // every later call reports the failure
         }
     }
+
+    /// With OverlapForward: was the average of gradient i not waited for yet?
+    bool is_arriving(std::size_t i) const noexcept { return gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i)); }
+
+    /// While it lives, a mark is an error: it comes too late for the step that ends, and too early for the next.
+    class Finishing {
+    public:
+        Finishing(Marking& marking, const char* operation) : marking_(marking) {
+            if ((marking.unsynchronised_.fetch_or(finishing) & finishing) != 0) marking.refuse(operation, in_finish);
+        }
+        Finishing(const Finishing&) = delete;
+        Finishing& operator=(const Finishing&) = delete;
+        ~Finishing() { marking_.unsynchronised_ &= ~finishing; }
+
+    private:
+        Marking& marking_;
+    };
 
     /// Pooled gradients: gives bucket b a slot, after waiting for buckets in flight if all are taken.
     void obtain(std::size_t b, const char* operation) {
@@ -263,10 +307,45 @@ protected:
         if (!readiness_.untouched()) refuse(operation, "gradients of this step are marked ready already; call finish() first");
     }
 
+    static constexpr const char* in_finish = "another thread is in finish(); end the backward on all threads, then call finish() on one";
+    [[noreturn]] void refuse_in_finish(std::size_t i) {
+        fail(Errc::invalid_argument, "mark_ready", in_finish, name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
+    /// Is gradient i where it was registered?
+    void check_place(std::size_t i, const char* operation) {
+        const ParameterView& p = gradients_.parameter(i);
+        if (!tracks_ || p.look == nullptr || !p.requires_grad) return;
+        const BufferView now = p.look(p.owner);
+        if (now == p.gradient) return;
+        const std::string what = now.count == p.gradient.count
+                                     ? "moved"
+                                     : "has " + std::to_string(now.count) + " elements now, and had " + std::to_string(p.gradient.count);
+        fail(Errc::invalid_argument, operation,
+             "the gradient of '" + p.name + "' " + what +
+                 "; call rebind_gradient() when its memory has moved, between steps, and register "
+                 "anew what has another size",
+             p.name, static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    }
+
+    /// The checks of a mark that options or parameters ask for.
+    void check_gradient(std::size_t i) {
+        check_place(i, "mark_ready");
+        if (options_.non_finite == NonFinite::pass || kernel::all_finite(gradients_.gradient(i))) return;
+        if (options_.non_finite == NonFinite::error)
+            fail(Errc::non_finite, "mark_ready",
+                 "the gradient of '" + name(i) +
+                     "' has an element that is infinite or NaN; lower the learning rate or the loss scale, or "
+                     "skip such steps (NonFinite::skip)",
+                 name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+        skips_.store(1, std::memory_order_relaxed);
+    }
+
     [[noreturn]] void refuse_unwaited(std::size_t i) {
         fail(Errc::invalid_argument, "mark_ready",
-             "the average of the last step was not waited for; call wait_gradient(i) before a parameter is used, or flush()", name(i),
-             static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+             "the average of the last step was not waited for; call acquire(i) on what finish() returned before parameter i is stepped "
+             "and used",
+             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 
     [[noreturn]] void refuse_unasked(std::size_t i) {
@@ -276,6 +355,7 @@ protected:
     }
 
     [[noreturn]] void refuse_mark(std::size_t i) {
+        if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) refuse_in_finish(i);
         const ParameterView& p = gradients_.parameter(i);
         const std::size_t bucket = readiness_.bucket_of(i);
         const std::string what = marked_too_often(p, bucket);
@@ -290,11 +370,13 @@ protected:
     GradientBuckets<B> gradients_;
     Readiness readiness_;
     Step<B> step_;
+    const bool tracks_, checks_gradients_;
+    std::atomic<std::int32_t> skips_{0};  ///< 1: this rank's gradients have an element that is not finite
     ReadyOrder ready_order_;
     DeferredGather<B> gathers_;  ///< only if decoupled
 
-    static constexpr unsigned without_batch = 1, one_guard = 2;
-    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: guards of `no_sync()`, and a step without a batch
+    static constexpr unsigned without_batch = 1, finishing = 2, one_guard = 4;
+    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: see these flags; each guard of `no_sync()` adds one
     bool marks_watched_ = false;                  ///< marks are recorded or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 

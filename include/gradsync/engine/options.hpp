@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,14 +51,31 @@ enum class JoinDivisor : std::uint8_t {
     all_ranks,   ///< the world size
 };
 
+/// What to do about a gradient with an element that is infinite or NaN, which the mean would spread to all ranks. Each mark reads the
+/// gradient for it, in host memory.
+enum class NonFinite : std::uint8_t {
+    pass,   ///< nothing; nothing is read
+    error,  ///< an error that names rank and parameter, on every rank, before the gradient leaves
+    skip,  ///< the ranks agree to skip the step: `finish()` leaves gradients of 0, and `statistics().last.skipped` is true. Costs one small
+           ///< collective per step. With AllReduce or ReduceScatter, not for pooled gradients.
+};
+
+/// No number of steps: see ReducerOptions::compare_weights_every.
+inline constexpr std::size_t never = static_cast<std::size_t>(-1);
+
 struct ReducerOptions {
     GradientStorage gradients = GradientStorage::borrowed;
     Averaging averaging = Averaging::mean;
     Accumulation accumulation = Accumulation::in_gradients;
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
+    NonFinite non_finite = NonFinite::pass;
     /// The type in which borrowed floating gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
     std::optional<DType> reduce_dtype = {};
+    /// The first `finish()`, and then each after so many steps, compares the weights of all ranks; it throws Error(parameter_mismatch) if
+    /// they differ, because averages do not make them equal again. 0: only the first. `never`: for weights that differ on purpose. It reads
+    /// all weights once.
+    std::size_t compare_weights_every = 0;
     /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;
 };
@@ -69,6 +87,7 @@ inline std::string describe(const ReducerOptions& options) {
     constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
     constexpr const char* unused[] = {"error", "find_unused"};
     constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
+    constexpr const char* non_finite[] = {"pass", "error", "skip"};
     std::string text;
     const auto add = [&](const char* name, std::string_view value) { (text += name) += value; };
     add("gradients=", storage[static_cast<int>(options.gradients)]);
@@ -76,11 +95,18 @@ inline std::string describe(const ReducerOptions& options) {
     add(" accumulation=", accumulation[static_cast<int>(options.accumulation)]);
     add(" unused=", unused[static_cast<int>(options.unused)]);
     add(" divisor=", divisor[static_cast<int>(options.divisor)]);
+    add(" non_finite=", non_finite[static_cast<int>(options.non_finite)]);
     add(" reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own");
+    add(" compare_weights_every=", options.compare_weights_every == never ? "never" : std::to_string(options.compare_weights_every));
     return text;
 }
 
 namespace detail {
+
+/// Does the averaging need a weight in each step?
+constexpr bool is_weighted(Averaging averaging) noexcept {
+    return averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count;
+}
 
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
 /// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.

@@ -104,6 +104,8 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
         refuse(
             "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
             "added up there by the trainer");
+    if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
+        refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
         refuse("reduce_dtype must be a floating type, not " + text(*options.reduce_dtype));
 
@@ -140,6 +142,8 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
 
         check(!borrowed || g.data != nullptr || g.count == 0,
               [] { return "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)"; });
+        check(g.count != 0 || p.may_be_empty,
+              [] { return "has no elements; register it when it has its size, or say that it is meant (may_be_empty)"; });
         check_alignment(g, "gradient");
         check(g.space == space,
               [&] { return "lies in " + text(g.space) + " memory, but the backend works on " + text(space) + " memory"; });

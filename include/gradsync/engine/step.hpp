@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/exchange.hpp"
+#include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
 #include "deferred_gather.hpp"
@@ -24,6 +27,7 @@
 #include "policies.hpp"
 #include "readiness.hpp"
 #include "watch.hpp"
+#include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -190,8 +194,13 @@ public:
             }
             started_.store(b + 1, std::memory_order_release);
         }
+        // Here, not in `finish()`: ranks may finish two Reducers of different communicators in different orders.
+        if (b == times_.size() && travels && is_due(options_.compare_weights_every))
+            weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
         if (in_hook) watch_.add(first, last);
     }
+    /// The comparison of the weights, which starts with the last bucket of a step.
+    WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
 
     /// Starts the gathers of all buckets, when all collectives of the step are complete. The last bucket goes first, because the next
     /// forward starts with the parameters whose gradients came last. They use the same launch groups as the buckets. All start before any
@@ -266,15 +275,23 @@ public:
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
-            step.collectives += options_.unused == UnusedParameters::find_unused ? 1 : 0;
+            step.collectives +=
+                (options_.unused == UnusedParameters::find_unused ? 1 : 0) + (options_.non_finite == NonFinite::skip ? 1 : 0);
             step.communication_seconds = watch_.take_covered_seconds();
         }
         started_.store(0, std::memory_order_relaxed);
         completed_.store(0, std::memory_order_relaxed);
+        weight_.reset();
+        ++steps_;
         return step;
     }
 
 private:
+    /// Is this a step in which the ranks compare their weights?
+    bool is_due(std::size_t every) const noexcept {
+        return every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
+    }
+
     struct Times {
         Time launch, end;
     };
@@ -304,7 +321,12 @@ private:
             if (!is_single_rank()) exchange_->start(backend_, b, bucket, ReduceOp::sum, {});
             return;
         }
-        const Contribution own = contribution_of(options_, backend_.rank(), weight_, has_batch_);
+        if (has_batch_ && !weight_ && is_weighted(options_.averaging))
+            throw Error(Errc::invalid_argument,
+                        "rank " + std::to_string(backend_.rank()) +
+                            " gave no weight for this step; call set_weight() in each step, before the first mark_ready()",
+                        {.operation = "set_weight", .rank = backend_.rank()});
+        const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
     }
@@ -320,7 +342,9 @@ private:
     Watch watch_;
     std::vector<Times> times_;  ///< by bucket
     std::atomic<std::size_t> started_{0}, completed_{0};
-    double weight_ = 1;
+    WeightComparison<HostOf<B>> weights_;
+    std::size_t steps_ = 0;         ///< that are over
+    std::optional<double> weight_;  ///< for this step
     bool has_batch_ = true;
     // No spin locks: a thread that waits for memory waits for a collective, and a compressor computes for milliseconds at a launch.
     std::mutex polling_;

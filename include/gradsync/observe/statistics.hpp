@@ -13,6 +13,7 @@ namespace gradsync::inline v0_2 {
 struct StepStatistics {
     std::size_t bytes = 0;  ///< handed to collectives by this rank, gathers included
     std::size_t collectives = 0;
+    std::size_t skipped = 0;           ///< steps that NonFinite::skip skipped
     double communication_seconds = 0;  ///< at least one bucket was in flight or gathered, as seen by this rank
     double exposed_seconds = 0;        ///< the time that `finish()` and the hooks added to the step; concurrent threads count once.
                                        ///< Copies of borrowed gradients below 16 KiB do not count: reading the clock would take as long
@@ -25,6 +26,7 @@ struct StepStatistics {
     StepStatistics& operator+=(const StepStatistics& other) noexcept {
         bytes += other.bytes;
         collectives += other.collectives;
+        skipped += other.skipped;
         communication_seconds += other.communication_seconds;
         exposed_seconds += other.exposed_seconds;
         return *this;
@@ -53,7 +55,10 @@ struct Statistics {
     StepStatistics mean() const noexcept {
         if (steps == 0) return {};
         const double n = static_cast<double>(steps);
-        return {total.bytes / steps, total.collectives / steps, total.communication_seconds / n, total.exposed_seconds / n};
+        return {.bytes = total.bytes / steps,
+                .collectives = total.collectives / steps,
+                .communication_seconds = total.communication_seconds / n,
+                .exposed_seconds = total.exposed_seconds / n};
     }
     double overlap_ratio() const noexcept { return total.overlap_ratio(); }
 };

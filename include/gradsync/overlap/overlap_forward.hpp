@@ -9,8 +9,8 @@
 namespace gradsync::inline v0_2 {
 
 /// Buckets leave in the backward as with `OverlapBackward`, but as reduce-scatters. `finish()` starts the other half of the all-reduce, the
-/// all-gathers, which overlap with the next forward. Before you use parameter i there, call `wait_gradient(i)` (Reducer; then step this
-/// parameter) or `wait_parameter(i)` (ShardedOptimizer). `flush()` waits for all of them.
+/// all-gathers, which overlap with the next forward. Before you use parameter i there, call `acquire(i)` on what `finish()` has returned
+/// (Reducer; then step this parameter) or `wait_parameter(i)` (ShardedOptimizer).
 ///
 /// Use it if the network is slow and the backward alone does not hide the communication (DeAR, arXiv 2302.12445).
 struct OverlapForward : OverlapBackward {

@@ -60,11 +60,11 @@ public:
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight. If micro-batches are reduced one by one, the weight compares ranks, not micro-batches.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, the weight compares ranks, not
+    /// micro-batches.
     void set_weight(double weight) {
         check_usable("set_weight");
         engine_->set_weight(weight);
-        weight_ = weight;
     }
     /// While the guard lives, marks only add up gradients, without communication. Throws Error(invalid_argument) if gradients are sharded.
     /// See Reducer::no_sync.
@@ -198,7 +198,6 @@ protected:
                                              make_policies<B>(buckets_, overlap_, exchange_));
         if (engine_) take_times();
         engine_ = std::move(made);
-        if (weight_) engine_->set_weight(*weight_);
         gathers_.set_watch(watch());
         exchange_.with_replicas(
             [&](B& replicas) { verify<B>(replicas, parameters_, engine_->plan(), all + " " + describe(engine_options_)); });
@@ -300,7 +299,6 @@ protected:
     UnitValues<B> values_;
     ShardState<B> state_;
     DeferredGather<B> gathers_;
-    std::optional<double> weight_;   ///< as last set
     std::size_t micro_batches_ = 0;  ///< number reduced since the last step
     StepStatistics step_;
     Statistics statistics_;

@@ -58,6 +58,8 @@ public:
                std::move(buckets), std::move(overlap), std::move(exchange)),
           storage_(options.parameters) {
         GradientStorage& gradients = this->engine_options_.gradients;
+        if (Stage::shards_gradients && gradients == GradientStorage::in_buckets)
+            this->refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
         if (Stage::shards_gradients) gradients = GradientStorage::pooled;
         else if (gradients == GradientStorage::pooled) this->refuse(name, "pooled gradients are for stage 2: write Zero2");
         for (const ParameterView& p : this->parameters_)

@@ -18,7 +18,7 @@
 namespace gradsync::inline v0_2 {
 
 struct ShardedParametersOptions {
-    ReducerOptions reducer = {};        ///< `gradients` is ignored: see `shard_gradients`
+    ReducerOptions reducer = {};        ///< without `gradients`, for which see `shard_gradients`, and `compare_weights_every`
     bool shard_gradients = true;        ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
     std::size_t prefetch = 1;           ///< number of units that are gathered ahead of the one in use
     bool reshard_after_forward = true;  ///< false: a gathered unit stays until the end of the step, so its backward need not gather
@@ -67,7 +67,12 @@ public:
           given_units_(units),
           gathering_(this->backend_.duplicate()),
           order_(options.prefetch) {
+        if (options_.reducer.gradients != GradientStorage::borrowed || options_.reducer.compare_weights_every != 0)
+            this->refuse(name,
+                         "gradients never live in your memory, and each weight is on one rank; leave ReducerOptions::gradients and "
+                         "compare_weights_every out");
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
+        this->engine_options_.compare_weights_every = never;  // each weight is on one rank
         replicate_small_ones();
         for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)

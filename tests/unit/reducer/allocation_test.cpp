@@ -104,7 +104,8 @@ void check_policies(Overlap overlap, ReducerOptions options, DType dtype = DType
     for (const int ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
         CAPTURE(describe(options));
-        const auto step = [](auto& sync, auto& model, int) {
+        const auto step = [&](auto& sync, auto& model, int) {
+            if (options.averaging == Averaging::weighted_mean) sync.set_weight(2);
             for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
             sync.finish();
         };

@@ -35,9 +35,9 @@ void check_averaging(Averaging averaging, const std::vector<DType>& dtypes, By&&
                           const int rank = comm.rank();
                           Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.gradients = storage, .averaging = averaging},
                                                                          SizeCappedBuckets(200));
-                          if (averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count)
-                              sync.set_weight(token_counts[static_cast<std::size_t>(rank)]);
-                          for (int step = 0; step < 2; ++step) {  // a weight holds until it is set again
+                          for (int step = 0; step < 2; ++step) {
+                              if (averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count)
+                                  sync.set_weight(token_counts[static_cast<std::size_t>(rank)]);
                               backward(sync, model, rank, step);
                               sync.finish();
                               for (std::size_t i = 0; i < model.size(); ++i)
@@ -134,7 +134,7 @@ TEST_CASE("what a rank without weight holds has no influence, NaN and infinity n
                       const int rank = comm.rank();
                       Reducer<ThreadBackend, Flat> sync(comm, model, {.averaging = Averaging::weighted_mean});
                       if (batchless) finding.check(sync.begin_step(rank != 1), "nobody has a batch");
-                      else sync.set_weight(rank == 1 ? 0 : 1);
+                      if (!batchless || rank != 1) sync.set_weight(rank == 1 ? 0 : 1);
                       if (rank != 1) {
                           backward(sync, model, rank, 0);
                       } else {
@@ -170,8 +170,10 @@ TEST_CASE("set_weight refuses what is no weight, and averages without weights") 
               Reducer plain(comm, model);
               finding.check(outcome_of([&] { plain.set_weight(2); }).says("weighted_mean"), "a weight for a plain mean");
               Reducer<ThreadBackend, PerParameter, OverlapBackward> weighted(comm, model, {.averaging = Averaging::weighted_mean});
-              for (const double w : {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
-                  finding.check(outcome_of([&] { weighted.set_weight(w); }).is(Errc::invalid_argument), std::to_string(w) + " was taken");
+              for (const double w : {-1.0, 1e39, 1e-46, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+                  finding.check(outcome_of([&] { weighted.set_weight(w); }).says("a weight must be 0, or from 1.2e-38 to 3.4e38, not "),
+                                std::to_string(w) + " was taken");
+              finding.check(outcome_of([&] { weighted.set_weight(1e-46); }).says("not 1e-46"), "another number is named");
               weighted.set_weight(0.5);
               weighted.mark_ready(1);
               finding.check(outcome_of([&] { weighted.set_weight(1); }).says("in flight"), "a weight within the step");
@@ -179,4 +181,29 @@ TEST_CASE("set_weight refuses what is no weight, and averages without weights") 
               weighted.finish();
               weighted.set_weight(1);
           }) == "");
+}
+
+TEST_CASE("a step without a weight ends in an error that asks for one, on every rank") {
+    for (const Averaging averaging : {Averaging::weighted_mean, Averaging::mean_over_count})
+        for (const int ranks : {1, 2, 3})
+            for (const bool first : {true, false}) {
+                const auto seen = outcomes(ranks, [&](ThreadBackend comm) {
+                    auto model = tensors({10, 20});
+                    Reducer sync(comm, model, {.averaging = averaging});
+                    if (!first) {
+                        sync.set_weight(2);
+                        backward(sync, model, comm.rank(), 0);
+                        sync.finish();
+                    }
+                    if (comm.rank() != ranks - 1) sync.set_weight(1);  // the last one forgets it
+                    backward(sync, model, comm.rank(), 1);
+                    sync.finish();
+                });
+                for (const Outcome& outcome : seen) {
+                    INFO(outcome.text);
+                    CHECK(outcome.says("rank " + std::to_string(ranks - 1) +
+                                       " gave no weight for this step; call set_weight() in each step"));
+                }
+                CHECK(seen.back().is(Errc::invalid_argument));
+            }
 }

@@ -4,10 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -25,16 +29,23 @@ namespace {
 template <class Buckets>
 using ForwardReducer = Reducer<ThreadBackend, Buckets, OverlapForward>;
 
-/// A forward that waits for each gradient before its parameter is used, and a backward.
+using Averages = PendingAverages<ThreadBackend>;
+
+/// A forward that acquires each average before its parameter is used.
+void forward(Averages& averages, const std::vector<Tensor>& model) {
+    for (std::size_t i = 0; averages && i < model.size(); ++i) averages.acquire(i);
+}
+
+/// Averages of halves, and a placeholder for whole ones.
 template <class Sync>
-void forward_and_backward(Sync& sync, const std::vector<Tensor>& model, int rank, int batch) {
-    for (std::size_t i = 0; i < model.size(); ++i) sync.wait_gradient(i);
-    backward(sync, model, rank, batch);
+auto finish(Sync& sync) {
+    if constexpr (std::is_void_v<decltype(sync.finish())>) return sync.finish(), true;
+    else return sync.finish();
 }
 
 /// What finish() and try_finish() are to say, of averages that nobody has waited for.
 bool tells_to_wait(const Outcome& outcome) {
-    return outcome.is(Errc::invalid_argument) && outcome.says("were not waited for") && outcome.says("flush()");
+    return outcome.is(Errc::invalid_argument) && outcome.says("were not waited for") && outcome.says("acquire(i)");
 }
 
 }  // namespace
@@ -46,17 +57,18 @@ TEST_CASE("gradients are waited for one by one, in the forward's order, and are 
             CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({700, 1, 3000, 0, 5, 1025});
                       ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
+                      Averages averages;
                       for (int step = 0; step < 5; ++step) {
-                          for (std::size_t i = 0; i < model.size(); ++i) sync.wait_gradient(i);
+                          forward(averages, model);
                           if (step > 0)
                               finding.check(wrong_mean(sync, model, size, step - 1).empty(), wrong_mean(sync, model, size, step - 1));
                           for (std::size_t i = model.size(); i-- > 0;) {
                               write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), step, i));
                               sync.mark_ready(i);
                           }
-                          sync.finish();
+                          averages = sync.finish();
                       }
-                      sync.flush();
+                      averages.wait();
                       finding.check(wrong_mean(sync, model, size, 4).empty(), wrong_mean(sync, model, size, 4));
                   }) == "");
         }
@@ -75,7 +87,7 @@ TEST_CASE("the norm between the two halves has the bits that whole gradients giv
                                   write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), 1, i));
                                   sync.mark_ready(i);
                               }
-                              sync.finish();
+                              [[maybe_unused]] const auto finished = finish(sync);  // averages are in flight as long as it lives
                               return sync.gradient_norm();
                           };
                           auto a = tensors(counts, dtype), b = tensors(counts, dtype), c = tensors(counts, dtype);
@@ -97,7 +109,7 @@ TEST_CASE("clipping waits for the gradients") {
                       write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), 1, i));
                       sync.mark_ready(i);
                   }
-                  sync.finish();
+                  [[maybe_unused]] const auto finished = finish(sync);
                   sync.clip_gradients_by_norm(0.5);
               };
               Reducer whole(comm, a);
@@ -119,8 +131,8 @@ TEST_CASE("agreed use: what nobody used is left untouched") {
                       write(sync.gradient_view(i), constant_bytes(DType::f32, model[i].count(), comm.rank()));
                       sync.mark_ready(i);
                   }
-                  sync.finish();
-                  sync.flush();
+                  sync.finish().wait();
+                  for (std::size_t i = 0; i < 3; ++i) finding.check(sync.was_used(i) == (i != 1), "use of p" + std::to_string(i));
                   finding.check(holds(sync.gradient_view(1), constant_bytes(DType::f32, 200, 7)), "p1 was touched");
                   finding.check(holds(sync.gradient_view(2), constant_bytes(DType::f32, 300, 0.5)), "p2 is not the mean");
               }
@@ -131,12 +143,11 @@ TEST_CASE("a step whose gradients were not waited for is told, on every rank") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto model = tensors({100, 200});
         ForwardReducer<PerParameter> sync(comm, model);
-        for (int step = 0; step < 2; ++step) {
-            for (std::size_t i = 2; i-- > 0;) sync.mark_ready(i);
-            sync.finish();
-        }
+        for (std::size_t i = 2; i-- > 0;) sync.mark_ready(i);
+        const Averages averages = sync.finish();
+        sync.mark_ready(1);
     });
-    for (const Outcome& outcome : seen) CHECK(outcome.says("the average of the last step was not waited for; call wait_gradient(i)"));
+    for (const Outcome& outcome : seen) CHECK(outcome.says("the average of the last step was not waited for; call acquire(i)"));
 }
 
 TEST_CASE("buckets are planned anew between steps") {
@@ -148,9 +159,9 @@ TEST_CASE("buckets are planned anew between steps") {
                       write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), step, i));
                       sync.mark_ready(i);
                   }
-                  sync.finish();
+                  Averages averages = sync.finish();
                   if (step == 1) finding.check(sync.rebuild_buckets(), "the plan has not changed");
-                  else sync.flush();
+                  else averages.wait();
                   finding.check(wrong_mean(sync, model, 3, step).empty(), wrong_mean(sync, model, 3, step));
               }
           }) == "");
@@ -177,10 +188,10 @@ TEST_CASE("uneven inputs: a rank without a batch flushes, and every step's gradi
                                       "gradient " + std::to_string(i) + ", step " + std::to_string(step));
                           };
                           int step = 0;
+                          Averages averages;
                           for (; sync.begin_step(step < own); ++step) {
-                              if (step < own)
-                                  for (std::size_t i = 0; i < model.size(); ++i) sync.wait_gradient(i);
-                              else sync.flush();
+                              if (step < own) forward(averages, model);
+                              else averages.wait();
                               if (step > 0) check_step(step - 1);
                               if (step < own) {
                                   backward(sync, model, rank, step);
@@ -189,15 +200,15 @@ TEST_CASE("uneven inputs: a rank without a batch flushes, and every step's gradi
                                       write(sync.gradient_view(i),
                                             constant_bytes(DType::f32, model[i].count(), std::numeric_limits<double>::quiet_NaN()));
                               }
-                              sync.finish();
+                              averages = sync.finish();
                           }
-                          sync.flush();
+                          averages.wait();
                           check_step(step - 1);
                           finding.check(step == *std::max_element(batches.begin(), batches.end()),
                                         "stopped after " + std::to_string(step) + " steps");
-                          forward_and_backward(sync, model, rank, 50);  // the next epoch
-                          sync.finish();
-                          sync.flush();
+                          forward(averages, model);  // the next epoch
+                          backward(sync, model, rank, 50);
+                          sync.finish().wait();
                           finding.check(wrong_mean(sync, model, ranks, 50).empty(), wrong_mean(sync, model, ranks, 50));
                       }) == "");
             }
@@ -211,18 +222,18 @@ TEST_CASE("a step that ends before the averages of the last one were waited for 
                       const int rank = comm.rank();
                       ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
                       for (int step = 0; step < 3; ++step) {
-                          forward_and_backward(sync, model, rank, step);
-                          sync.finish();
+                          backward(sync, model, rank, step);
+                          Averages averages = sync.finish();
                           // A loop that skips the backward, on all ranks.
-                          const Outcome finished = outcome_of([&] { sync.finish(); });
+                          const Outcome finished = outcome_of([&] { (void)sync.finish(); });
                           finding.check(tells_to_wait(finished), "finish(): " + finished.text);
                           const Outcome tried = outcome_of([&] { finding.check(!sync.try_finish(), "it has finished without a mark"); });
                           finding.check(tried.text.empty(), "try_finish(): " + tried.text);
                           // Some of them only.
-                          sync.wait_gradient(5);
-                          const Outcome again = outcome_of([&] { sync.finish(); });
+                          averages.acquire(5);
+                          const Outcome again = outcome_of([&] { (void)sync.finish(); });
                           finding.check(tells_to_wait(again), "finish() after one was waited for: " + again.text);
-                          sync.flush();
+                          averages.wait();
                           finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
                       }
                   }) == "");
@@ -236,27 +247,73 @@ TEST_CASE("a rank without a batch that has not flushed is told, by finish() and 
                           auto model = tensors({700, 1, 3000, 0, 5, 1025});
                           const int rank = comm.rank();
                           ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
+                          Averages averages;
                           for (int step = 0; step < 4; ++step) {
                               const bool idles = step > 0 && rank == 1;  // the others know nothing of its mistake
                               sync.begin_step(!idles);
                               if (idles) {
-                                  const Outcome finished = outcome_of([&] { sync.finish(); });
+                                  const Outcome finished = outcome_of([&] { (void)sync.finish(); });
                                   finding.check(tells_to_wait(finished), "finish(): " + finished.text);
-                                  const Outcome tried = outcome_of([&] { sync.try_finish(); });
+                                  const Outcome tried = outcome_of([&] { (void)sync.try_finish(); });
                                   finding.check(tells_to_wait(tried), "try_finish(): " + tried.text);
-                                  sync.flush();
+                                  averages.wait();
                               } else {
-                                  forward_and_backward(sync, model, rank, step);
+                                  forward(averages, model);
+                                  backward(sync, model, rank, step);
                               }
-                              if (!polls) sync.finish();
+                              if (!polls) averages = sync.finish();
                               else
-                                  while (!sync.try_finish()) std::this_thread::yield();
+                                  while (!(averages = sync.try_finish())) std::this_thread::yield();
                           }
-                          sync.flush();
+                          averages.wait();
                           std::vector<Contribution> by(static_cast<std::size_t>(ranks));
                           by[1] = {0, 0};
                           for (std::size_t i = 0; i < model.size(); ++i)
                               finding.check(holds(sync.gradient_view(i), combined(DType::f32, gradients_of_all(model[i], ranks, 3, i), by)),
                                             "gradient " + std::to_string(i));
                       }) == "");
+}
+
+TEST_CASE("a dropped result waits for the averages; one that is kept is the only way to them") {
+    for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
+        CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors({700, 300, 5, 3000});
+                  ForwardReducer<SizeCappedBuckets> sync(comm, model, {.gradients = storage}, SizeCappedBuckets(4096));
+                  for (int step = 0; step < 3; ++step) {
+                      backward(sync, model, comm.rank(), step);
+                      (void)sync.finish();
+                      finding.check(wrong_mean(sync, model, 3, step).empty(), wrong_mean(sync, model, 3, step));
+                  }
+                  backward(sync, model, comm.rank(), 3);
+                  Averages averages = sync.finish();
+                  finding.check(outcome_of([&] { (void)sync.gradient_view(1); }).says("call acquire(1)"), "a view of an average in flight");
+                  // p0 to p2 share a bucket; they are copied out of it.
+                  const auto spoilt = [&](std::size_t i) { return std::isnan(numbers(model[i].gradient_view())[0]); };
+                  if (storage == GradientStorage::borrowed) finding.check(spoilt(0) && spoilt(2), "local gradients look like averages");
+                  const BufferView view = averages.acquire(1);
+                  finding.check(view == sync.gradient_view(1), "another view");
+                  Averages moved = std::move(averages);
+                  finding.check(!averages && moved, "what was moved from has averages");
+                  finding.check(outcome_of([&] { averages.acquire(0); }).says("of no step"), "averages of no step");
+                  moved.wait();
+                  backward(sync, model, comm.rank(), 4);
+                  averages = sync.finish();
+                  finding.check(outcome_of([&] { moved.acquire(0); }).says("of an earlier step"), "averages of an earlier step");
+                  moved = {};  // waits for nothing that is not its own
+                  finding.check(outcome_of([&] { (void)sync.gradient_view(0); }).says("call acquire(0)"), "they were waited for");
+              }) == "");
+}
+
+TEST_CASE("a training that fails while averages are in flight ends on every rank") {
+    const auto seen = outcomes(3, [](ThreadBackend comm) {
+        auto model = tensors({1000, 2000});
+        ForwardReducer<PerParameter> sync(comm, model);
+        backward(sync, model, comm.rank(), 0);
+        Averages averages = sync.finish();
+        if (comm.rank() == 1) throw std::runtime_error("out of cheese");
+        averages.wait();
+        backward(sync, model, comm.rank(), 1);
+        (void)sync.finish();
+    });
+    for (std::size_t r = 0; r < seen.size(); ++r) CHECK((r == 1 ? seen[r].says("out of cheese") : seen[r].is(Errc::peer_failed)));
 }

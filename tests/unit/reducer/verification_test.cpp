@@ -299,7 +299,8 @@ TEST_CASE("a shape whose elements cannot be counted says so") {
     std::vector<float> ten(10);
     const std::size_t half = std::size_t{1} << 32;
     const auto of_shape = [&](std::vector<std::size_t> shape, std::size_t count) {
-        return refusal_of(ParameterView{.name = "w", .gradient = buffer(std::span(ten).first(count)), .shape = std::move(shape)});
+        return refusal_of(
+            ParameterView{.name = "w", .gradient = buffer(std::span(ten).first(count)), .shape = std::move(shape), .may_be_empty = true});
     };
     CHECK(
         of_shape({half, half}, 0) ==
@@ -316,9 +317,10 @@ TEST_CASE("tied weights that are registered twice are refused") {
         return outcome_of([&] {
             run_threads(1, [&](ThreadBackend comm) {
                 std::vector<float> elsewhere(10);
-                const std::vector<ParameterView> views{{.name = "head", .gradient = buffer(one)},
-                                                       {.name = "body", .gradient = buffer(elsewhere)},
-                                                       {.name = "embedding", .gradient = buffer(other), .requires_grad = !frozen}};
+                const std::vector<ParameterView> views{
+                    {.name = "head", .gradient = buffer(one)},
+                    {.name = "body", .gradient = buffer(elsewhere)},
+                    {.name = "embedding", .gradient = buffer(other), .requires_grad = !frozen, .may_be_empty = true}};
                 Reducer sync(comm, views);
             });
         });

@@ -103,13 +103,23 @@ TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
     }
 }
 
+namespace {
+
+/// Gradients that live with the library, as options ask for them: those of stage 2 always do.
+template <class Stage>
+GradientStorage with_library(Stage) {
+    return Stage::shards_gradients ? GradientStorage::borrowed : GradientStorage::in_buckets;
+}
+
+}  // namespace
+
 TEST_CASE("weights, gradients and state lie where elements of their type may") {
     const auto check = [](auto stage, auto buckets, int size) {
         return findings(size, [&](ThreadBackend comm, Finding& finding) {
             auto model = mixed_tensors();
             ShardedOptimizer<ThreadBackend, AlignedAdamW, decltype(stage), decltype(buckets)> sharded(
-                comm, model, AlignedAdamW{},
-                {.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets}, buckets);
+                comm, model, AlignedAdamW{}, {.reducer = {.gradients = with_library(stage)}, .parameters = ParameterStorage::in_buckets},
+                buckets);
             mark_aligned(sharded, model.size(), finding);
             sharded.finish();
             sharded.step();
@@ -536,6 +546,7 @@ std::string with_values(std::span<float> one, std::span<float> other, Make&& mak
                         std::vector<std::vector<float>> gradients = {std::vector<float>(one.size()), std::vector<float>(other.size())};
                         std::vector views = {parameter("embedding", one, gradients[0]), parameter("head", other, gradients[1])};
                         views[1].requires_grad = !frozen;
+                        views[1].may_be_empty = true;
                         make(comm, views);
                     })[0]
         .text;
@@ -579,7 +590,8 @@ TEST_CASE("weights that live in the buckets need no memory of the trainer's, not
               auto model = initial_tensors(t.counts, t.dtype);
               std::vector<ParameterView> views;
               for (Tensor& p : model)
-                  views.push_back({.name = p.name, .value = {nullptr, p.count(), p.dtype}, .gradient = p.gradient_view()});
+                  views.push_back(
+                      {.name = p.name, .value = {nullptr, p.count(), p.dtype}, .gradient = p.gradient_view(), .may_be_empty = true});
               ShardedOptimizer<ThreadBackend, AdamW, Zero1, Flat, OverlapBackward> sharded(comm, views, AdamW{{0.01, 0.02}},
                                                                                            {.parameters = ParameterStorage::in_buckets});
               for (std::size_t i = 0; i < model.size(); ++i) {
@@ -742,6 +754,20 @@ TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the
     }
 }
 
+TEST_CASE("an option without effect is refused") {
+    run_threads(1, [](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        const ReducerOptions in_buckets{.gradients = GradientStorage::in_buckets};
+        CHECK(outcome_of([&] {
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, model, Sgd{}, {.reducer = in_buckets});
+              }).says("gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2"));
+        for (const ReducerOptions& options : {in_buckets, ReducerOptions{.compare_weights_every = never}})
+            CHECK(outcome_of([&] {
+                      ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = options});
+                  }).says("leave ReducerOptions::gradients and compare_weights_every out"));
+    });
+}
+
 TEST_CASE("gradients that live with the library need no memory to be unfrozen") {
     const std::vector<std::size_t> sizes = {300, 50, 2000};
     const auto check = [&](auto stage, int size) {
@@ -753,7 +779,7 @@ TEST_CASE("gradients that live with the library need no memory to be unfrozen") 
             views[0].requires_grad = false;
             views[0].gradient.data = nullptr;
             ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)> sharded(comm, views, Sgd{},
-                                                                          {.reducer = {.gradients = GradientStorage::in_buckets}});
+                                                                          {.reducer = {.gradients = with_library(stage)}});
             for (int s = 0; s < 4; ++s) {
                 const std::size_t which[] = {0};
                 if (s == 2) sharded.unfreeze(which);

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../core/backend.hpp"
+#include "../core/error.hpp"
+#include "../core/math.hpp"
+#include "../core/parameter.hpp"
+#include "verification.hpp"
+
+/// Checks of the ranks' memory against one another: that threads have models of their own, and that all ranks have the same weights.
+
+namespace gradsync::inline v0_2::detail {
+
+/// Continues a digest with `bytes` bytes, about as fast as they are read. Words go in turn through eight chains, each of which is one to one
+/// in its last word; so data that differ in one word never have the same digest.
+inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed) noexcept {
+    constexpr std::size_t chains = 8, word = sizeof(std::uint64_t);
+    constexpr std::uint64_t prime = 0x9e3779b185ebca87u;  // one of xxHash's
+    std::uint64_t chain[chains];
+    for (std::uint64_t& c : chain) c = split_mix(seed);
+    const auto add = [&](std::size_t c, const std::byte* from, std::size_t size) {
+        std::uint64_t next = 0;
+        std::memcpy(&next, from, size);
+        chain[c] = std::rotl((chain[c] ^ next) * prime, 31);
+    };
+    std::size_t at = 0;
+    for (; at + chains * word <= bytes; at += chains * word)
+        for (std::size_t c = 0; c < chains; ++c) add(c, data + at + c * word, word);
+    for (std::size_t c = 0; at < bytes; at += word, ++c) add(c, data + at, smaller(word, bytes - at));
+    std::uint64_t all = bytes;
+    for (const std::uint64_t c : chain) all = std::rotl((all ^ c) * prime, 31);
+    return all;
+}
+
+/// Compares the weights of all ranks. Between `start` and `finish` it waits for nothing. Once it has been started, a step that ends must
+/// call `finish`.
+template <Backend Host>
+class WeightComparison {
+public:
+    /// Reads the weights through `passes`. `backend` is of host memory.
+    template <class Passes>
+    void start(Host& backend, Passes&& passes, std::span<const ParameterView> parameters) {
+        constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // that are copied from a device at a time
+        std::vector<std::byte> piece;
+        own_.clear();
+        for (const ParameterView& p : parameters) {
+            std::uint64_t digest = 0;
+            if (p.value.space == MemorySpace::host && p.value.data != nullptr) {
+                digest = digest_of(static_cast<const std::byte*>(p.value.data), p.value.bytes(), 0);
+            } else if (p.value.data != nullptr) {
+                const std::size_t count = piece_bytes / size_of(p.value.dtype);
+                piece.resize(piece_bytes);
+                for (std::size_t first = 0; first < p.value.count; first += count) {
+                    const BufferView part = p.value.subview(first, smaller(count, p.value.count - first));
+                    passes.read(part, piece.data());
+                    digest = digest_of(piece.data(), part.bytes(), digest);
+                }
+            }
+            own_.push_back(digest);
+        }
+        digest_ = digest_of(reinterpret_cast<const std::byte*>(own_.data()), own_.size() * sizeof own_[0], 0);
+        all_.resize(static_cast<std::size_t>(backend.size()));
+        work_ = backend.all_gather(const_buffer(std::span(&digest_, 1)), buffer(all_));
+    }
+    bool test() { return work_.test(); }
+
+    /// Throws Error(parameter_mismatch), with the same text on every rank, if their weights differ. No-op without a `start`.
+    void finish(Host& backend, std::span<const ParameterView> parameters) {
+        if (all_.empty()) return;
+        work_.wait();
+        const std::vector<std::uint64_t> all = std::exchange(all_, {});
+        bool same = true;
+        for (const std::uint64_t digest : all) same = same && digest == digest_;
+        if (same) return;
+        const std::vector<std::uint64_t> table = gather_values(backend, own_);
+        for (std::size_t i = 0; i < own_.size(); ++i)
+            if (const std::string who = minority(table, i, all.size()); !who.empty())
+                throw Error(Errc::parameter_mismatch,
+                            "the weights of '" + parameters[i].name + "' differ: " + who +
+                                "; call broadcast_parameters() before the first step, and step alike on all ranks (if they differ on "
+                                "purpose: ReducerOptions::compare_weights_every = gs::never)",
+                            {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name});
+    }
+
+private:
+    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal.
+    std::string minority(const std::vector<std::uint64_t>& table, std::size_t i, std::size_t ranks) const {
+        const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };
+        std::size_t usual = 0, most = 0;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            std::size_t alike = 0;
+            for (std::size_t other = 0; other < ranks; ++other) alike += of(other) == of(r) ? 1 : 0;
+            if (alike > most) usual = r, most = alike;
+        }
+        std::string who;
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (of(r) != of(usual)) who += (who.empty() ? "rank " : " and rank ") + std::to_string(r);
+        return who.empty() ? who : "those of " + who + " are not those of rank " + std::to_string(usual);
+    }
+
+    std::vector<std::uint64_t> own_;  ///< digest by parameter
+    std::uint64_t digest_ = 0;
+    std::vector<std::uint64_t> all_;  ///< digest by rank; empty when nothing is under way
+    typename Host::WorkType work_;
+};
+
+/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient, or weights that are trained.
+/// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
+template <Backend Host>
+void check_own_memory(Host& backend, std::span<const ParameterView> parameters) {
+    static const std::uint64_t program = [] {
+        std::uint64_t random = 0;
+        return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
+    }();
+    const auto ranks = static_cast<std::size_t>(backend.size());
+    if (ranks == 1) return;
+    constexpr std::size_t most = 65536;  // comparisons of one rank's parameter with another's
+    const auto seen = parameters.first(smaller(parameters.size(), larger(most / (ranks * ranks), std::size_t{1})));
+    std::vector<std::uint64_t> own = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
+    for (const ParameterView& p : seen)
+        for (const BufferView& part : {p.gradient, p.value})
+            own.push_back(p.requires_grad && part.count != 0 ? reinterpret_cast<std::uintptr_t>(part.data) : 0);
+    const std::vector<std::uint64_t> all = gather_values(backend, own);
+    for (std::size_t k = 1; k < own.size(); ++k)
+        for (std::size_t r = 1; r < ranks; ++r)
+            for (std::size_t other = 0; other < r; ++other) {
+                const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
+                if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
+                const std::string& name = seen[(k - 1) / 2].name;
+                throw Error(Errc::invalid_argument,
+                            "ranks " + std::to_string(other) + " and " + std::to_string(r) + " share the " +
+                                (k % 2 == 1 ? "gradient" : "weights") + " of '" + name +
+                                "': each rank needs a model of its own; make it in the function that run_threads() calls, and capture none "
+                                "by reference",
+                            {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
+            }
+}
+
+}  // namespace gradsync::inline v0_2::detail
