@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
+#include "engine/arguments.hpp"
 #include "engine/gradient_engine.hpp"
 #include "engine/gradient_norm.hpp"
 #include "engine/no_sync.hpp"
@@ -52,18 +54,29 @@ class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>() &&
                   require_exchange<Exchange, B>());
 
-    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::traits.scatters || !detail::gathers_in_forward<Overlap>(),
+    static_assert(std::is_same_v<Exchange, AllReduce> || ExchangeOver<Exchange, B>::traits.scatters ||
+                      !detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
 
 public:
     /// `parameters`: a range of anything that is a `Parameter`, in the order in which the forward uses them; their gradients are expected
-    /// to become ready in the reverse order. Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters,
-    /// policies or options differ.
-    template <class Range>
-    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
-            Exchange exchange = Exchange())
-        : engine_(std::move(backend), "this Reducer", detail::view_parameters<B::memory_space>(parameters), options,
-                  detail::make_policies<B>(std::move(buckets), std::move(overlap), std::move(exchange))) {}
+    /// to become ready in the reverse order. After it come the options (`ReducerOptions`), a bucket policy, an overlap policy and an
+    /// exchange, in any order and each at most once; what is not given is the default:
+    ///
+    ///     gs::Reducer sync(comm, model.parameters(), gs::OverlapForward{}, gs::Flat{});
+    ///     gs::Reducer sync(comm, model.parameters(), {.unused = gs::UnusedParameters::find_unused}, gs::PowerSgd{.rank = 2});
+    ///
+    /// Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters, policies or options differ.
+    template <class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
+    Reducer(B backend, Range&& parameters, First first = {}, More... more)
+        : engine_(std::move(backend), "this Reducer", detail::view_parameters<B::memory_space>(parameters),
+                  detail::choose<ReducerOptions, detail::Role::other, B>(first, more...),
+                  detail::make_policies<B>(detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
+                                           detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
+                                           detail::choose<Exchange, detail::Role::exchange, B>(first, more...))) {
+        static_assert(detail::Accepts<B, ReducerOptions, detail::Role::buckets, detail::Role::overlap,
+                                      detail::Role::exchange>::template check<First, More...>());
+    }
 
     // ------------------------------------------------------------------------------------------ before the first step
 
@@ -155,10 +168,10 @@ public:
     const BucketPlan& plan() const noexcept { return engine_.plan(); }
     const B& backend() const noexcept { return engine_.backend(); }
     /// The exchange, for its state, between steps. (OverlapForward has one of its own.)
-    Exchange& exchange() noexcept
+    ExchangeOver<Exchange, B>& exchange() noexcept
         requires(!detail::gathers_in_forward<Overlap>())
     {
-        return static_cast<detail::ExchangeAs<Exchange, B>&>(engine_.exchange()).policy();
+        return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.exchange()).exchange();
     }
     std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< frozen ones too
 
@@ -166,13 +179,9 @@ private:
     detail::GradientEngine<B> engine_;
 };
 
-template <class B, class Range>
-Reducer(B, Range&&) -> Reducer<B>;
-template <class B, class Range>
-Reducer(B, Range&&, ReducerOptions) -> Reducer<B>;
-template <class B, class Range, class Buckets>
-Reducer(B, Range&&, ReducerOptions, Buckets) -> Reducer<B, Buckets>;
-template <class B, class Range, class Buckets, class Overlap>
-Reducer(B, Range&&, ReducerOptions, Buckets, Overlap) -> Reducer<B, Buckets, Overlap>;
+template <class B, class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
+Reducer(B, Range&&, First = First(), More...) -> Reducer<B, detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
+                                                         detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                                                         detail::Chosen<detail::Role::exchange, B, AllReduce, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "../bucket/units.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
+#include "../engine/arguments.hpp"
 #include "../engine/deferred_gather.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "flat_optimizer.hpp"
@@ -35,7 +37,7 @@ struct ShardedParametersOptions {
 /// optimizer state. A unit is a layer, or any set of parameters that you name. Its weights exist only while it is in use: they are gathered
 /// before and released after, in the forward and again in the backward.
 ///
-///     gs::ShardedParameters<gs::ThreadBackend, MyAdam> sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
+///     gs::ShardedParameters sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
 ///     sharded.broadcast_parameters();          // from here on the trainer's own weights are not needed
 ///     for (...) {
 ///         for (layer u, first to last) { auto use = sharded.gather(u); forward(u, sharded.parameter_value(...)); }
@@ -63,16 +65,20 @@ public:
     static constexpr const char* name = "ShardedParameters";
 
     /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which need not outlive
-    /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. Collective.
-    template <class Range>
-    ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
-                      Overlap overlap = {}, Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, units,
-               std::move(overlap), std::move(exchange)),
-          options_(options),
+    /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After the units come the options
+    /// (`ShardedParametersOptions`), an overlap policy and an exchange, in any order; see Reducer. Collective.
+    template <class Range = std::initializer_list<ParameterView>, class First = ShardedParametersOptions, class... More>
+    ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, First first = {}, More... more)
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
+               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units,
+               detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
+               detail::choose<Exchange, detail::Role::exchange, B>(first, more...)),
+          options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
           unit_count_(units.count()),
           given_units_(units),
           gathering_(this->backend_.duplicate()) {
+        static_assert(
+            detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
         unit_values_ = detail::UnitValues<B>(this->buckets_.count());
@@ -319,5 +325,10 @@ private:
     detail::GatherOrder order_;
     detail::DeferredGather<B> gathers_;
 };
+
+template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardedParametersOptions, class... More>
+ShardedParameters(B, Range&&, O, Units, First = First(), More...)
+    -> ShardedParameters<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                         detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -32,7 +32,7 @@ std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step,
         const int rank = comm.rank();
         // On the heap, gone as soon as the rank unwinds: a late reader is caught by the address sanitizer.
         const auto model = std::make_unique<std::vector<Tensor>>(tensors(model_sizes));
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, *model, {.gradients = storage}, {}, overlap);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, *model, {.gradients = storage}, overlap);
         for (int step = 0; step < 50; ++step) {
             if (step == 2) at_step(sync, *model, rank);
             backward(sync, *model, rank, step);
