@@ -94,7 +94,7 @@ public:
     /// A rank without a batch skips its backward but calls `finish()`: it contributes nothing and gets the gradients, so its weights stay
     /// in step. Gradients that it marks anyway are not used, nor are those of its micro-batches under `no_sync()`. With OverlapForward it
     /// calls `flush()`, and steps, before `finish()`. Collective.
-    bool begin_step(bool has_batch = true) { return engine_.begin_step(has_batch); }
+    [[nodiscard]] bool begin_step(bool has_batch = true) { return engine_.begin_step(has_batch); }
 
     /// This rank's weight in `Averaging::weighted_mean` and `mean_over_count`: a number of samples, tokens or micro-batches, 0 or more.
     /// Holds from the next step until it is set again. Not while buckets are in flight.
@@ -104,7 +104,7 @@ public:
     /// that passes through ends the guard; what was marked by then counts, unless `discard()` forgets it. Each mark of a gradient counts
     /// as the next micro-batch's; extra marks are not detected here. A gradient of several uses that got fewer marks counts as complete
     /// when the last guard goes, or as not marked at all if an exception ended it.
-    NoSync no_sync() { return engine_.no_sync(); }
+    [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
 
     /// Forgets the micro-batches that were marked under `no_sync()`: after an exception, or to skip a step. Gradients that add up in your
     /// memory (`Accumulation::in_gradients`) are yours to clear. Local, between steps; all ranks must do the same.
@@ -125,7 +125,7 @@ public:
     /// calls counts for a second at most, or a sixteenth of the limit). With UnusedParameters::find_unused the first call ends the
     /// backward: gradients that are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()`
     /// counts as not marked. Collective, as a whole.
-    bool try_finish() { return engine_.try_finish(); }
+    [[nodiscard]] bool try_finish() { return engine_.try_finish(); }
 
     // ----------------------------------------------------------------------------------------------- after `finish()`
 
@@ -156,7 +156,7 @@ public:
     /// `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets the latest times of all ranks, and their
     /// order. Values are kept, accumulated ones too; for a moment there are both the old and the new buckets. Returns true if the plan
     /// changed; ask for `gradient_view` again then. Between steps. Collective.
-    bool rebuild_buckets() { return engine_.rebuild_buckets(); }
+    [[nodiscard]] bool rebuild_buckets() { return engine_.rebuild_buckets(); }
     /// Records in the next steps when gradients become ready, for `rebuild_buckets`: the order of the last one, the mean of the times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }
 

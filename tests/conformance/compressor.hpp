@@ -112,7 +112,7 @@ public:
 
     void step(int k) {
         const bool has_batch = script_.has_batch(rank_, ranks_, k);
-        if (script_.uneven) sync.begin_step(has_batch);
+        if (script_.uneven) (void)sync.begin_step(has_batch);
         if (script_.is_weighted()) sync.set_weight(script_.weight(rank_, k));
         if (has_batch) {
             for (int m = 0; m + 1 < script_.micro_batches; ++m) {
@@ -536,7 +536,7 @@ void check_compressor(const X& compressor, const X& late) {
                     auto& sync = trainee.sync;
                     for (int k = 0; k < 12; ++k) {
                         const bool last = k == 11, has_batch = by_weight || !last || rank == 0;
-                        sync.begin_step(has_batch);
+                        (void)sync.begin_step(has_batch);
                         if (by_weight) sync.set_weight(last ? 8 : 2048);
                         for (const std::size_t i : trainee.trainable()) {
                             if (!has_batch) break;

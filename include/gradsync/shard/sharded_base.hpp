@@ -55,7 +55,7 @@ public:
     // ---------------------------------------------------------------------------------- the backward, as with a Reducer
 
     /// See Reducer::begin_step. Collective.
-    bool begin_step(bool has_batch = true) {
+    [[nodiscard]] bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");

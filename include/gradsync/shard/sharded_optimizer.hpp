@@ -138,7 +138,7 @@ public:
 
     /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move to
     /// their new owners. Returns true if the plan changed; ask for all views again then. Collective, between steps.
-    bool rebuild_buckets() {
+    [[nodiscard]] bool rebuild_buckets() {
         this->check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
         return this->guard([&] {

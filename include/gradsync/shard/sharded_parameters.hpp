@@ -95,7 +95,7 @@ public:
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must acquire and release the same units as the
     /// others.
-    bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
+    [[nodiscard]] bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
 
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Reads the values that the root gave at
     /// construction, so call it only once. Collective.
