@@ -80,9 +80,9 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
             return std::make_unique<PlainSynchroniser<Ops, Backend, gs::AnyOverlap, Exchange>>(
                 comm, parameters, units, o, observer, chosen_buckets(o, cost), chosen_overlap(o), cost, ops, exchange);
         };
-        if (o.compress == "top-k") return compressing(gs::TopK<Backend>({.density = o.compress_density, .start_step = o.compress_after}));
-        if (o.compress == "power-sgd") return compressing(gs::PowerSgd<Backend>({.rank = o.compress_rank, .start_step = o.compress_after}));
-        if (o.compress == "quantize") return compressing(gs::Quantizer<Backend>({.bits = o.compress_bits, .start_step = o.compress_after}));
+        if (o.compress == "top-k") return compressing(gs::TopK{.density = o.compress_density, .start_step = o.compress_after});
+        if (o.compress == "power-sgd") return compressing(gs::PowerSgd{.rank = o.compress_rank, .start_step = o.compress_after});
+        if (o.compress == "quantize") return compressing(gs::Quantizer{.bits = o.compress_bits, .start_step = o.compress_after});
     }
     if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
     return make_overlapping(ops, comm, o, chosen_overlap(o), parameters, units, observer);

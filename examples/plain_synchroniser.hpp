@@ -152,7 +152,7 @@ private:
     void replan() {
         if (!replans_ || steps_ > 4) return;
         if (steps_ == 1) reducer_->record_order(3);
-        if (steps_ == 4) reducer_->rebuild_buckets();
+        if (steps_ == 4) (void)reducer_->rebuild_buckets();
         ++steps_;
     }
 

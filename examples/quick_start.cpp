@@ -17,7 +17,7 @@ int main() {
 
         std::vector<gs::ParameterView> parameters{{.name = "slope", .value = gs::buffer(slope), .gradient = gs::buffer(slope_gradient)},
                                                   {.name = "offset", .value = gs::buffer(offset), .gradient = gs::buffer(offset_gradient)}};
-        gs::Reducer<gs::ThreadBackend, gs::SizeCappedBuckets, gs::OverlapBackward> sync(comm, parameters);
+        gs::Reducer sync(comm, parameters);
         sync.broadcast_parameters();
 
         std::mt19937 random(static_cast<unsigned>(comm.rank()));  // every rank draws other points

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -15,6 +16,7 @@
 #include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
+#include "engine/arguments.hpp"
 #include "engine/averages.hpp"
 #include "engine/gradient_engine.hpp"
 #include "engine/gradient_norm.hpp"
@@ -54,20 +56,31 @@ class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>() &&
                   require_exchange<Exchange, B>());
 
-    static_assert(std::is_same_v<Exchange, AllReduce> || Exchange::traits.scatters || !detail::gathers_in_forward<Overlap>(),
+    static_assert(std::is_same_v<Exchange, AllReduce> || ExchangeOver<Exchange, B>::traits.scatters ||
+                      !detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
 
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
     /// `parameters`: a range of anything that is a `Parameter`, in the order in which the forward uses them; their gradients are expected
-    /// to become ready in the reverse order. Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters,
-    /// policies or options differ.
-    template <class Range>
-    Reducer(B backend, Range&& parameters, ReducerOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
-            Exchange exchange = Exchange())
-        : engine_(std::move(backend), "this Reducer", detail::view_parameters<B::memory_space>(parameters), options,
-                  detail::make_policies<B>(std::move(buckets), std::move(overlap), std::move(exchange))) {}
+    /// to become ready in the reverse order. After it come the options (`ReducerOptions`), a bucket policy, an overlap policy and an
+    /// exchange, in any order and each at most once; what is not given is the default:
+    ///
+    ///     gs::Reducer sync(comm, model.parameters(), gs::OverlapForward{}, gs::Flat{});
+    ///     gs::Reducer sync(comm, model.parameters(), {.unused = gs::UnusedParameters::find_unused}, gs::PowerSgd{.rank = 2});
+    ///
+    /// Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters, policies or options differ.
+    template <class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
+    Reducer(B backend, Range&& parameters, First first = {}, More... more)
+        : engine_(std::move(backend), "this Reducer", detail::view_parameters<B::memory_space>(parameters),
+                  detail::choose<ReducerOptions, detail::Role::other, B>(first, more...),
+                  detail::make_policies<B>(detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
+                                           detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
+                                           detail::choose<Exchange, detail::Role::exchange, B>(first, more...))) {
+        static_assert(detail::Accepts<B, ReducerOptions, detail::Role::buckets, detail::Role::overlap,
+                                      detail::Role::exchange>::template check<First, More...>());
+    }
 
     // ------------------------------------------------------------------------------------------ before the first step
 
@@ -85,7 +98,7 @@ public:
     /// A rank without a batch skips its backward but calls `finish()`: it contributes nothing and gets the gradients, so its weights stay
     /// in step. Gradients that it marks anyway are not used, nor are those of its micro-batches under `no_sync()`. With OverlapForward it
     /// waits for the averages of the last step, and steps, before `finish()`. Collective.
-    bool begin_step(bool has_batch = true) { return engine_.begin_step(has_batch); }
+    [[nodiscard]] bool begin_step(bool has_batch = true) { return engine_.begin_step(has_batch); }
 
     /// This rank's weight in this step's `Averaging::weighted_mean` or `mean_over_count`: a number of samples, tokens or micro-batches; 0,
     /// or from 1.2e-38 to 3.4e38. Each step of a rank with a batch needs one, before its first gradient is marked (but those under
@@ -96,7 +109,7 @@ public:
     /// that passes through ends the guard; what was marked by then counts, unless `discard()` forgets it. Each mark of a gradient counts
     /// as the next micro-batch's; extra marks are not detected here. A gradient of several uses that got fewer marks counts as complete
     /// when the last guard goes, or as not marked at all if an exception ended it.
-    NoSync no_sync() { return engine_.no_sync(); }
+    [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
 
     /// Forgets the micro-batches that were marked under `no_sync()`: after an exception, or to skip a step. Gradients that add up in your
     /// memory (`Accumulation::in_gradients`) are yours to clear. Local, between steps; all ranks must do the same.
@@ -132,7 +145,7 @@ public:
     /// backward: gradients that are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()`
     /// counts as not marked. With OverlapForward it returns PendingAverages, which are false as long as it would return false. Collective,
     /// as a whole.
-    auto try_finish() {
+    [[nodiscard]] auto try_finish() {
         const bool finished = engine_.try_finish();
         if constexpr (forward) return finished ? PendingAverages<B>(engine_) : PendingAverages<B>();
         else return finished;
@@ -169,7 +182,7 @@ public:
     /// `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets the latest times of all ranks, and their
     /// order. Values are kept, accumulated ones too; for a moment there are both the old and the new buckets. Returns true if the plan
     /// changed; ask for `gradient_view` again then. Between steps. Collective.
-    bool rebuild_buckets() { return engine_.rebuild_buckets(); }
+    [[nodiscard]] bool rebuild_buckets() { return engine_.rebuild_buckets(); }
     /// Records in the next steps when gradients become ready, for `rebuild_buckets`: the order of the last one, the mean of the times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }
 
@@ -181,10 +194,10 @@ public:
     const BucketPlan& plan() const noexcept { return engine_.plan(); }
     const B& backend() const noexcept { return engine_.backend(); }
     /// The exchange, for its state, between steps. (OverlapForward has one of its own.)
-    Exchange& exchange() noexcept
+    ExchangeOver<Exchange, B>& exchange() noexcept
         requires(!detail::gathers_in_forward<Overlap>())
     {
-        return static_cast<detail::ExchangeAs<Exchange, B>&>(engine_.exchange()).policy();
+        return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.exchange()).exchange();
     }
     std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< frozen ones too
 
@@ -192,13 +205,9 @@ private:
     detail::GradientEngine<B> engine_;
 };
 
-template <class B, class Range>
-Reducer(B, Range&&) -> Reducer<B>;
-template <class B, class Range>
-Reducer(B, Range&&, ReducerOptions) -> Reducer<B>;
-template <class B, class Range, class Buckets>
-Reducer(B, Range&&, ReducerOptions, Buckets) -> Reducer<B, Buckets>;
-template <class B, class Range, class Buckets, class Overlap>
-Reducer(B, Range&&, ReducerOptions, Buckets, Overlap) -> Reducer<B, Buckets, Overlap>;
+template <class B, class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
+Reducer(B, Range&&, First = First(), More...) -> Reducer<B, detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
+                                                         detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                                                         detail::Chosen<detail::Role::exchange, B, AllReduce, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
-// expect 2: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
-// expect 3: gradsync: the second argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 1: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 2: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 3: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
 // expect 4: gradsync: give this bucket policy a member std::string describe\(\) const
 // expect 5: gradsync: make this bucket policy copyable
 // errors: 1

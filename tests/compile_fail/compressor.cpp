@@ -3,43 +3,56 @@
 // expect 2: gradsync: OverlapForward splits AllReduce in two halves
 // expect 3: gradsync: TopK, PowerSgd and Quantizer compress in host memory
 // expect 4: gradsync: TopK, PowerSgd and Quantizer compress in host memory
+// expect 5: gradsync: sharded training needs an exchange that scatters
 #include <vector>
 
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
 
 #ifndef GRADSYNC_EXPECT_FAILURE
 #define GRADSYNC_EXPECT_FAILURE 0
 #endif
 
-using gradsync::PowerSgd, gradsync::Reducer, gradsync::SizeCappedBuckets, gradsync::ThreadBackend, gradsync::TopK;
+namespace gs = gradsync;
 
-struct DeviceBackend : ThreadBackend {
-    static constexpr auto memory_space = gradsync::MemorySpace::device;
+struct DeviceBackend : gs::ThreadBackend {
+    static constexpr auto memory_space = gs::MemorySpace::device;
+    static constexpr auto abilities = [] {
+        gs::BackendAbilities all = gs::ThreadBackend::abilities;
+        all.device_passes = true;
+        return all;
+    }();
     DeviceBackend split(int color, int key);
     DeviceBackend duplicate();
+    gs::detail::HostPasses passes();
+    int stream();
+    gs::ThreadBackend& host();
+};
+static_assert(gs::require_backend<DeviceBackend>());
+
+struct Sgd {
+    std::size_t state_count() const { return 0; }
+    void begin_step() {}
+    void step(const gs::OptimizerSlice<float>&) {}
 };
 
-#if GRADSYNC_EXPECT_FAILURE == 1 || GRADSYNC_EXPECT_FAILURE == 2
-using Overlap = gradsync::OverlapForward;
-#else
-using Overlap = gradsync::OverlapBackward;
-#endif
-
-#if GRADSYNC_EXPECT_FAILURE == 0 || GRADSYNC_EXPECT_FAILURE == 1
-void f(ThreadBackend comm, std::vector<std::vector<float>>& gradients) {
-    Reducer<ThreadBackend, SizeCappedBuckets, Overlap, PowerSgd<ThreadBackend>> sync(comm, gradients);
-}
-#endif
-#if GRADSYNC_EXPECT_FAILURE == 0 || GRADSYNC_EXPECT_FAILURE == 2
-void g(ThreadBackend comm, std::vector<std::vector<float>>& gradients) {
-    Reducer<ThreadBackend, SizeCappedBuckets, Overlap, TopK<ThreadBackend>> sync(comm, gradients);
-}
-#endif
-#if GRADSYNC_EXPECT_FAILURE == 3
-PowerSgd<DeviceBackend> compressor;
+void f([[maybe_unused]] DeviceBackend device, gs::ThreadBackend comm, std::vector<std::vector<float>>& gradients) {
+#if GRADSYNC_EXPECT_FAILURE == 1
+    gs::Reducer sync(comm, gradients, gs::PowerSgd{.rank = 2}, gs::OverlapForward{});
+#elif GRADSYNC_EXPECT_FAILURE == 2
+    gs::Reducer<gs::ThreadBackend, gs::SizeCappedBuckets, gs::OverlapForward, gs::TopK> sync(comm, gradients);
+#elif GRADSYNC_EXPECT_FAILURE == 3
+    gs::Reducer sync(device, std::vector<gs::ParameterView>(), gs::PowerSgd{});
 #elif GRADSYNC_EXPECT_FAILURE == 4
-TopK<DeviceBackend> compressor;
+    gs::Reducer sync(device, std::vector<gs::ParameterView>(), gs::TopK{});
+#elif GRADSYNC_EXPECT_FAILURE == 5
+    gs::ShardedOptimizer sync(comm, gradients, Sgd{}, gs::PowerSgd{});
+#else
+    gs::Reducer one(comm, gradients, gs::PowerSgd{.rank = 2}, gs::OverlapBackward{});
+    gs::Reducer<gs::ThreadBackend, gs::SizeCappedBuckets, gs::OverlapBackward, gs::TopK> other(comm, gradients);
+    gs::ShardedOptimizer sharded(comm, gradients, Sgd{}, gs::ReduceScatter{});
 #endif
+}

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: pass a range of parameters, e.g. std::vector.gs::parameter
-// expect 2: gradsync: pass a range of parameters, e.g. std::vector.gs::parameter
+// expect 1: gradsync: pass a range of parameters, e.g. .gs::parameter
+// expect 2: gradsync: pass a range of parameters, e.g. .gs::parameter
+// expect 3: gradsync: pass a range of parameters, e.g. .* a range of numbers is one gradient
 // errors: 1
+#include <span>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -12,13 +14,17 @@
 
 namespace gs = gradsync;
 
-void f(gs::ThreadBackend comm, std::vector<float>& weights, std::vector<float>& gradient) {
+void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, std::vector<float>& gradient) {
 #if GRADSYNC_EXPECT_FAILURE == 1
     gs::Reducer sync(comm, gs::parameter("w", weights, gradient));
 #elif GRADSYNC_EXPECT_FAILURE == 2
     const gs::ParameterView w = gs::parameter("w", weights, gradient);
     gs::Reducer sync(comm, w);
+#elif GRADSYNC_EXPECT_FAILURE == 3
+    gs::Reducer sync(comm, gradient);
 #else
+    gs::Reducer braces(comm, {gs::parameter("w", weights, gradient)});
+    gs::Reducer one(comm, std::vector{std::span(gradient)});
     gs::Reducer sync(comm, std::vector{gs::parameter("w", weights, gradient)});
 #endif
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: the first argument of Reducer is a backend
+// expect 1: gradsync: the first template argument of Reducer is a backend
 // expect 2: gradsync: the backend comes first
-// expect 3: gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them
+// expect 3: gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them
 // expect 4: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 5: gradsync: pass a mutable range: the library writes the result into it
 // expect 6: gradsync: pass a mutable range: the library writes the result into it

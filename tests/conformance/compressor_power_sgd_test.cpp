@@ -4,10 +4,10 @@
 #include "conformance/compressor.hpp"
 
 TEST_CASE("PowerSgd is a compressor") {
-    using PowerSgd = gradsync::PowerSgd<gradsync::ThreadBackend>;
-    gradsync_test::check_compressor(PowerSgd({.start_step = 0}), PowerSgd({.start_step = 2}));
+    using gradsync::PowerSgd;
+    gradsync_test::check_compressor(PowerSgd{.start_step = 0}, PowerSgd{.start_step = 2});
 }
 TEST_CASE("PowerSgd of a higher rank is a compressor") {
-    using PowerSgd = gradsync::PowerSgd<gradsync::ThreadBackend>;
-    gradsync_test::check_compressor(PowerSgd({.rank = 3, .start_step = 0}), PowerSgd({.rank = 3, .start_step = 2}));
+    using gradsync::PowerSgd;
+    gradsync_test::check_compressor(PowerSgd{.rank = 3, .start_step = 0}, PowerSgd{.rank = 3, .start_step = 2});
 }

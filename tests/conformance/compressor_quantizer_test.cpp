@@ -5,6 +5,6 @@
 
 TEST_CASE_TEMPLATE("Quantizer is a compressor", Bits, std::integral_constant<unsigned, 8>, std::integral_constant<unsigned, 4>,
                    std::integral_constant<unsigned, 1>) {
-    using Quantizer = gradsync::Quantizer<gradsync::ThreadBackend>;
-    gradsync_test::check_compressor(Quantizer({.bits = Bits::value}), Quantizer({.bits = Bits::value, .start_step = 2}));
+    using gradsync::Quantizer;
+    gradsync_test::check_compressor(Quantizer{.bits = Bits::value}, Quantizer{.bits = Bits::value, .start_step = 2});
 }

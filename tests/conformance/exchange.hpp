@@ -37,15 +37,18 @@
 
 namespace gradsync_test {
 
-/// An exchange, and the communicator whose Reducer it goes with: the world, or a group of its ranks.
+/// A policy, its exchange, and the communicator whose Reducer it goes with: the world, or a group of its ranks.
 template <class X>
 struct Exchanging {
+    explicit Exchanging(RecordingBackend backend_, X policy_) : backend(std::move(backend_)), policy(std::move(policy_)) {}
+
     RecordingBackend backend;
-    X exchange;
+    X policy;
+    gradsync::ExchangeOver<X, RecordingBackend> exchange{policy};
 };
 template <class X>
-Exchanging<X> over(RecordingBackend backend, X exchange) {
-    return {std::move(backend), std::move(exchange)};
+Exchanging<X> over(RecordingBackend backend, X policy) {
+    return Exchanging<X>(std::move(backend), std::move(policy));
 }
 
 /// One bucket of one rank.
@@ -107,7 +110,7 @@ inline Bytes bucket_result(const Exchanged& bucket, int ranks, std::size_t b, bo
 /// Tells the exchange what lies in the buckets, two parameters in each, as a Reducer does.
 template <class X>
 void adopt(Exchanging<X>& own, const std::vector<Exchanged>& buckets) {
-    if constexpr (X::traits.adopts_plan) {
+    if constexpr (gradsync::ExchangeOver<X, RecordingBackend>::traits.adopts_plan) {
         std::vector<gradsync::BucketContents> contents;
         for (const Exchanged& bucket : buckets) {
             const std::size_t b = contents.size(), half = bucket.count / 2;
@@ -142,9 +145,10 @@ std::vector<std::size_t> take_counts(Exchanging<X>& own) {
 
 template <class X>
 std::string wrong_result(Exchanging<X>& own, Exchanged& bucket, int ranks, std::size_t b) {
-    const Bytes expected = bucket_result(bucket, ranks, b, X::traits.means_only);
+    constexpr gradsync::ExchangeTraits traits = gradsync::ExchangeOver<X, RecordingBackend>::traits;
+    const Bytes expected = bucket_result(bucket, ranks, b, traits.means_only);
     gradsync::ElementRange part{0, bucket.count};
-    if (X::traits.scatters) part = gradsync::shard_range(bucket.count, own.backend.size(), own.backend.rank());
+    if (traits.scatters) part = gradsync::shard_range(bucket.count, own.backend.size(), own.backend.rank());
     const auto at = [&](std::size_t k) { return expected.begin() + static_cast<std::ptrdiff_t>(k * size_of(bucket.dtype)); };
     if (holds(bucket.view().subview(part.first, part.size()), Bytes(at(part.first), at(part.last)))) return {};
     return "bucket " + std::to_string(b) + " of " + std::to_string(bucket.count) + " " + std::string(name_of(bucket.dtype)) +
@@ -174,9 +178,10 @@ inline std::string not_told(const std::vector<Outcome>& outcomes, int guilty) {
 template <class Make, class MakeOther>
 void check_exchange(const Make& make, const MakeOther& make_other) {
     using namespace gradsync;
-    using X = decltype(make(std::declval<RecordingBackend>()).exchange);
-    static_assert(require_exchange<X, RecordingBackend>());
-    if constexpr (X::traits.scatters) static_assert(require_scattering_exchange<X, RecordingBackend>());
+    using Policy = decltype(make(std::declval<RecordingBackend>()).policy);
+    using X = ExchangeOver<Policy, RecordingBackend>;
+    static_assert(require_exchange<Policy, RecordingBackend>());
+    if constexpr (X::traits.scatters) static_assert(require_scattering_exchange<Policy, RecordingBackend>());
 
     SUBCASE("several buckets in flight, completed in order, have the results that `scatters` promises; in every step") {
         for (const int ranks : {1, 2, 3, 4}) {
@@ -206,8 +211,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
             CAPTURE(ranks);
             CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                       auto model = tensors({700, 1, 0, 5, 1025, 2});
-                      Reducer sync(own.backend, model, ReducerOptions{.gradients = GradientStorage::in_buckets}, PerParameter{},
-                                   NoOverlap{}, own.exchange);
+                      Reducer sync(own.backend, model, {.gradients = GradientStorage::in_buckets}, own.policy, NoOverlap{}, PerParameter{});
                       for (int step = 0; step < 3; ++step) {
                           std::vector<Exchanged> buckets;
                           for (std::size_t b = 0; b < sync.plan().size(); ++b) {
@@ -227,10 +231,11 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
                   }) == "");
         }
     }
-    SUBCASE("is_single_rank says whether the world has one rank; a copy says the same") {
+    SUBCASE("is_single_rank says whether the world has one rank; the exchange of a copied policy says the same") {
         for (const int ranks : {1, 2, 3, 4})
             CHECK(on_ranks(ranks, make, [&](ThreadBackend&, auto& own, Finding& finding) {
-                      const X copy(own.exchange);
+                      const Policy copied(own.policy);
+                      const X copy(copied);
                       finding.check(own.exchange.is_single_rank(own.backend) == (ranks == 1), "is_single_rank is wrong");
                       finding.check(copy.is_single_rank(own.backend) == (ranks == 1), "is_single_rank of a copy is wrong");
                       finding.check(!std::string(copy.describe()).empty(), "it has no name");
@@ -263,7 +268,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
                   }) == "");
     }
     SUBCASE("with_replicas visits the communicator of those with equal shards, if there are any") {
-        if constexpr (ScatteringExchange<X, RecordingBackend>)
+        if constexpr (ScatteringExchange<Policy, RecordingBackend>)
             for (const int ranks : {1, 2, 3, 4})
                 CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                           int visits = 0, copies = 1;
@@ -302,10 +307,8 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
             auto other = make_other(RecordingBackend(world));
             if (own.backend.size() == 1) throw Error(Errc::parameter_mismatch, own.exchange.describe() + other.describe());
             auto model = tensors({3});
-            const auto make_reducer = [&]<class Other>(Other exchange) {
-                Reducer<RecordingBackend, PerParameter, NoOverlap, Other> sync(own.backend, model, {}, {}, {}, exchange);
-            };
-            world.rank() == 0 ? make_reducer(own.exchange) : make_reducer(other);
+            const auto make_reducer = [&](auto policy) { Reducer sync(own.backend, model, PerParameter{}, NoOverlap{}, policy); };
+            world.rank() == 0 ? make_reducer(own.policy) : make_reducer(other);
         });
         CHECK(result[0].text == result[1].text);
         for (const Outcome& outcome : result) {

@@ -17,7 +17,7 @@ auto in_groups_of(int ranks_per_group, RecordingBackend world) {
 
 TEST_CASE("HybridReduceScatter in groups of two, or of all ranks if they are odd, is an exchange") {
     gradsync_test::check_exchange([](RecordingBackend world) { return in_groups_of(world.size() % 2 == 0 ? 2 : world.size(), world); },
-                                  [](RecordingBackend world) { return in_groups_of(1, world).exchange; });
+                                  [](RecordingBackend world) { return in_groups_of(1, world).policy; });
 }
 
 TEST_CASE("HybridReduceScatter in groups of one is an exchange") {

@@ -12,6 +12,7 @@
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/interop/pointer.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 
 namespace gs = gradsync;
 

@@ -108,7 +108,7 @@ std::vector<float> train(B comm, TrainingOptions options, Buckets buckets = {}, 
             const std::vector<float> gradient = read(comm, sync.gradient_view(i));
             for (std::size_t k = 0; k < gradient.size(); ++k) values[i][k] -= 0.01f * gradient[k];
         }
-        if (options.rebuilds && step == 1) sync.rebuild_buckets();
+        if (options.rebuilds && step == 1) (void)sync.rebuild_buckets();
     }
     std::vector<float> all = norms;
     for (const auto& v : values) all.insert(all.end(), v.begin(), v.end());

@@ -92,11 +92,16 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
 /// rethrown here with its own type.
 template <class Backend, class F, class Around>
 auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
-    using Result = std::invoke_result_t<F&, Backend>;
-    if constexpr (std::is_void_v<Result>) {
+    static_assert(std::is_invocable_v<F&, Backend>,
+                  "gradsync: this function runs once on each rank, with the rank's communicator: give it one parameter of that type, by "
+                  "value, as in [](gs::ThreadBackend comm) {...}; comm.rank() is the rank");
+    if constexpr (!std::is_invocable_v<F&, Backend>) {
+        return;
+    } else if constexpr (std::is_void_v<std::invoke_result_t<F&, Backend>>) {
         const auto call = [&](std::size_t, Backend& handle) { f(Backend(handle)); };
         run_each_rank<Backend>(std::move(handles), call, around);
     } else {
+        using Result = std::invoke_result_t<F&, Backend>;
         std::vector<std::optional<Result>> results(handles.size());
         const auto call = [&](std::size_t r, Backend& handle) { results[r].emplace(f(Backend(handle))); };
         run_each_rank<Backend>(std::move(handles), call, around);

@@ -22,7 +22,7 @@ namespace gradsync::inline v0_2::detail {
 
 /// A collective that is known to its engine by number. See the concept `Work`.
 template <class Engine>
-class NumberedWork {
+class [[nodiscard]] NumberedWork {
 public:
     NumberedWork() = default;
     NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}

@@ -14,11 +14,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// An exchange that sends less data than the gradients hold, and keeps the rest for the next step. Pass it as the fourth argument of a
-/// Reducer:
+/// An exchange that sends less data than the gradients hold, and keeps the rest for the next step. Pass its settings to a Reducer:
 ///
-///     gs::Reducer<B, gs::SizeCappedBuckets, gs::OverlapBackward, gs::PowerSgd<B>> sync(comm, parameters, {}, {}, {},
-///                                                                                      gs::PowerSgd<B>({.rank = 2}));
+///     gs::Reducer sync(comm, parameters, gs::PowerSgd{.rank = 2});
 ///
 /// All averages, weights, uneven inputs and accumulation work as with AllReduce, and all ranks get the same bits. Buckets of f64 or
 /// integers, and a world of one rank, are not compressed.
@@ -28,19 +26,21 @@ namespace gradsync::inline v0_2 {
 /// it is dropped. A residual counts in a later mean as much as a gradient of that step, regardless of the weights when it was kept. A rank
 /// without weight, or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum.
 ///
-/// State for checkpoints (see docs/compression.md), to be read and written between steps:
+/// Bad settings throw Error(invalid_argument) when the Reducer is made.
+///
+/// State for checkpoints (see docs/compression.md), in `Reducer::exchange()`, to be read and written between steps:
 /// - `residual(i)`: the residual of parameter i on this rank, one f32 per element; empty if nothing is ever kept.
 /// - `shared(i)`: further state of parameter i, the same on all ranks, f32; may be empty. The compressor owns the memory of both; it is
 ///   valid until `rebuild_buckets` returns true.
 /// - `steps()`, `set_steps(n)`: the number of steps so far; 0, and without effect, in a world of one rank.
 template <class X, class B>
-concept Compressor =
-    ExchangePolicy<X, B> && !X::traits.scatters && requires(X& compressor, const X& constant, std::size_t i, std::uint64_t n) {
-        { constant.residual(i) } -> std::same_as<BufferView>;
-        { constant.shared(i) } -> std::same_as<BufferView>;
-        { constant.steps() } -> std::same_as<std::uint64_t>;
-        { compressor.set_steps(n) } -> std::same_as<void>;
-    };
+concept Compressor = ExchangePolicy<X, B> && !ExchangeOver<X, B>::traits.scatters &&
+                     requires(ExchangeOver<X, B>& compressor, const ExchangeOver<X, B>& constant, std::size_t i, std::uint64_t n) {
+                         { constant.residual(i) } -> std::same_as<BufferView>;
+                         { constant.shared(i) } -> std::same_as<BufferView>;
+                         { constant.steps() } -> std::same_as<std::uint64_t>;
+                         { compressor.set_steps(n) } -> std::same_as<void>;
+                     };
 
 namespace detail {
 

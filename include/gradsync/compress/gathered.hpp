@@ -31,25 +31,24 @@ struct Messages {
 /// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each adds them up in rank
 /// order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
-/// Codec defines the words. It is copyable and has:
+/// Settings has `start_step` (steps before it are not compressed) and `describe()`. Codec defines the words. It is made of the settings and
+/// has:
 /// - `adopt_plan(contents, rank)`: takes the contents of the buckets from now on;
-/// - `describe()`: its name and numbers, as in "TopK{0.01";
 /// - `words(b)`: the number of words of a message of bucket b;
 /// - `write(b, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
 ///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
 /// - `put_back(b, words, held)`: adds the finite elements that `write` took back to `held`;
 /// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages. Elements that no message mentions become 0; gaps
 ///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
-template <Backend B, class Codec>
+template <Backend B, class Settings, class Codec>
 class GatheredExchange {
     static_assert(compresses_on<B>());
 
 public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
-    GatheredExchange(Codec codec, std::uint64_t start_step) : codec_(std::move(codec)), start_step_(start_step) {}
-    // A copy starts without state, because state belongs to one Reducer.
-    GatheredExchange(const GatheredExchange& other) : codec_(other.codec_), start_step_(other.start_step_) {}
+    explicit GatheredExchange(const Settings& settings) : settings_(settings), codec_(settings) {}
+    GatheredExchange(const GatheredExchange&) = delete;  // works point to it
     GatheredExchange& operator=(const GatheredExchange&) = delete;
 
     /// The second stage: adds up the gathered words.
@@ -99,7 +98,7 @@ public:
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
         if (is_single_rank(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
-        const bool early = own.steps++ < start_step_;
+        const bool early = own.steps++ < settings_.start_step;
         if (early || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.words == 0) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         const double unit = residuals_.unit_of(contribution);
@@ -123,11 +122,11 @@ public:
     bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
         const Bucket& own = buckets_[b];
-        const bool whole = own.words == 0 || own.steps <= start_step_;
+        const bool whole = own.words == 0 || own.steps <= settings_.start_step;
         return {whole ? bucket.bytes() : own.words * size_ * sizeof(std::uint32_t), 1};
     }
     std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
-    std::string describe() const { return codec_.describe() + "," + std::to_string(start_step_) + "}"; }
+    std::string describe() const { return settings_.describe(); }
 
     BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
     BufferView shared(std::size_t) const noexcept { return {}; }
@@ -182,8 +181,8 @@ private:
 
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
+    const Settings settings_;
     Codec codec_;
-    const std::uint64_t start_step_;  ///< steps before this one are not compressed
     std::size_t size_ = 1, rank_ = 0;
     ErrorFeedback residuals_;
     std::vector<Bucket> buckets_;

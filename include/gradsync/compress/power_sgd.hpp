@@ -22,12 +22,10 @@
 
 namespace gradsync::inline v0_2 {
 
-struct PowerSgdOptions {
-    std::size_t rank = 1;             ///< rank of the matrices that travel instead; at least 1
-    std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most in the beginning
-    double min_compression_rate = 2;  ///< a matrix travels whole unless it shrinks by this factor
-    std::uint64_t seed = 0;           ///< seed of the first guess; must be the same on all ranks
-};
+namespace detail {
+template <Backend B>
+class PowerSgdExchange;
+}
 
 /// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... plus its residual counts as a
 /// matrix M of m rows and n columns. With Q from the previous step, the ranks average P = M Q, orthonormalise it, average Q = M^T P, and
@@ -38,24 +36,40 @@ struct PowerSgdOptions {
 /// paper, where each rank subtracts the average. All computation is in f32. The bits depend on neither buckets nor overlap, if the same
 /// holds for the backend and all buckets shrink. If a gradient that counts as a matrix has an infinity or a NaN, all of that parameter is
 /// NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
+struct PowerSgd {
+    std::size_t rank = 1;             ///< rank of the matrices that travel instead; at least 1
+    std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most in the beginning
+    double min_compression_rate = 2;  ///< a matrix travels whole unless it shrinks by this factor
+    std::uint64_t seed = 0;           ///< seed of the first guess; must be the same on all ranks
+
+    template <Backend B>
+    using Exchange = detail::PowerSgdExchange<B>;
+
+    std::string describe() const {
+        return "PowerSgd{rank=" + std::to_string(rank) + ", start_step=" + std::to_string(start_step) +
+               ", min_compression_rate=" + detail::text_of(min_compression_rate) + ", seed=" + std::to_string(seed) + "}";
+    }
+};
+
+namespace detail {
+
 template <Backend B>
-class PowerSgd {
-    static_assert(detail::compresses_on<B>());
+class PowerSgdExchange {
+    static_assert(compresses_on<B>());
 
 public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
-    explicit PowerSgd(PowerSgdOptions options = {}) : options_(options) {
-        if (options.rank == 0) detail::refuse("PowerSgd", "the rank must be 1 at least");
-        if (!(options.min_compression_rate > 0)) detail::refuse("PowerSgd", "min_compression_rate must be more than 0");
+    explicit PowerSgdExchange(const PowerSgd& settings) : settings_(settings) {
+        if (settings.rank == 0) refuse("PowerSgd", "the rank must be 1 at least");
+        if (!(settings.min_compression_rate > 0)) refuse("PowerSgd", "min_compression_rate must be more than 0");
     }
-    // A copy starts without state, because state belongs to one Reducer.
-    PowerSgd(const PowerSgd& other) : options_(other.options_) {}
-    PowerSgd& operator=(const PowerSgd&) = delete;
+    PowerSgdExchange(const PowerSgdExchange&) = delete;  // works point to it
+    PowerSgdExchange& operator=(const PowerSgdExchange&) = delete;
 
     /// The stages after the average of P, and after that of Q.
     struct Rest {
-        PowerSgd* owner = nullptr;
+        PowerSgdExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
         double weight = 1, unit = 1;  ///< of this rank, and of its residual; see ErrorFeedback
@@ -80,14 +94,14 @@ public:
     };
 
     template <class>
-    using WorkType = detail::StagedWork<typename B::WorkType, Rest>;
+    using WorkType = StagedWork<typename B::WorkType, Rest>;
 
     void adopt_plan(B& backend, std::span<const BucketContents> contents) {
         if (!second_) second_.emplace(backend.duplicate());
         residuals_.adopt_plan(contents);
         const std::uint64_t seen = steps();
         buckets_.assign(contents.size(), {});
-        std::vector<detail::NumbersOf> rights(detail::parameters_of(contents));
+        std::vector<NumbersOf> rights(parameters_of(contents));
         std::size_t lefts = 0, right_numbers = 0, largest = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b] = split(contents[b]);
@@ -98,10 +112,10 @@ public:
             for (const Matrix& m : bucket.matrices) {
                 rights[m.parameter] = {right, m.rank * m.columns};
                 right += m.rank * m.columns;
-                if (contents[b].dtype != DType::f32) largest = detail::larger(largest, m.rows * m.columns);
+                if (contents[b].dtype != DType::f32) largest = larger(largest, m.rows * m.columns);
             }
-            lefts += detail::in_lines_of_floats(bucket.left_count);
-            right_numbers += detail::in_lines_of_floats(bucket.right_count);
+            lefts += in_lines_of_floats(bucket.left_count);
+            right_numbers += in_lines_of_floats(bucket.right_count);
         }
         left_ = backend.allocate(lefts * sizeof(float));
         right_.adopt(std::move(rights), backend.allocate(right_numbers * sizeof(float)));
@@ -112,8 +126,7 @@ public:
         if (is_single_rank(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         Bucket& own = buckets_[b];
         const std::uint64_t step = own.steps++;
-        if (step < options_.start_step || !detail::is_compressible(bucket.dtype))
-            return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        if (step < settings_.start_step || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
         second_->set_timeout(backend.timeout());
         const double unit = residuals_.unit_of(contribution);
@@ -132,16 +145,13 @@ public:
     bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
         const Bucket& own = buckets_[b];
-        if (own.matrices.empty() || own.steps <= options_.start_step) return {bucket.bytes(), 1};
+        if (own.matrices.empty() || own.steps <= settings_.start_step) return {bucket.bytes(), 1};
         return {(own.left_count + own.right_count) * sizeof(float), 2};
     }
     std::chrono::nanoseconds progress_time() const noexcept {
         return second_ ? computed_ + std::chrono::nanoseconds(second_->progress_time()) : computed_;
     }
-    std::string describe() const {
-        return "PowerSgd{" + std::to_string(options_.rank) + "," + std::to_string(options_.start_step) + "," +
-               detail::text_of(options_.min_compression_rate) + "," + std::to_string(options_.seed) + "}";
-    }
+    std::string describe() const { return settings_.describe(); }
 
     BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
     /// Q, with which the next step starts: up to `rank` vectors of n elements.
@@ -160,7 +170,7 @@ private:
     };
     struct Bucket {
         std::vector<Matrix> matrices;
-        std::vector<detail::NumbersOf> whole;    ///< the parameters that travel whole
+        std::vector<NumbersOf> whole;            ///< the parameters that travel whole
         std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
         std::uint64_t steps = 0;
@@ -169,9 +179,9 @@ private:
     Matrix matrix_of(const BucketContents::Part& part) const noexcept {
         if (part.shape.size() < 2 || part.count == 0) return {};
         const std::size_t rows = part.shape.front(), columns = part.count / rows;
-        const std::size_t rank = detail::smaller(options_.rank, detail::smaller(rows, columns));
+        const std::size_t rank = smaller(settings_.rank, smaller(rows, columns));
         const double sent = static_cast<double>(rank * (rows + columns));
-        if (!(sent * options_.min_compression_rate < static_cast<double>(part.count))) return {};
+        if (!(sent * settings_.min_compression_rate < static_cast<double>(part.count))) return {};
         return {part.parameter, part.offset, rows, columns, rank};
     }
 
@@ -179,7 +189,7 @@ private:
     /// does if compression would not shrink it.
     Bucket split(const BucketContents& contents) const {
         Bucket bucket;
-        if (!detail::is_compressible(contents.dtype)) return bucket;
+        if (!is_compressible(contents.dtype)) return bucket;
         for (const BucketContents::Part& part : contents.parts) {
             const Matrix matrix = matrix_of(part);
             if (matrix.rank == 0) {
@@ -218,10 +228,9 @@ private:
         bool guessed = false;
         for (std::size_t c = 0; c < m.rank; ++c) {
             if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
-            std::uint64_t state = options_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
+            std::uint64_t state = settings_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
             for (std::size_t j = 0; j < n; ++j)
-                right[c * n + j] =
-                    static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
+                right[c * n + j] = static_cast<float>(static_cast<std::int64_t>(split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
             guessed = true;
         }
         if (guessed) kernel::orthonormalise(right, n, m.rank);
@@ -234,7 +243,7 @@ private:
             prepare(m, right, step);
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
         });
-        for (const detail::NumbersOf& part : own.whole) {
+        for (const NumbersOf& part : own.whole) {
             float* const sum = residuals_.bucket(b) + part.first;
             std::memcpy(to, sum, part.count * sizeof(float));
             std::memset(sum, 0, part.count * sizeof(float));
@@ -276,9 +285,9 @@ private:
             std::memset(product, 0, gradient.count * sizeof(float));
             kernel::add_product(product, m.rows, m.columns, left, right, m.rank);
             kernel::copy(ConstBufferView{product, gradient.count}, gradient);
-            if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
+            if (!is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
         });
-        for (const detail::NumbersOf& part : own.whole) {
+        for (const NumbersOf& part : own.whole) {
             kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.first, part.count));
             from += part.count;
         }
@@ -293,14 +302,16 @@ private:
 
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
-    PowerSgdOptions options_;
+    const PowerSgd settings_;
     std::optional<B> second_;  ///< a communicator of its own for the averages of Q, whose order differs from that of P
-    detail::ErrorFeedback residuals_;
+    ErrorFeedback residuals_;
     std::vector<Bucket> buckets_;
     Memory left_{};
-    detail::Remembered<Memory> right_;
+    Remembered<Memory> right_;
     kernel::HostBuffer product_;  ///< product of a matrix of low precision, in f32
     std::chrono::nanoseconds computed_{};
 };
+
+}  // namespace detail
 
 }  // namespace gradsync::inline v0_2

@@ -14,9 +14,29 @@
 
 namespace gradsync::inline v0_2 {
 
-struct QuantizerOptions {
+namespace detail {
+class QuantizerCodec;
+}
+
+/// Quantization: every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share. The rounding
+/// error stays as residual. With 1 bit, signs and mean magnitudes travel (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv
+/// 1901.09847). With more bits, levels are evenly spaced between the largest magnitude and its negative, as in Alistarh et al., arXiv
+/// 1610.02132, but rounded to the nearest: error feedback replaces their random rounding.
+///
+/// All ranks gather all messages: about `N bits / 8` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So
+/// it suits few ranks: among 4 ranks with f32, 8 bits halve the traffic, and 1 bit reduces it to a sixteenth. A bucket that would take more
+/// than an all-reduce is not compressed.
+///
+/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap. A block with an infinity
+/// or a NaN is all NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
+struct Quantizer {
     unsigned bits = 8;             ///< bits per element: 8, 4 or 1
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed
+
+    template <Backend B>
+    using Exchange = detail::GatheredExchange<B, Quantizer, detail::QuantizerCodec>;
+
+    std::string describe() const { return "Quantizer{bits=" + std::to_string(bits) + ", start_step=" + std::to_string(start_step) + "}"; }
 };
 
 namespace detail {
@@ -24,8 +44,8 @@ namespace detail {
 /// The words of a bucket are those of its parameters, one after the other; see kernel/quantize.hpp.
 class QuantizerCodec {
 public:
-    explicit QuantizerCodec(unsigned bits) : bits_(bits) {
-        if (bits != 8 && bits != 4 && bits != 1) refuse("Quantizer", "an element has 8, 4 or 1 bits, not " + std::to_string(bits));
+    explicit QuantizerCodec(const Quantizer& settings) : bits_(settings.bits) {
+        if (bits_ != 8 && bits_ != 4 && bits_ != 1) refuse("Quantizer", "an element has 8, 4 or 1 bits, not " + std::to_string(bits_));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int) {
@@ -37,7 +57,6 @@ public:
             }
     }
 
-    std::string describe() const { return "Quantizer{" + std::to_string(bits_); }
     std::size_t words(std::size_t b) const noexcept { return buckets_[b].words; }
 
     bool write(std::size_t b, float* held, std::size_t, std::uint32_t* words) const {
@@ -87,23 +106,5 @@ private:
 };
 
 }  // namespace detail
-
-/// Quantization: every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share. The rounding
-/// error stays as residual. With 1 bit, signs and mean magnitudes travel (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv
-/// 1901.09847). With more bits, levels are evenly spaced between the largest magnitude and its negative, as in Alistarh et al., arXiv
-/// 1610.02132, but rounded to the nearest: error feedback replaces their random rounding.
-///
-/// All ranks gather all messages: about `N bits / 8` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So
-/// it suits few ranks: among 4 ranks with f32, 8 bits halve the traffic, and 1 bit reduces it to a sixteenth. A bucket that would take more
-/// than an all-reduce is not compressed.
-///
-/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap. A block with an infinity
-/// or a NaN is all NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
-template <Backend B>
-class Quantizer : public detail::GatheredExchange<B, detail::QuantizerCodec> {
-public:
-    explicit Quantizer(QuantizerOptions options = {})
-        : Quantizer::GatheredExchange(detail::QuantizerCodec(options.bits), options.start_step) {}
-};
 
 }  // namespace gradsync::inline v0_2

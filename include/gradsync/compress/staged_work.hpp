@@ -19,7 +19,7 @@ namespace gradsync::inline v0_2::detail {
 /// Buckets are tested and waited for in order, one after the other, so all ranks start the collectives of one stage in the same order.
 /// Different stages have no common order, so each needs a communicator of its own.
 template <Work W, class Stage>
-class StagedWork {
+class [[nodiscard]] StagedWork {
 public:
     StagedWork() = default;
     /// Without further stages.

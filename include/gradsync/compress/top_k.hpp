@@ -17,9 +17,26 @@
 
 namespace gradsync::inline v0_2 {
 
-struct TopKOptions {
+namespace detail {
+class TopKCodec;
+}
+
+/// Top-k sparsification: every rank sends the elements of largest magnitude of each bucket, with their indices, and keeps the rest as
+/// residual (Aji and Heafield, arXiv 1704.05021; Stich et al., arXiv 1809.07599). An element sent takes eight bytes, and all ranks gather
+/// all messages: `8 density N` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So it suits few ranks and
+/// low densities. A bucket that would take more than an all-reduce is not compressed.
+///
+/// Sums are in rank order, in f32. The selection depends on the other elements of the bucket, so other buckets give other bits. An infinity
+/// or a NaN travels at once. If at least as many elements are infinite or NaN as travel, all of the bucket is NaN in this step. See the
+/// concept `Compressor`.
+struct TopK {
     double density = 0.01;         ///< the fraction of a bucket's elements that travel, in (0, 1]
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed
+
+    template <Backend B>
+    using Exchange = detail::GatheredExchange<B, TopK, detail::TopKCodec>;
+
+    std::string describe() const { return "TopK{density=" + detail::text_of(density) + ", start_step=" + std::to_string(start_step) + "}"; }
 };
 
 namespace detail {
@@ -27,8 +44,9 @@ namespace detail {
 /// The words of a bucket are the indices of its largest elements, then their values.
 class TopKCodec {
 public:
-    explicit TopKCodec(double density) : density_(density) {
-        if (!(density > 0 && density <= 1)) refuse("TopK", "the density must be more than 0 and 1 at most, not " + std::to_string(density));
+    explicit TopKCodec(const TopK& settings) : density_(settings.density) {
+        if (!(density_ > 0 && density_ <= 1))
+            refuse("TopK", "the density must be more than 0 and 1 at most, not " + std::to_string(density_));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int rank) {
@@ -50,7 +68,6 @@ public:
         sums_.resize(largest);
     }
 
-    std::string describe() const { return "TopK{" + text_of(density_); }
     std::size_t words(std::size_t b) const noexcept { return 2 * k_[b]; }
 
     bool write(std::size_t b, float* held, std::size_t count, std::uint32_t* words) const {
@@ -94,19 +111,5 @@ private:
 };
 
 }  // namespace detail
-
-/// Top-k sparsification: every rank sends the elements of largest magnitude of each bucket, with their indices, and keeps the rest as
-/// residual (Aji and Heafield, arXiv 1704.05021; Stich et al., arXiv 1809.07599). An element sent takes eight bytes, and all ranks gather
-/// all messages: `8 density N` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So it suits few ranks and
-/// low densities. A bucket that would take more than an all-reduce is not compressed.
-///
-/// Sums are in rank order, in f32. The selection depends on the other elements of the bucket, so other buckets give other bits. An infinity
-/// or a NaN travels at once. If at least as many elements are infinite or NaN as travel, all of the bucket is NaN in this step. See the
-/// concept `Compressor`.
-template <Backend B>
-class TopK : public detail::GatheredExchange<B, detail::TopKCodec> {
-public:
-    explicit TopK(TopKOptions options = {}) : TopK::GatheredExchange(detail::TopKCodec(options.density), options.start_step) {}
-};
 
 }  // namespace gradsync::inline v0_2

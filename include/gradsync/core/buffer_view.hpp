@@ -26,7 +26,43 @@ namespace detail {
                                             std::string(name_of(asked)) + "; ask for the view's own type");
 }
 
+// The concepts of <ranges> without that header, which takes longer to compile than this whole library. <span> brings std::begin, end, data
+// and size.
+template <class R>
+concept Range = requires(R& range) {
+    std::begin(range);
+    std::end(range);
+};
+
+template <Range R>
+using range_element_t = std::remove_reference_t<decltype(*std::begin(std::declval<R&>()))>;
+
+template <class R>
+concept ContiguousRange = Range<R> && requires(R& range) {
+    std::data(range);
+    std::span(std::begin(range), std::size(range));  // takes contiguous iterators only
+};
+
+/// A range that converts to a view, or is refused with a sentence.
+template <class R>
+concept RangeOfElements = ContiguousRange<R> && (Element<range_element_t<R>> || std::is_arithmetic_v<std::remove_cv_t<range_element_t<R>>>);
+
+template <class T>
+consteval bool owns_memory();
+
 }  // namespace detail
+
+template <class Void>
+    requires std::is_void_v<Void>
+struct BasicBufferView;
+
+using BufferView = BasicBufferView<void>;
+using ConstBufferView = BasicBufferView<const void>;
+
+template <class R>
+BufferView buffer(R&& tensor);
+template <class R>
+ConstBufferView const_buffer(R&& tensor);
 
 /// A type-erased view of `count` contiguous elements of `dtype`. It does not own them: the maker of the view keeps the memory alive.
 template <class Void>
@@ -36,6 +72,32 @@ struct BasicBufferView {
     std::size_t count = 0;
     DType dtype = DType::f32;
     MemorySpace space = MemorySpace::host;
+
+    BasicBufferView() = default;
+    constexpr BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host) noexcept
+        : data(first), count(elements), dtype(type), space(where) {}
+    /// The elements have the pointer's type.
+    template <class T>
+    constexpr BasicBufferView(T* first, std::size_t elements, MemorySpace where = MemorySpace::host) noexcept
+        : data(first), count(elements), space(where) {
+        static_assert(Element<T>,
+                      "gradsync: name the type of these elements, as in BufferView{pointer, count, DType::f32}: the pointer does not");
+        if constexpr (Element<T>) dtype = dtype_of<T>;
+    }
+    /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A temporary that owns its
+    /// memory is refused: a collective would use it when it is gone.
+    template <class R>
+        requires detail::RangeOfElements<std::remove_reference_t<R>>
+    BasicBufferView(R&& range) {  // NOLINT: converts, as std::span does
+        if constexpr (std::is_const_v<Void>) {
+            static_assert(std::is_lvalue_reference_v<R&&> || !detail::owns_memory<std::remove_reference_t<R>>(),
+                          "gradsync: give this range a name: a collective reads it when the temporary is gone (const_buffer() makes a view "
+                          "of a temporary)");
+            *this = const_buffer(range);
+        } else {
+            *this = buffer(std::forward<R>(range));
+        }
+    }
 
     constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 
@@ -62,9 +124,6 @@ struct BasicBufferView {
     friend constexpr bool operator==(BasicBufferView, BasicBufferView) = default;
 };
 
-using BufferView = BasicBufferView<void>;
-using ConstBufferView = BasicBufferView<const void>;
-
 /// Describes the memory of a tensor that is not a contiguous range. Specialise it for the type without const.
 ///
 /// | static member | meaning | default |
@@ -77,23 +136,6 @@ template <class T>
 struct buffer_traits {};
 
 namespace detail {
-
-// The concepts of <ranges> without that header, which takes longer to compile than this whole library. <span> brings std::begin, end, data
-// and size.
-template <class R>
-concept Range = requires(R& range) {
-    std::begin(range);
-    std::end(range);
-};
-
-template <Range R>
-using range_element_t = std::remove_reference_t<decltype(*std::begin(std::declval<R&>()))>;
-
-template <class R>
-concept ContiguousRange = Range<R> && requires(R& range) {
-    std::data(range);
-    std::span(std::begin(range), std::size(range));  // takes contiguous iterators only
-};
 
 template <class T>
 concept IsBufferView = std::is_same_v<T, BufferView> || std::is_same_v<T, ConstBufferView>;
@@ -175,8 +217,8 @@ BufferView buffer(R&& tensor) {
                   "written into it");
     using View = decltype(detail::view_of(static_cast<T&>(tensor)));
     static_assert(!std::is_same_v<View, ConstBufferView>,
-                  "gradsync: pass a mutable range: the library writes the result into it (const_buffer() makes a "
-                  "read-only view)");
+                  "gradsync: pass a mutable range: the library writes the result into it (buffer() takes a mutable one, "
+                  "const_buffer() makes a read-only view)");
     if constexpr (!std::is_same_v<View, ConstBufferView>) return detail::view_of(static_cast<T&>(tensor));
     else return {};
 }

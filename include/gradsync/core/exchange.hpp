@@ -70,9 +70,19 @@ concept ReportsProgressTime = requires(const X& exchange) {
     { exchange.progress_time() } -> std::convertible_to<std::chrono::nanoseconds>;
 };
 
+template <class X, class B>
+struct ExchangeOf {
+    using type = X;
+};
+template <class X, class B>
+    requires requires { typename X::template Exchange<B>; }
+struct ExchangeOf<X, B> {
+    using type = typename X::template Exchange<B>;
+};
+
 }  // namespace detail
 
-/// The exchange of a Reducer's buckets over backend B.
+/// The exchange of a Reducer's buckets over backend B, with all that it keeps for that communicator.
 ///
 /// - `traits`: a `static constexpr ExchangeTraits`; `{}` for an all-reduce without optional members.
 /// - `start(backend, b, bucket, op, contribution)` starts the exchange of bucket b and returns a `WorkType<B>`, which follows the rules of
@@ -82,11 +92,8 @@ concept ReportsProgressTime = requires(const X& exchange) {
 /// - `is_single_rank(backend)` is true if there is no other rank to exchange with. It must not throw. A Reducer then calls `start` only to
 ///   scale a bucket.
 /// - `describe()` names the exchange and its numbers; the ranks compare it.
-///
-/// Reducers copy an exchange before its first bucket; state that belongs to the buckets starts anew in a copy. OverlapForward takes
-/// AllReduce itself, or an exchange that scatters. `require_exchange` names the first missing member.
 template <class X, class B>
-concept ExchangePolicy = std::copy_constructible<X> && detail::HasTraits<X> && Work<typename X::template WorkType<B>> &&
+concept BucketExchange = detail::HasTraits<X> && Work<typename X::template WorkType<B>> &&
                          requires(X& exchange, const X& constant, B& backend, const B& handle, std::size_t b, BufferView bucket,
                                   ReduceOp op, Contribution contribution) {
                              { exchange.start(backend, b, bucket, op, contribution) } -> std::same_as<typename X::template WorkType<B>>;
@@ -97,14 +104,29 @@ concept ExchangePolicy = std::copy_constructible<X> && detail::HasTraits<X> && W
                              requires X::traits.reports_progress_time == detail::ReportsProgressTime<X>;
                          };
 
+/// The exchange of a policy X over backend B: `X::template Exchange<B>` if there is one, or X itself.
+template <class X, class B>
+using ExchangeOver = typename detail::ExchangeOf<X, B>::type;
+
+/// The policy that a Reducer takes. It is a BucketExchange itself (AllReduce), or plain settings, without the backend's type, which name
+/// the one to make for a communicator (PowerSgd):
+///
+/// - `template <class B> using Exchange` is a BucketExchange over B that is constructible from the settings.
+///
+/// Policies are copied before the first bucket; state that belongs to the buckets starts anew in a copy. OverlapForward takes AllReduce
+/// itself, or an exchange that scatters. `require_exchange` names the first missing member.
+template <class X, class B>
+concept ExchangePolicy =
+    std::copy_constructible<X> && BucketExchange<ExchangeOver<X, B>, B> && std::constructible_from<ExchangeOver<X, B>, const X&>;
+
 /// An exchange for ShardedOptimizer and ShardedParameters.
 ///
 /// - `with_replicas(use)` calls `use(replicas)`. `B& replicas` is the communicator of the ranks with the same shards as this rank, one of
 ///   each group. Sharded training gives them the same weights, and numbers the groups by rank in it. If every shard exists once, it does
 ///   not call `use`.
 template <class X, class B>
-concept ScatteringExchange =
-    ExchangePolicy<X, B> && X::traits.scatters && requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };
+concept ScatteringExchange = ExchangePolicy<X, B> && ExchangeOver<X, B>::traits.scatters &&
+                             requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };
 
 namespace detail {
 

@@ -123,7 +123,11 @@ concept Parameter = detail::HasGradient<T> || (std::is_pointer_v<T> && detail::H
 /// Compiles if `static_assert(gradsync::Parameter<T>)` does. Otherwise the compiler says what to add or to mend.
 template <class T>
 consteval bool require_parameter() {
-    if constexpr (!Parameter<T>) {
+    if constexpr (std::is_arithmetic_v<T> || Element<T>) {
+        static_assert(!std::is_same_v<T, T>,
+                      "gradsync: pass a range of parameters, e.g. {gs::parameter(\"weights\", weights, gradient)} or "
+                      "std::vector{std::span(gradient)}: a range of numbers is one gradient");
+    } else if constexpr (!Parameter<T>) {
         constexpr bool is_not_static = requires(parameter_traits<std::remove_const_t<T>> traits, T& t) { traits.gradient(t); };
         static_assert(!is_not_static, "gradsync: make gradient() in parameter_traits of this type static");
         if constexpr (!is_not_static)

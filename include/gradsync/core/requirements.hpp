@@ -88,7 +88,7 @@ consteval bool require_backend() {
         static_assert(detail::never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
     } else if constexpr (!requires { typename T::WorkType; }) {
         static_assert(detail::never<T>,
-                      "gradsync: the first argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
+                      "gradsync: the first template argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
                       "WorkType, the type that its collectives return");
     } else if constexpr (!Work<typename T::WorkType>) {
         detail::explain_work<typename T::WorkType>();
@@ -143,7 +143,7 @@ consteval bool require_bucket_policy() {
     if constexpr (BucketPolicy<T>) {  // nothing to say
     } else if constexpr (OverlapPolicy<T>) {
         static_assert(detail::never<T>,
-                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "
                       "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     } else {
         static_assert(std::copy_constructible<T>, "gradsync: make this bucket policy copyable");
@@ -151,7 +151,7 @@ consteval bool require_bucket_policy() {
             requires(const T& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
                 { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
             },
-            "gradsync: the second argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
+            "gradsync: the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
             "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
         GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
                         "std::string describe() const, which names it and its numbers");
@@ -164,13 +164,13 @@ consteval bool require_overlap_policy() {
     if constexpr (OverlapPolicy<T>) {  // nothing to say
     } else if constexpr (BucketPolicy<T>) {
         static_assert(detail::never<T>,
-                      "gradsync: the second argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "
                       "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     } else {
         static_assert(std::copy_constructible<T>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
         static_assert(
             requires(T& p, BucketEngine& engine) { p.attach(engine); },
-            "gradsync: the third argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
+            "gradsync: the third template argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
             "void attach(gradsync::BucketEngine&)");
         GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););
         GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketEngine&)", t.gradients_ready(engine););
@@ -186,11 +186,12 @@ consteval bool require_overlap_policy() {
 
 namespace detail {
 
-template <class X, class B>
+/// `X`: an exchange, or what the settings `Policy` name as one.
+template <class X, class B, class Policy = X>
 consteval void explain_exchange() {
     if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; }) {
         static_assert(never<X>,
-                      "gradsync: the fourth argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
+                      "gradsync: the fourth template argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
                       "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a template: "
                       "the type that start() returns");
     } else if constexpr (!Work<typename X::template WorkType<B>>) {
@@ -203,7 +204,9 @@ consteval void explain_exchange() {
                       "gets the whole result, {.scatters = true} if each gets its shard");
     } else {
         using W = typename X::template WorkType<B>;
-        static_assert(std::copy_constructible<X>, "gradsync: make this exchange copyable: each Reducer has its own");
+        static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer has its own");
+        static_assert(std::same_as<X, Policy> || std::constructible_from<X, const Policy&>,
+                      "gradsync: make Exchange<B> of these settings constructible from them: explicit Exchange(const Settings&)");
         static_assert(
             requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {
                 { x.start(backend, b, bucket, op, own) } -> std::same_as<W>;
@@ -239,15 +242,15 @@ consteval void explain_exchange() {
 
 template <class X, class B>
 consteval bool require_exchange() {
-    if constexpr (!ExchangePolicy<X, B>) detail::explain_exchange<X, B>();
+    if constexpr (!ExchangePolicy<X, B>) detail::explain_exchange<ExchangeOver<X, B>, B, X>();
     return true;
 }
 
 /// For ShardedOptimizer and ShardedParameters.
 template <class X, class B>
 consteval bool require_scattering_exchange() {
-    if constexpr (!ExchangePolicy<X, B>) detail::explain_exchange<X, B>();
-    else if constexpr (!X::traits.scatters)
+    if constexpr (!ExchangePolicy<X, B>) detail::explain_exchange<ExchangeOver<X, B>, B, X>();
+    else if constexpr (!ExchangeOver<X, B>::traits.scatters)
         static_assert(detail::never<X>,
                       "gradsync: sharded training needs an exchange that scatters (ReduceScatter, HybridReduceScatter, ...), which "
                       "says so in its traits: {.scatters = true}");

@@ -25,7 +25,7 @@ namespace gradsync::inline v0_2::detail {
 template <MemorySpace space, class Parameters>
 std::vector<ParameterView> view_parameters(Parameters&& parameters) {
     static_assert(Range<std::remove_reference_t<Parameters>>,
-                  "gradsync: pass a range of parameters, e.g. std::vector{gs::parameter(...)}, also where there is only one");
+                  "gradsync: pass a range of parameters, e.g. {gs::parameter(...)}, also where there is only one");
     std::vector<ParameterView> views;
     if constexpr (Range<std::remove_reference_t<Parameters>>) {
         using T = range_element_t<std::remove_reference_t<Parameters>>;

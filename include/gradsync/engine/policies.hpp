@@ -23,7 +23,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// An exchange, with the collectives that it has started, by bucket. See ExchangePolicy.
+/// An exchange, with the collectives that it has started, by bucket. See BucketExchange.
 template <class B>
 class AnyExchange {
 public:
@@ -51,9 +51,10 @@ public:
 template <class X, class B>
 class ExchangeAs final : public AnyExchange<B> {
 public:
-    explicit ExchangeAs(X exchange) : AnyExchange<B>(X::traits), exchange_(std::move(exchange)) {}
+    template <class Policy>
+    explicit ExchangeAs(Policy&& policy) : AnyExchange<B>(X::traits), exchange_(std::forward<Policy>(policy)) {}
 
-    X& policy() noexcept { return exchange_; }
+    X& exchange() noexcept { return exchange_; }
 
     std::string describe() const override { return exchange_.describe(); }
     bool is_single_rank(const B& backend) const noexcept override { return exchange_.is_single_rank(backend); }
@@ -94,11 +95,10 @@ struct Policies {
 
 template <class B, class Buckets, class Overlap, class X>
 Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
-    constexpr bool decoupled = gathers_in_forward<Overlap>() && !X::traits.scatters;
-    std::string name = exchange.describe();
-    std::unique_ptr<AnyExchange<B>> own;
+    constexpr bool decoupled = gathers_in_forward<Overlap>() && !ExchangeOver<X, B>::traits.scatters;
+    std::unique_ptr<AnyExchange<B>> own = std::make_unique<ExchangeAs<ExchangeOver<X, B>, B>>(std::move(exchange));
+    std::string name = own->describe();
     if constexpr (decoupled) own = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
-    else own = std::make_unique<ExchangeAs<X, B>>(std::move(exchange));
     return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name), std::move(own),
             decoupled,          !std::is_same_v<X, AllReduce>};
 }

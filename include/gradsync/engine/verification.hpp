@@ -141,6 +141,28 @@ std::vector<std::string> gather_texts(B& backend, std::string_view own) {
     return texts;
 }
 
+/// The parts of a text that are separated by spaces outside of braces.
+inline std::vector<std::string> parts_of(const std::string& text) {
+    std::vector<std::string> parts(1);
+    int depth = 0;
+    for (const char c : text) {
+        depth += c == '{' ? 1 : c == '}' ? -1 : 0;
+        if (c == ' ' && depth == 0) parts.emplace_back();
+        else parts.back() += c;
+    }
+    return parts;
+}
+
+/// The parts of `text` that `other` has not in the same place; all of it, if their numbers differ.
+inline std::string differing_parts(const std::string& text, const std::string& other) {
+    const std::vector<std::string> own = parts_of(text), theirs = parts_of(other);
+    if (own.size() != theirs.size()) return text;
+    std::string result;
+    for (std::size_t k = 0; k < own.size(); ++k)
+        if (own[k] != theirs[k]) (result += result.empty() ? "" : " ") += own[k];
+    return result;
+}
+
 /// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch) with the same text,
 /// which names the first parameter or setting that differs. The communicator stays usable. Collective.
 template <Backend B>
@@ -167,13 +189,15 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     }
     if (equal) return;
 
-    const auto report = [&](const std::string& what, const std::string& remedy, std::string_view mine, std::string parameter) {
+    const auto report = [&](const std::string& what, const std::string& remedy, std::string_view mine, std::string parameter,
+                            bool whole = true) {
         const std::vector<std::string> texts = gather_texts(backend, mine);
         std::size_t r = 1;
         while (r < texts.size() && texts[r] == texts[0]) ++r;
         if (r == texts.size()) return;
         throw Error(Errc::parameter_mismatch,
-                    what + " differs: rank 0 has " + texts[0] + ", rank " + std::to_string(r) + " has " + texts[r] + "; " + remedy,
+                    what + " differs: rank 0 has " + (whole ? texts[0] : differing_parts(texts[0], texts[r])) + ", rank " +
+                        std::to_string(r) + " has " + (whole ? texts[r] : differing_parts(texts[r], texts[0])) + "; " + remedy,
                     {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = std::move(parameter)});
     };
 
@@ -190,7 +214,7 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
                               (parameters.size() > common ? ", of which " + describe(parameters[common]) + " is the first extra" : "");
     report("the number of parameters", "all ranks must register the same parameters in the same order", count,
            parameters.size() > common ? parameters[common].name : "");
-    report("the Reducer's setting", "all ranks must construct it with the same policies and options", settings, {});
+    report("the Reducer's setting", "all ranks must construct it with the same policies and options", settings, {}, false);
     report("the bucket plan", "a bucket policy must plan alike on all ranks", "the plan with the digest " + std::to_string(digest_of(plan)),
            {});
 }

@@ -152,11 +152,11 @@ public:
         settle_all();
         Base::finish();
     }
-    bool try_finish() {
+    [[nodiscard]] bool try_finish() {
         settle_all();
         return Base::try_finish();
     }
-    bool rebuild_buckets() {
+    [[nodiscard]] bool rebuild_buckets() {
         if (!Base::rebuild_buckets()) return false;
         if (in_buckets_) move_into_buckets();
         return true;

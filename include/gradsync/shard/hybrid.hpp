@@ -18,8 +18,7 @@ namespace gradsync::inline v0_2 {
 /// is averaged over the ranks that hold the same shard in all groups.
 ///
 ///     auto [group, replicas] = gs::hybrid_groups(world, 8);
-///     gs::ShardedParameters<B, MyAdam, gs::OverlapBackward, gs::HybridReduceScatter<B>>
-///         sharded(group, parameters, MyAdam{}, units, {}, {}, gs::HybridReduceScatter<B>(replicas));
+///     gs::ShardedParameters sharded(group, parameters, MyAdam{}, units, gs::HybridReduceScatter(replicas));
 ///
 /// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so they are not
 /// bit-identical to those of one group. Each group collects and distributes its state by itself, with a root of its own. Group 0 alone

@@ -54,9 +54,9 @@ public:
     // ---------------------------------------------------------------------------------- the backward, as with a Reducer
 
     /// See Reducer::begin_step. Collective.
-    bool begin_step(bool has_batch = true) {
+    [[nodiscard]] bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
-        if constexpr (Exchange::traits.means_only)
+        if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         return engine_->begin_step(has_batch);
     }
@@ -176,7 +176,7 @@ protected:
           overlap_(std::move(overlap)),
           exchange_(std::move(exchange)),
           optimizer_(std::move(optimizer)) {
-        if constexpr (Exchange::traits.means_only)
+        if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
                 refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
         if (optimizer_.state_count() > ShardState<B>::max_states)

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "../bucket/size_capped.hpp"
 #include "../core/exchange.hpp"
+#include "../engine/arguments.hpp"
 #include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "options.hpp"
@@ -19,7 +21,7 @@ namespace gradsync::inline v0_2 {
 /// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
 /// (`Zero1`), and of the gradients too (`Zero2`). Every rank holds the whole weights.
 ///
-///     gs::ShardedOptimizer<gs::ThreadBackend, MyAdam, gs::Zero1> sharded(comm, model.parameters(), MyAdam{...});
+///     gs::ShardedOptimizer sharded(comm, model.parameters(), MyAdam{...}, gs::Zero2{});
 ///     sharded.broadcast_parameters();
 ///     for (...) {
 ///         model.backward(batch, [&](std::size_t i) { sharded.mark_ready(i); });
@@ -49,14 +51,21 @@ public:
     static constexpr bool stage_pools = Stage::shards_gradients;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
-    /// Its weights start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. Collective. Throws
-    /// Error(parameter_mismatch) if the ranks differ, and Error(invalid_argument) if a trainable parameter has no value.
-    template <class Range>
-    ShardedOptimizer(B backend, Range&& parameters, O optimizer, ShardingOptions options = {}, Buckets buckets = {}, Overlap overlap = {},
-                     Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer,
-               std::move(buckets), std::move(overlap), std::move(exchange)),
-          storage_(options.parameters) {
+    /// Its weights start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. After the optimizer come the options
+    /// (`ShardingOptions`), the stage, and policies, in any order; see Reducer. Collective. Throws Error(parameter_mismatch) if the ranks
+    /// differ, and Error(invalid_argument) if a trainable parameter has no value.
+    template <class Range = std::initializer_list<ParameterView>, class First = ShardingOptions, class... More>
+    ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
+               detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).reducer,
+               detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
+               detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
+               detail::choose<Exchange, detail::Role::exchange, B>(first, more...)),
+          storage_(detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).parameters) {
+        using detail::Role;
+        static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange,
+                                      Role::stage>::template check<First, More...>());
+        (void)detail::choose<Stage, Role::stage, B>(first, more...);  // it is a type, and compares with the template argument
         GradientStorage& gradients = this->engine_options_.gradients;
         if (Stage::shards_gradients && gradients == GradientStorage::in_buckets)
             this->refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
@@ -136,7 +145,7 @@ public:
 
     /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move to
     /// their new owners. Returns true if the plan changed; ask for all views again then. Collective, between steps.
-    bool rebuild_buckets() {
+    [[nodiscard]] bool rebuild_buckets() {
         this->check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
         return this->guard([&] {
@@ -235,5 +244,12 @@ private:
 
     ParameterStorage storage_;
 };
+
+template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions, class... More>
+ShardedOptimizer(B, Range&&, O, First = First(), More...)
+    -> ShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
+                        detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
+                        detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                        detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

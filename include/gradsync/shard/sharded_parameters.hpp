@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "../bucket/units.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
+#include "../engine/arguments.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "options.hpp"
 #include "shard_state.hpp"
@@ -29,7 +31,7 @@ struct ShardedParametersOptions {
 /// optimizer state. A unit is a layer, or any set of parameters that you name. Its weights exist only while it is in use: they are gathered
 /// before and released after, in the forward and again in the backward.
 ///
-///     gs::ShardedParameters<gs::ThreadBackend, MyAdam> sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
+///     gs::ShardedParameters sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
 ///     sharded.broadcast_parameters();          // from here on the trainer's own weights are not needed
 ///     for (...) {
 ///         for (layer u, first to last) { auto use = sharded.gather(u); forward(u, sharded.parameter_value(...)); }
@@ -57,16 +59,20 @@ public:
     static constexpr const char* name = "ShardedParameters";
 
     /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which need not outlive
-    /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. Collective.
-    template <class Range>
-    ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, ShardedParametersOptions options = {},
-                      Overlap overlap = {}, Exchange exchange = Exchange())
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer), options.reducer, units,
-               std::move(overlap), std::move(exchange)),
-          options_(options),
+    /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After the units come the options
+    /// (`ShardedParametersOptions`), an overlap policy and an exchange, in any order; see Reducer. Collective.
+    template <class Range = std::initializer_list<ParameterView>, class First = ShardedParametersOptions, class... More>
+    ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, First first = {}, More... more)
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
+               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units,
+               detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
+               detail::choose<Exchange, detail::Role::exchange, B>(first, more...)),
+          options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
           given_units_(units),
           gathering_(this->backend_.duplicate()),
-          order_(options.prefetch) {
+          order_(options_.prefetch) {
+        static_assert(
+            detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
         if (options_.reducer.gradients != GradientStorage::borrowed || options_.reducer.compare_weights_every != 0)
             this->refuse(name,
                          "gradients never live in your memory, and each weight is on one rank; leave ReducerOptions::gradients and "
@@ -86,7 +92,7 @@ public:
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must acquire and release the same units as the
     /// others.
-    bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
+    [[nodiscard]] bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
 
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Reads the values that the root gave at
     /// construction, so call it only once. Collective.
@@ -269,5 +275,10 @@ private:
     std::size_t number_ = detail::next_owner(this->backend_);
     detail::GatherOrder order_;
 };
+
+template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardedParametersOptions, class... More>
+ShardedParameters(B, Range&&, O, Units, First = First(), More...)
+    -> ShardedParameters<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                         detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

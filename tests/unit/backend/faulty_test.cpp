@@ -119,8 +119,7 @@ TEST_CASE("FaultyBackend: what a thread for progress throws is not lost") {
         });
         std::vector<Tensor> model;
         model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-        Reducer<FaultyThreads, PerParameter, OverlapBackward, PowerSgd<FaultyThreads>> sync(
-            faulty, model, {}, {}, OverlapBackward(Progress::thread), PowerSgd<FaultyThreads>({.rank = 1, .start_step = 0}));
+        Reducer sync(faulty, model, PerParameter(), OverlapBackward(Progress::thread), PowerSgd{.rank = 1, .start_step = 0});
         for (int step = 0; step < 5; ++step) {
             backward(sync, model, comm.rank(), step);
             std::this_thread::sleep_for(5ms);  // the thread finds the first one complete

@@ -42,7 +42,7 @@ double loss_after(int steps, const Exchange& exchange, bool keeps_residuals = tr
             std::vector<float> x(observations * inputs), weights(outputs * inputs), gradient(outputs * inputs);
             for (float& value : x) value = uniform(random);
             const std::vector<ParameterView> parameters{parameter("weights", weights, gradient, {outputs, inputs})};
-            Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, Exchange> sync(comm, parameters, {}, {}, {}, exchange);
+            Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, Exchange> sync(comm, parameters, exchange);
             for (int step = 0;; ++step) {
                 double loss = 0;
                 gradient.assign(gradient.size(), 0);
@@ -74,8 +74,8 @@ double loss_after(int steps, const Exchange& exchange, bool keeps_residuals = tr
 TEST_CASE(
     "PyTorch parity: gradient descent with compressed gradients, by PowerSGD too, comes where it comes without, as long as nothing is lost") {
     constexpr int steps = 400;
-    const TopK<ThreadBackend> top_k({.density = 0.05});
-    const PowerSgd<ThreadBackend> power_sgd({.start_step = 0});
+    const TopK top_k{.density = 0.05};
+    const PowerSgd power_sgd{.start_step = 0};
     const double at_first = loss_after(0, AllReduce{}), exact = loss_after(steps, AllReduce{});
     const double sparse = loss_after(steps, top_k), low_rank = loss_after(steps, power_sgd), lossy = loss_after(steps, top_k, false);
     CAPTURE(at_first);
@@ -86,7 +86,7 @@ TEST_CASE(
     CHECK(low_rank < 1e-2 * at_first);
     for (const unsigned bits : {8u, 4u, 1u}) {
         CAPTURE(bits);
-        CHECK(loss_after(steps, Quantizer<ThreadBackend>({.bits = bits})) < 1e-2 * at_first);
+        CHECK(loss_after(steps, Quantizer{.bits = bits}) < 1e-2 * at_first);
     }
     CHECK(lossy > 5 * sparse);
 }

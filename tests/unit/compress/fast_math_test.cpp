@@ -31,7 +31,7 @@ std::string wrong_after(std::uint32_t bits, const Exchange& exchange) {
         const int rank = comm.rank();
         std::vector<float> weights(40 * 30), gradient(40 * 30);
         const std::vector<ParameterView> parameters{parameter("weights", weights, gradient, {40, 30})};
-        Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, Exchange> sync(comm, parameters, {}, {}, {}, exchange);
+        Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, Exchange> sync(comm, parameters, exchange);
         for (int step = 0; step < 3; ++step) {
             for (std::size_t e = 0; e < gradient.size(); ++e) gradient[e] = static_cast<float>(e % 13) - 6;
             if (step == 0 && rank == 1) gradient.assign(gradient.size(), std::bit_cast<float>(bits));
@@ -48,8 +48,8 @@ std::string wrong_after(std::uint32_t bits, const Exchange& exchange) {
 
 TEST_CASE("fast-math: what is not finite reaches every rank at once, and is gone in the next step") {
     for (const std::uint32_t bits : {0x7fc00000u, 0x7f800000u, 0xff800000u}) {
-        CHECK(wrong_after(bits, TopK<ThreadBackend>({.density = 0.05})) == "");
-        CHECK(wrong_after(bits, PowerSgd<ThreadBackend>({.start_step = 0})) == "");
-        for (const unsigned few : {8u, 4u, 1u}) CHECK(wrong_after(bits, Quantizer<ThreadBackend>({.bits = few})) == "");
+        CHECK(wrong_after(bits, TopK{.density = 0.05}) == "");
+        CHECK(wrong_after(bits, PowerSgd{.start_step = 0}) == "");
+        for (const unsigned few : {8u, 4u, 1u}) CHECK(wrong_after(bits, Quantizer{.bits = few}) == "");
     }
 }

@@ -32,8 +32,8 @@ using namespace gradsync_test;
 
 namespace {
 
-using PowerSgdOfRanks = PowerSgd<ThreadBackend>;
-using PowerSgdReducer = Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, PowerSgdOfRanks>;
+using PowerSgdOfRanks = ExchangeOver<PowerSgd, ThreadBackend>;
+using PowerSgdReducer = Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, PowerSgd>;
 
 /// Numbers of [-1, 1), rounded to what all types hold nearly.
 std::vector<double> some_numbers(std::size_t count, std::uint64_t seed) {
@@ -70,7 +70,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }
 
 /// What rank 0 sends in the first step of gradients of this type and shape.
-StepStatistics traffic_of(const PowerSgdOptions& options, DType dtype, const std::vector<std::vector<std::size_t>>& shapes) {
+StepStatistics traffic_of(const PowerSgd& options, DType dtype, const std::vector<std::vector<std::size_t>>& shapes) {
     StepStatistics result;
     run_threads(
         2,
@@ -78,7 +78,7 @@ StepStatistics traffic_of(const PowerSgdOptions& options, DType dtype, const std
             std::vector<Tensor> model;
             for (const auto& shape : shapes) model.emplace_back("p" + std::to_string(model.size()), dtype, shape);
             const int rank = comm.rank();
-            PowerSgdReducer sync(comm, model, {}, {}, {}, PowerSgdOfRanks(options));
+            PowerSgdReducer sync(comm, model, options);
             backward(sync, model, rank, 0);
             sync.finish();
             if (rank == 0) result = sync.statistics().last;
@@ -102,8 +102,8 @@ TEST_CASE("PowerSgd: a mean that is of its rank travels exactly, but for roundin
                           model.emplace_back("matrix", dtype, std::vector<std::size_t>{40, 31});
                           model.emplace_back("other", dtype, std::vector<std::size_t>{25, 3, 2, 5});  // 25 rows
                           const int rank = comm.rank();
-                          PowerSgdReducer sync(comm, model, {.gradients = GradientStorage::in_buckets}, {}, {},
-                                               PowerSgdOfRanks({.rank = terms, .start_step = 0, .min_compression_rate = 1}));
+                          PowerSgdReducer sync(comm, model, {.gradients = GradientStorage::in_buckets},
+                                               PowerSgd{.rank = terms, .start_step = 0, .min_compression_rate = 1});
                           const std::size_t shapes[2][2] = {{40, 31}, {25, 30}};
                           for (std::size_t i = 0; i < 2; ++i) {
                               std::vector<double> mean(model[i].count());
@@ -148,7 +148,7 @@ TEST_CASE("PowerSgd: vectors, small matrices and what has no shape travel exactl
                       for (Tensor& t : model) views.push_back(parameter_view(t));
                       views[5].shape.clear();
                       const int rank = comm.rank();
-                      PowerSgdReducer sync(comm, views, {}, {}, {}, PowerSgdOfRanks({.start_step = 0}));
+                      PowerSgdReducer sync(comm, views, PowerSgd{.start_step = 0});
                       for (int step = 0; step < 3; ++step) {
                           backward(sync, model, rank, step);
                           sync.finish();
@@ -203,8 +203,7 @@ TEST_CASE("PowerSgd: a thread that may not communicate finds P complete, and the
                   const OneThreadsBackend comm(threads);
                   std::vector<Tensor> model;
                   model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
-                  Reducer<OneThreadsBackend, PerParameter, decltype(overlap), PowerSgd<OneThreadsBackend>> sync(
-                      comm, model, {}, {}, overlap, PowerSgd<OneThreadsBackend>({.start_step = 0}));
+                  Reducer sync(comm, model, PerParameter(), overlap, PowerSgd{.start_step = 0});
                   for (int step = 0; step < 3; ++step) {
                       const int before = *comm.refused;
                       backward(sync, model, comm.rank(), step);
@@ -224,7 +223,7 @@ TEST_CASE("PowerSgd: a thread that may not communicate finds P complete, and the
 }
 
 TEST_CASE("PowerSgd: what travels, by shape, rank and min_compression_rate") {
-    const auto bytes = [](PowerSgdOptions options, std::vector<std::vector<std::size_t>> shapes) {
+    const auto bytes = [](PowerSgd options, std::vector<std::vector<std::size_t>> shapes) {
         options.start_step = 0;
         return traffic_of(options, DType::f32, shapes).bytes;
     };
@@ -251,7 +250,7 @@ TEST_CASE("PowerSgd: what a gradient of a higher rank leaves comes in the next s
               std::vector<Tensor> model;
               model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
               const int rank = comm.rank();
-              PowerSgdReducer sync(comm, model, {}, {}, {}, PowerSgdOfRanks({.rank = 2, .start_step = 0}));
+              PowerSgdReducer sync(comm, model, PowerSgd{.rank = 2, .start_step = 0});
               std::vector<double> sum(40 * 31), target(40 * 31);
               for (int r = 0; r < 2; ++r)
                   for (std::size_t e = 0; e < target.size(); ++e) target[e] += product(40, 31, 8, r)[e] / 2;
@@ -275,7 +274,7 @@ TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
               std::vector<Tensor> model;
               model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
               const int rank = comm.rank();
-              PowerSgdReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, PowerSgdOfRanks({.rank = 2, .start_step = 0}));
+              PowerSgdReducer sync(comm, model, {.averaging = Averaging::sum}, PowerSgd{.rank = 2, .start_step = 0});
               for (int step = 0; step < 4; ++step) {
                   const bool zero = step < 3;
                   write(sync.gradient_view(0), as(DType::f32, zero ? std::vector<double>(40 * 31) : product(40, 31, 2, rank)));
@@ -290,18 +289,18 @@ TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
 }
 
 TEST_CASE("PyTorch parity: the state of PowerSGD is validated: options that are none") {
-    CHECK(outcome_of([] { PowerSgdOfRanks compressor({.rank = 0}); }).says("the rank must be 1 at least"));
+    CHECK(outcome_of([] { PowerSgdOfRanks compressor(PowerSgd{.rank = 0}); }).says("the rank must be 1 at least"));
     for (const double rate : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
-        const Outcome outcome = outcome_of([&] { PowerSgdOfRanks compressor({.min_compression_rate = rate}); });
+        const Outcome outcome = outcome_of([&] { PowerSgdOfRanks compressor(PowerSgd{.min_compression_rate = rate}); });
         CHECK(outcome.is(Errc::invalid_argument));
         CHECK(outcome.says("min_compression_rate must be more than 0"));
     }
 }
 
 TEST_CASE("PowerSgd: each option is part of its name") {
-    const std::string name = PowerSgdOfRanks().describe();
-    CHECK(PowerSgdOfRanks({.rank = 2}).describe() != name);
-    CHECK(PowerSgdOfRanks({.start_step = 2}).describe() != name);
-    CHECK(PowerSgdOfRanks({.min_compression_rate = 2.5}).describe() != name);
-    CHECK(PowerSgdOfRanks({.seed = 1}).describe() != name);
+    const std::string name = PowerSgd{}.describe();
+    CHECK(PowerSgd{.rank = 2}.describe() != name);
+    CHECK(PowerSgd{.start_step = 2}.describe() != name);
+    CHECK(PowerSgd{.min_compression_rate = 2.5}.describe() != name);
+    CHECK(PowerSgd{.seed = 1}.describe() != name);
 }

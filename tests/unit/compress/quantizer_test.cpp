@@ -23,9 +23,9 @@ using namespace gradsync_test;
 
 namespace {
 
-using QuantizerOfRanks = Quantizer<ThreadBackend>;
+using QuantizerOfRanks = ExchangeOver<Quantizer, ThreadBackend>;
 template <class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
-using QuantizerReducer = Reducer<ThreadBackend, Buckets, Overlap, QuantizerOfRanks>;
+using QuantizerReducer = Reducer<ThreadBackend, Buckets, Overlap, Quantizer>;
 
 float gradient_of(int rank, int step, std::size_t i, std::size_t e) {
     return static_cast<float>((e * 37 + i * 11 + static_cast<std::size_t>(step * 5 + rank * 3)) % 201) / 16 - 6;
@@ -42,7 +42,7 @@ TEST_CASE("Quantizer: the mean of what the ranks say, with what they held back")
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors(counts);
                       const int rank = comm.rank();
-                      QuantizerReducer<> sync(comm, model, {}, {}, {}, QuantizerOfRanks({.bits = bits}));
+                      QuantizerReducer<> sync(comm, model, Quantizer{.bits = bits});
                       std::vector<std::vector<std::vector<float>>> held(static_cast<std::size_t>(ranks));  // by rank and parameter
                       for (auto& of_rank : held)
                           for (const std::size_t count : counts) of_rank.emplace_back(count);
@@ -81,8 +81,7 @@ TEST_CASE("Quantizer: the bits depend on neither buckets nor overlap") {
         std::vector<Bytes> of_rank_0;
         CHECK(findings(3, [&](ThreadBackend comm, Finding&) {
                   auto model = tensors({300, 50, 1024, 70});
-                  QuantizerReducer<decltype(buckets), decltype(overlap)> sync(comm, model, {}, buckets, overlap,
-                                                                              QuantizerOfRanks({.bits = 1}));
+                  QuantizerReducer<decltype(buckets), decltype(overlap)> sync(comm, model, {}, buckets, overlap, Quantizer{.bits = 1});
                   for (int step = 0; step < 3; ++step) {
                       backward(sync, model, comm.rank(), step);
                       sync.finish();
@@ -115,7 +114,7 @@ TEST_CASE("Quantizer: what travels") {
         CAPTURE(c.ranks);
         CHECK(findings(c.ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({count}, c.dtype);
-                  QuantizerReducer<> sync(comm, model, {}, {}, {}, QuantizerOfRanks({.bits = c.bits}));
+                  QuantizerReducer<> sync(comm, model, Quantizer{.bits = c.bits});
                   backward(sync, model, comm.rank(), 0);
                   sync.finish();
                   finding.check(sync.statistics().last.bytes == c.bytes,
@@ -127,7 +126,7 @@ TEST_CASE("Quantizer: what travels") {
 TEST_CASE("Quantizer: an infinity of one rank makes its block NaN on all, in that step only") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({1000});
-              QuantizerReducer<> sync(comm, model, {}, {}, {}, QuantizerOfRanks({.bits = 4}));
+              QuantizerReducer<> sync(comm, model, Quantizer{.bits = 4});
               for (int step = 0; step < 2; ++step) {
                   std::vector<float> gradient(1000, 2);
                   if (step == 0 && comm.rank() == 1) gradient[300] = std::numeric_limits<float>::infinity();
@@ -146,7 +145,7 @@ TEST_CASE("Quantizer: an infinity of one rank makes its block NaN on all, in tha
 TEST_CASE("Quantizer: numbers of bits that there are not are refused") {
     for (const unsigned bits : {0u, 2u, 16u}) {
         try {
-            QuantizerOfRanks compressor({.bits = bits});
+            QuantizerOfRanks compressor(Quantizer{.bits = bits});
             FAIL("nothing was thrown");
         } catch (const Error& error) {
             CHECK(error.errc() == Errc::invalid_argument);

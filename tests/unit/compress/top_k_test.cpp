@@ -23,8 +23,8 @@ using namespace gradsync_test;
 
 namespace {
 
-using TopKOfRanks = TopK<ThreadBackend>;
-using TopKReducer = Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, TopKOfRanks>;
+using TopKOfRanks = ExchangeOver<TopK, ThreadBackend>;
+using TopKReducer = Reducer<ThreadBackend, SizeCappedBuckets, OverlapBackward, TopK>;
 
 /// The k elements of largest magnitude of u, which become 0 there; 0 everywhere else.
 std::vector<double> largest_of(std::vector<double>& u, std::size_t k) {
@@ -43,7 +43,7 @@ TEST_CASE("TopK: the k largest of what is there travel, and the rest is kept exa
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({300});
                   const int rank = comm.rank();
-                  TopKReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, TopKOfRanks({.density = 0.05}));
+                  TopKReducer sync(comm, model, {.averaging = Averaging::sum}, TopK{.density = 0.05});
                   std::vector<std::vector<double>> kept(static_cast<std::size_t>(ranks), std::vector<double>(300));  // of all ranks
                   for (int step = 0; step < 10; ++step) {
                       std::vector<double> expected(300);
@@ -80,7 +80,7 @@ TEST_CASE("TopK: where what is gathered would be more than an all-reduce, the bi
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({300, 20, 1000}, dtype);
                       const int rank = comm.rank();
-                      TopKReducer sync(comm, model, {}, {}, {}, TopKOfRanks({.density = 1}));
+                      TopKReducer sync(comm, model, TopK{.density = 1});
                       for (int step = 0; step < 3; ++step) {
                           backward(sync, model, rank, step);
                           sync.finish();
@@ -96,7 +96,7 @@ TEST_CASE("TopK: where what is gathered would be more than an all-reduce, the bi
 TEST_CASE("TopK: a weight scales what travels whole without overflow, as in AllReduce") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({300}, DType::f16);
-              TopKReducer sync(comm, model, {.averaging = Averaging::weighted_mean}, {}, {}, TopKOfRanks({.density = 1}));
+              TopKReducer sync(comm, model, {.averaging = Averaging::weighted_mean}, TopK{.density = 1});
               sync.set_weight(4096);  // tokens
               write(sync.gradient_view(0), constant_bytes(DType::f16, 300, 32));
               sync.mark_ready(0);
@@ -109,7 +109,7 @@ TEST_CASE("TopK: a weight scales what travels whole without overflow, as in AllR
 TEST_CASE("TopK: what was kept under a lower density does not stay behind under a higher one") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({100});
-              TopKReducer sync(comm, model, {.averaging = Averaging::sum}, {}, {}, TopKOfRanks({.density = 1}));
+              TopKReducer sync(comm, model, {.averaging = Averaging::sum}, TopK{.density = 1});
               write(sync.exchange().residual(0), constant_bytes(DType::f32, 100, 0.5));  // of a checkpoint
               write(sync.gradient_view(0), constant_bytes(DType::f32, 100, 0.25));
               sync.mark_ready(0);
@@ -123,7 +123,7 @@ TEST_CASE("TopK: a parameter of one element travels") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({1, 0});
               const int rank = comm.rank();
-              TopKReducer sync(comm, model, {}, {}, {}, TopKOfRanks());
+              TopKReducer sync(comm, model, TopK{});
               backward(sync, model, rank, 0);
               sync.finish();
               finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
@@ -132,12 +132,12 @@ TEST_CASE("TopK: a parameter of one element travels") {
 
 TEST_CASE("TopK: a density that is none") {
     for (const double density : {0.0, -0.1, 1.1, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-        const Outcome outcome = outcome_of([&] { TopKOfRanks compressor({.density = density}); });
+        const Outcome outcome = outcome_of([&] { TopKOfRanks compressor(TopK{.density = density}); });
         CHECK(outcome.is(Errc::invalid_argument));
         CHECK(outcome.says("the density must be more than 0 and 1 at most"));
     }
 }
 
 TEST_CASE("TopK: densities that differ by little have different names") {
-    CHECK(TopKOfRanks({.density = 0.001}).describe() != TopKOfRanks({.density = 0.0010004}).describe());
+    CHECK(TopK{.density = 0.001}.describe() != TopK{.density = 0.0010004}.describe());
 }

@@ -32,6 +32,27 @@ TEST_CASE("const_buffer: read-only ranges, and mutable ones") {
     CHECK(gs::const_buffer(open) == gs::ConstBufferView(gs::buffer(open)));
 }
 
+TEST_CASE("BufferView: a contiguous range converts, as it does to std::span; a pointer brings its type") {
+    const auto same = [](gs::BufferView view, gs::BufferView expected) { return view == expected; };
+    const auto same_constant = [](gs::ConstBufferView view, gs::ConstBufferView expected) { return view == expected; };
+    std::vector<double> vector(3);
+    const std::vector<float> fixed(7);
+    std::array<gs::BFloat16, 4> array{};
+    std::int32_t c_array[5] = {};
+    CHECK(same(vector, gs::buffer(vector)));
+    CHECK(same(array, gs::buffer(array)));
+    CHECK(same(c_array, gs::buffer(c_array)));
+    CHECK(same(std::span(vector).first(2), {vector.data(), 2, gs::DType::f64}));  // a temporary that owns nothing
+    CHECK(same_constant(fixed, gs::const_buffer(fixed)));
+    CHECK(same_constant(vector, gs::const_buffer(vector)));
+    CHECK(same_constant(std::span(fixed), gs::const_buffer(fixed)));
+    CHECK(gs::BufferView{c_array, 5} == gs::buffer(c_array));
+    CHECK(gs::ConstBufferView{array.data(), 4, gs::MemorySpace::device}.space == gs::MemorySpace::device);
+    static_assert(std::is_trivially_copyable_v<gs::BufferView>);
+    static_assert(!std::is_convertible_v<std::vector<std::vector<float>>&, gs::BufferView>);
+    static_assert(!std::is_convertible_v<std::vector<gs::BufferView>&, gs::BufferView>);
+}
+
 TEST_CASE("BufferView: subviews count in elements") {
     std::vector<std::int64_t> v(10);
     const gs::BufferView view = gs::buffer(v).subview(3, 4);

@@ -200,9 +200,9 @@ TEST_CASE("a steady step allocates nothing: compressed") {
                       }) == 0);
             }
     };
-    check(PowerSgd<ThreadBackend>({.rank = 2, .start_step = 0}));
-    check(TopK<ThreadBackend>());
-    check(Quantizer<ThreadBackend>({.bits = 4}));
+    check(PowerSgd{.rank = 2, .start_step = 0});
+    check(TopK{});
+    check(Quantizer{.bits = 4});
 }
 
 TEST_CASE("a steady step allocates nothing: sharded") {

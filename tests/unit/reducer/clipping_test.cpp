@@ -53,7 +53,7 @@ std::set<std::uint64_t> norms(const std::vector<Tensor>& shape, int ranks, Gradi
     std::set<std::uint64_t> bits;
     for (const double norm : run_threads(ranks, [&](ThreadBackend comm) {
              auto model = shape;
-             Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage}, {}, overlap);
+             Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage}, overlap);
              same_backward(sync, model);
              return sync.gradient_norm();
          }))

@@ -250,7 +250,7 @@ TEST_CASE("a rank without a batch that has not flushed is told, by finish() and 
                           Averages averages;
                           for (int step = 0; step < 4; ++step) {
                               const bool idles = step > 0 && rank == 1;  // the others know nothing of its mistake
-                              sync.begin_step(!idles);
+                              (void)sync.begin_step(!idles);
                               if (idles) {
                                   const Outcome finished = outcome_of([&] { (void)sync.finish(); });
                                   finding.check(tells_to_wait(finished), "finish(): " + finished.text);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 
@@ -156,11 +157,11 @@ TEST_CASE("differing overlap policies") {
         if (odd) Reducer(comm, model, {}, Flat{}, NoOverlap{});
         else Reducer(comm, model, {}, Flat{}, OverlapBackward{});
     });
-    check_mismatch({"setting", "OverlapBackward ", "OverlapBackward{thread} "}, "", [](ThreadBackend comm, bool odd) {
+    check_mismatch({"setting", "has OverlapBackward", "has OverlapBackward{thread}"}, "", [](ThreadBackend comm, bool odd) {
         auto model = tensors({10, 20, 30});
         Reducer(comm, model, {}, Flat{}, OverlapBackward(odd ? Progress::thread : Progress::automatic));
     });
-    check_mismatch({"setting", "OverlapForward{polls} ", "OverlapForward{thread} "}, "", [](ThreadBackend comm, bool odd) {
+    check_mismatch({"setting", "has OverlapForward{polls}", "has OverlapForward{thread}"}, "", [](ThreadBackend comm, bool odd) {
         auto model = tensors({10, 20, 30});
         Reducer(comm, model, {}, Flat{}, OverlapForward(odd ? Progress::thread : Progress::polls));
     });
@@ -176,10 +177,53 @@ TEST_CASE("differing options") {
         {{.divisor = JoinDivisor::all_ranks}, "divisor=all_ranks"},
         {{.reduce_dtype = DType::bf16}, "reduce_dtype=bf16"}};
     for (const auto& different : odd_options)
-        check_mismatch({"setting", different.second, "gradients=borrowed", "reduce_dtype=own"}, "", [&](ThreadBackend comm, bool odd) {
+        check_mismatch({"setting", "has " + different.second}, "", [&](ThreadBackend comm, bool odd) {
             auto model = tensors({10, 20, 30});
             Reducer sync(comm, model, odd ? different.first : ReducerOptions{});
         });
+}
+
+TEST_CASE("the error shows the options and policies that differ, and no other") {
+    const auto text_of = [](const auto& make) {
+        const Outcome outcome = outcome_of([&] { run_threads(2, make); });
+        CHECK(outcome.is(Errc::parameter_mismatch));
+        return outcome.text;
+    };
+    const std::string remedy = "; all ranks must construct it with the same policies and options";
+    CHECK(text_of([](ThreadBackend comm) {
+              auto model = tensors({10, 20});
+              Reducer sync(comm, model, {.averaging = comm.rank() == 0 ? Averaging::mean : Averaging::sum});
+          }) == "the Reducer's setting differs: rank 0 has averaging=mean, rank 1 has averaging=sum" + remedy);
+    CHECK(text_of([](ThreadBackend comm) {
+              auto model = tensors({10, 20});
+              Reducer sync(comm, model, {.reduce_dtype = comm.rank() == 0 ? std::nullopt : std::optional(DType::bf16)},
+                           SizeCappedBuckets(comm.rank() == 0 ? 40 : 80));
+          }) ==
+          "the Reducer's setting differs: rank 0 has SizeCappedBuckets{cap=40, first_cap=40} reduce_dtype=own, rank 1 has "
+          "SizeCappedBuckets{cap=80, first_cap=80} reduce_dtype=bf16" +
+              remedy);
+    CHECK(text_of([](ThreadBackend comm) {
+              auto model = tensors({10, 20});
+              Reducer sync(comm, model, PowerSgd{.rank = comm.rank() == 0 ? 1u : 2u});
+          }) ==
+          "the Reducer's setting differs: rank 0 has PowerSgd{rank=1, start_step=1000, min_compression_rate=2, seed=0}, rank 1 has "
+          "PowerSgd{rank=2, start_step=1000, min_compression_rate=2, seed=0}" +
+              remedy);
+}
+
+TEST_CASE("policies and options are arguments in any order, and parameters may stand in braces") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              std::vector<float> one(300, static_cast<float>(comm.rank())), other(5), weights(300);
+              Reducer sync(comm, {parameter("one", weights, one), parameter("other", other, other)}, OverlapForward{}, PerParameter{},
+                           ReducerOptions{.averaging = Averaging::sum});
+              finding.check(sync.plan().size() == 2 && sync.parameters()[1].name == "other", "it has other parameters or buckets");
+              sync.mark_ready(1);
+              sync.mark_ready(0);
+              sync.finish();
+              sync.wait_gradient(0);
+              finding.check(one[299] == 1, "no sum");
+              sync.flush();
+          }) == "");
 }
 
 namespace {

@@ -83,7 +83,7 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
 
                   auto one = given();
                   ShardedOptimizer<ThreadBackend, Sgd, Zero2, SizeCappedBuckets, OverlapBackward, Hybrid> optimizer(
-                      group, one, Sgd{}, {}, SizeCappedBuckets(4000), {}, Hybrid(replicas));
+                      group, one, Sgd{}, SizeCappedBuckets(4000), Hybrid(replicas));
                   finding.check(optimizer.replica() == rank / per_group, "replica() is not the number of the group");
                   optimizer.broadcast_parameters();
                   train(optimizer, rank, [](std::size_t) { return 0; });
@@ -92,7 +92,7 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
 
                   auto three = given();
                   ShardedParameters<ThreadBackend, Sgd, OverlapBackward, Hybrid> parameters(
-                      group, three, Sgd{}, Units({0, 0, 1, 2, 2, 3, 3, 3}), {}, {}, Hybrid(replicas));
+                      group, three, Sgd{}, Units({0, 0, 1, 2, 2, 3, 3, 3}), Hybrid(replicas));
                   parameters.broadcast_parameters();
                   train(parameters, rank, [&](std::size_t i) { return parameters.gather(parameters.unit_of(i)); });
                   for (std::size_t i = 0; i < three.size(); ++i) {
@@ -108,8 +108,7 @@ TEST_CASE("a time limit that is set later holds for the averages across groups, 
     CHECK(findings(2, [](ThreadBackend world, Finding& finding) {
               auto [group, replicas] = hybrid_groups(world, 1);
               auto model = initial_tensors({100}, DType::f32);
-              ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, {}, {}, {},
-                                                                                                 Hybrid(replicas));
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, Hybrid(replicas));
               group.set_timeout(std::chrono::minutes(7));
               sharded.acquire_gradient(0).as<float>()[0] = 1;
               sharded.mark_ready(0);
@@ -123,7 +122,7 @@ TEST_CASE("two trainings over the same replicas, which ranks finish in another o
              auto [group, replicas] = hybrid_groups(world, 1);
              auto one = initial_tensors({100}, DType::f32), other = one;
              using Sharded = ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid>;
-             Sharded first(group, one, Sgd{}, {}, {}, {}, Hybrid(replicas)), second(group, other, Sgd{}, {}, {}, {}, Hybrid(replicas));
+             Sharded first(group, one, Sgd{}, Hybrid(replicas)), second(group, other, Sgd{}, Hybrid(replicas));
              for (Sharded* const sharded : world.rank() == 1 ? std::array{&second, &first} : std::array{&first, &second}) {
                  const std::span<float> gradient = sharded->acquire_gradient(0).as<float>();
                  gradient[0] = 1;
@@ -145,7 +144,7 @@ TEST_CASE("ranks that are groups of one hear of an exception between another one
              auto [group, replicas] = hybrid_groups(world, 1);
              auto model = initial_tensors({100, 100}, DType::f32);
              try {
-                 ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter, NoOverlap, Hybrid> sharded(group, model, Sgd{}, {}, {}, {},
+                 ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter, NoOverlap, Hybrid> sharded(group, model, Sgd{},
                                                                                                       Hybrid(replicas));
                  for (const std::size_t i : {std::size_t{1}, std::size_t{0}}) {
                      const std::span<float> gradient = sharded.acquire_gradient(i).as<float>();
@@ -172,7 +171,7 @@ TEST_CASE("what hybrid sharding does not do is told") {
         auto model = initial_tensors({10}, DType::f32);
         auto [group, replicas] = hybrid_groups(world, 2);
         ShardedOptimizer<ThreadBackend, Sgd, Zero1, Flat, OverlapBackward, Hybrid> sharded(
-            group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, {}, {}, Hybrid(replicas));
+            group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, Hybrid(replicas));
     });
     CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean and UnusedParameters::error only"));
 }

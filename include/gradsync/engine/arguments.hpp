@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "../core/bucket_plan.hpp"
+#include "../core/exchange.hpp"
+#include "../core/overlap_policy.hpp"
+
+/// The policies and options of a face are constructor arguments in any order. Their concepts tell them apart.
+
+namespace gradsync::inline v0_2::detail {
+
+enum class Role : std::uint8_t { other, buckets, overlap, exchange, stage };
+
+/// The role of a T. A policy that lacks a member has the role that its other members suggest, so that the missing one is named.
+template <class T, class B>
+consteval Role role_of() {
+    if constexpr (BucketPolicy<T> || requires { &T::plan; }) return Role::buckets;
+    else if constexpr (OverlapPolicy<T> || requires { &T::bucket_full; }) return Role::overlap;
+    else if constexpr (
+        requires { T::traits; } || requires { typename T::template WorkType<B>; } || requires { typename T::template Exchange<B>; })
+        return Role::exchange;
+    else if constexpr (requires { T::shards_gradients; }) return Role::stage;
+    else return Role::other;
+}
+
+template <Role role, class B, class Default, class... Arguments>
+struct ChosenType {
+    using type = Default;
+};
+template <Role role, class B, class Default, class First, class... Rest>
+struct ChosenType<role, B, Default, First, Rest...>
+    : std::conditional_t<role_of<First, B>() == role, std::type_identity<First>, ChosenType<role, B, Default, Rest...>> {};
+
+/// The first of the types that has this role, or the default.
+template <Role role, class B, class Default, class... Arguments>
+using Chosen = typename ChosenType<role, B, Default, Arguments...>::type;
+
+/// The first argument that is a T or has this role, as a T, or a default one.
+template <class T, Role role, class B, class First, class... Rest>
+T choose(First& first, Rest&... rest) {
+    if constexpr (std::same_as<First, T> || (role != Role::other && role_of<First, B>() == role)) {
+        constexpr bool fits = std::same_as<First, T> || (std::convertible_to<First, T> && !std::derived_from<First, T>);
+        static_assert(fits,
+                      "gradsync: this argument is not of the type that the template arguments name: pass that type, or leave the template "
+                      "arguments out, and they follow from the arguments");
+        if constexpr (fits) return std::move(first);
+    } else if constexpr (sizeof...(Rest) != 0) {
+        return choose<T, role, B>(rest...);
+    } else {
+        static_assert(std::default_initializable<T>,
+                      "gradsync: this policy has no default: pass the constructor one of the type that the template arguments name");
+        if constexpr (std::default_initializable<T>) return T();
+    }
+}
+
+/// Compiles if each argument is the options or has one of these roles, and no two are alike.
+template <class B, class Options, Role... roles>
+struct Accepts {
+    template <class... Arguments>
+    static consteval bool check() {
+        constexpr auto count = [](Role role) { return (std::size_t{role_of<Arguments, B>() == role} + ... + 0); };
+        constexpr std::size_t options = (std::size_t{std::same_as<Arguments, Options>} + ... + 0);
+        static_assert((count(roles) + ... + options) == sizeof...(Arguments),
+                      "gradsync: this constructor takes its options and policies in any order, and one of these arguments is none of them; "
+                      "a policy of your own models BucketPolicy, OverlapPolicy or ExchangePolicy");
+        static_assert(options <= 1, "gradsync: pass the options once: two of these arguments are options");
+        static_assert(count(Role::buckets) <= 1, "gradsync: pass one bucket policy: two of these arguments are bucket policies");
+        static_assert(count(Role::overlap) <= 1, "gradsync: pass one overlap policy: two of these arguments are overlap policies");
+        static_assert(count(Role::exchange) <= 1, "gradsync: pass one exchange or compressor: two of these arguments are exchanges");
+        static_assert(count(Role::stage) <= 1, "gradsync: pass one stage, Zero1 or Zero2");
+        return true;
+    }
+};
+
+}  // namespace gradsync::inline v0_2::detail
