@@ -54,6 +54,7 @@ public:
         storage_ = make_storage(backend);
         allocate_shards(backend);
         allocate_sums(backend);
+        prepare_marks();
     }
 
     const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
@@ -117,7 +118,8 @@ public:
     bool adds_to_shards() const noexcept { return adds_to_shards_; }
 
     /// Does gradient i have to be copied into its bucket?
-    bool is_copied(std::size_t i) const noexcept { return !live_here() && storage_.parameter(i).data != parameters_[i].gradient.data; }
+    bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
+    std::size_t bytes_of(std::size_t i) const noexcept { return marks_[i].bytes; }
     /// Does gradient i have a sum of earlier micro-batches?
     bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
 
@@ -197,6 +199,7 @@ public:
             if (!pooled() && (live_here() || (summed_[i] && !sums_apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         allocate_shards(backend);
+        prepare_marks();
         return true;
     }
 
@@ -204,10 +207,25 @@ public:
     void rebind(std::size_t i, std::size_t b, BufferView gradient) {
         if (parameters_[i].requires_grad && is_direct(b)) storage_.rebind(b, i, gradient);
         parameters_[i].gradient = gradient;
+        marks_[i] = mark_of(i);
     }
 
 private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
+    /// What a mark asks of a gradient, close together in memory.
+    struct Mark {
+        std::size_t bytes;
+        bool copied;
+    };
+    Mark mark_of(std::size_t i) const noexcept {
+        const BufferView gradient = parameters_[i].gradient;
+        return {gradient.bytes(), !live_here() && storage_.parameter(i).data != gradient.data};
+    }
+    void prepare_marks() {
+        marks_.resize(parameters_.size());
+        for (std::size_t i = 0; i < parameters_.size(); ++i) marks_[i] = mark_of(i);
+    }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
@@ -340,6 +358,7 @@ private:
     std::vector<BufferView> sums_;  ///< by parameter; only if sums are apart
     std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;
+    std::vector<Mark> marks_;               ///< by parameter
     std::vector<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled
     std::vector<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
     std::vector<std::size_t> kept_;         ///< saved gradients, in case no rank used them

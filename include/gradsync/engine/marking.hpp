@@ -114,7 +114,7 @@ public:
             if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
         }
-        const std::size_t bytes = gradients_.parameter(i).gradient.bytes();
+        const std::size_t bytes = gradients_.bytes_of(i);
         if (copies) {
             if (bytes < worth_timing) {
                 gradients_.deposit(i);
