@@ -119,6 +119,7 @@ private:
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
 class TorchReducer : Reducer<B, Buckets, Overlap> {
     using Base = Reducer<B, Buckets, Overlap>;
+    static_assert(!detail::gathers_in_forward<Overlap>(), "gradsync: TorchReducer has no step by parameter; use OverlapBackward");
 
 public:
     /// Synchronises the parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor does, and
