@@ -174,7 +174,8 @@ private:
     /// Connects the ranks by messages alone.
     template <Rendezvous R>
     static detail::Connection connect(R& rendezvous, const NcclOptions& options) {
-        detail::Connection connection = TcpBackend::connect(rendezvous, {.timeout = options.timeout, .shared_memory = false});
+        detail::Connection connection =
+            TcpBackend::connect(rendezvous, {.timeout = options.timeout, .shared_memory = false}, "NcclBackend", "NcclOptions");
         connection.paths.problem = "they serve NCCL";
         return connection;
     }

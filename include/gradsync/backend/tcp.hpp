@@ -48,8 +48,9 @@ private:
     explicit TcpBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
     template <Rendezvous R>
-    static detail::Connection connect(R& rendezvous, const TcpOptions& options) {
-        detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), "TcpBackend", "TcpOptions");
+    static detail::Connection connect(R& rendezvous, const TcpOptions& options, const char* backend = "TcpBackend",
+                                      const char* name = "TcpOptions") {
+        detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), backend, name);
         detail::Connection connection = detail::connect(
             rendezvous, detail::Placement(rendezvous, options.domain), options,
             [&] { return message_passing::make_tcp_transport(rendezvous, options.timeout); }, [](auto&) { return std::string(); });

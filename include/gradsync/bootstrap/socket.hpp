@@ -147,6 +147,7 @@ inline Socket listen(const std::string& host, std::uint16_t port, int backlog, s
             if (host == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
             if (Socket socket = listen(at->ai_addr, at->ai_addrlen, backlog)) return socket;
             problem = describe_error(errno);
+            if (errno == EADDRINUSE) return {};  // ranks that prefer this address would call whoever listens there
         }
     return {};
 }

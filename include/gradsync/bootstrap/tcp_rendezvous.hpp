@@ -68,7 +68,7 @@ private:
     enum class Kind : std::uint32_t { blob = 1, refusal };
     struct Hello {
         std::uint64_t magic = 0x31636e7973646172u;
-        std::uint32_t version = 1;
+        std::uint32_t version = 2;
         std::uint32_t size = 0;
         std::uint32_t rank = 0;
         std::uint32_t token_bytes = 0;  ///< length of the token that follows
@@ -272,7 +272,8 @@ private:
         const Header expected;
         Header header;
         if (!peer(from).receive_all(&header, sizeof header, deadline)) report_lost(from);
-        if (header.magic != expected.magic || header.bytes > largest_blob)
+        const bool known = header.kind == Kind::blob || header.kind == Kind::refusal;
+        if (header.magic != expected.magic || header.bytes > largest_blob || !known)
             fail(Errc::peer_failed,
                  from == 0 ? "what listens at " + place() + " is no rank 0 of gradsync; choose another MASTER_PORT"
                            : "rank " + std::to_string(from) + " sent nonsense; all ranks must run the same program",

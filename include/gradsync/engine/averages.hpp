@@ -13,8 +13,8 @@
 namespace gradsync::inline v0_2 {
 
 /// What `finish()` returns with OverlapForward: the averages of a step, which arrive under the next forward. Until `acquire(i)` returns,
-/// gradient i must be neither read nor written; where averages are copied to memory of yours, its first element is a NaN. This object is the
-/// only way to an average:
+/// gradient i must be neither read nor written; where averages are copied to memory of yours, its first element is a NaN. Declare it after
+/// the Reducer:
 ///
 ///     gs::PendingAverages<Comm> averages;
 ///     for (...) {

@@ -42,7 +42,7 @@ public:
         : Base(std::move(backend), owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
                bucket_policy_.describe() + " " + overlap_.describe() + " " + policies.exchange_name + " " + describe(options_));
-        check_own_memory(host_of(backend_), gradients_.parameters());
+        check_own_memory(host_of(backend_), gradients_.parameters(), options_.gradients == GradientStorage::borrowed);
         check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
         statistics_.transport = backend_.describe();
@@ -270,7 +270,8 @@ private:
             used_map_work_ = host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
         }
         if (options_.non_finite == NonFinite::skip) {
-            skips_now_ = this->skips_.exchange(0, std::memory_order_relaxed);
+            const std::int32_t own = this->skips_.exchange(0, std::memory_order_relaxed);
+            skips_now_ = step_.has_batch() ? own : 0;
             skip_work_ = host_of(backend_).all_reduce(buffer(std::span(&skips_now_, 1)), ReduceOp::max);
         }
         closed_ = true;
@@ -303,6 +304,7 @@ private:
                 missing.push_back(i);
                 continue;
             } else if (partly_marked) {
+                this->check_gradient(i);
                 readiness_.used()[i] = 1;
                 if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else {

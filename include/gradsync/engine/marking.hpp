@@ -144,7 +144,7 @@ public:
     BufferView gradient_view(std::size_t i) const {
         check_index(i, parameters().size(), "gradient_view");
         check_usable("gradient_view");
-        if (is_arriving(i))
+        if (gradients_.parameter(i).requires_grad && is_arriving(i))
             refuse("gradient_view",
                    "the average of '" + name(i) + "' is in flight; call acquire(" + std::to_string(i) + ") on what finish() has returned",
                    name(i));
@@ -166,6 +166,8 @@ public:
         check_index(i, parameters().size(), "rebind_gradient");
         check_usable("rebind_gradient");
         check_between_steps("rebind_gradient");
+        if (gradients_.parameter(i).requires_grad && is_arriving(i))
+            refuse("rebind_gradient", "the average of '" + name(i) + "' is in flight; acquire it first", name(i));
         const BufferView own = gradients_.parameter(i).gradient;
         if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
             gradient.space != own.space || gradient.data == nullptr)
@@ -200,7 +202,7 @@ protected:
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
-          options_(checked(options, !policies.packs || policies.exchange->traits.scatters)),
+          options_(checked(options, !policies.packs)),
           bucket_policy_(std::move(policies.buckets)),
           gradients_(backend_, std::move(parameters), options, bucket_policy_, scatters_, policies.packs),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
@@ -217,13 +219,12 @@ protected:
         return any && options.gradients == GradientStorage::borrowed;
     }
 
-    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce or ReduceScatter.
+    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce.
     const ReducerOptions& checked(const ReducerOptions& options, bool plain) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
-        if (options.non_finite == NonFinite::skip && (!plain || options.gradients == GradientStorage::pooled))
-            refuse("Reducer",
-                   "NonFinite::skip goes with AllReduce and ReduceScatter, and not with sharded gradients; use NonFinite::error");
+        if (options.non_finite == NonFinite::skip && !plain)
+            refuse("Reducer", "NonFinite::skip goes with AllReduce, not with shards or compressors; use NonFinite::error");
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         return options;
@@ -247,6 +248,7 @@ protected:
                     if (remaining == 0 || remaining == readiness_.uses(i)) continue;
                     readiness_.rearm(i);
                     if (unwinds || !step_.has_batch()) continue;
+                    check_gradient(i);
                     readiness_.used()[i] = 1;
                     if (options_.accumulation == Accumulation::in_buckets) gradients_.add_up(i);
                 }
@@ -323,8 +325,7 @@ protected:
                                      : "has " + std::to_string(now.count) + " elements now, and had " + std::to_string(p.gradient.count);
         fail(Errc::invalid_argument, operation,
              "the gradient of '" + p.name + "' " + what +
-                 "; call rebind_gradient() when its memory has moved, between steps, and register "
-                 "anew what has another size",
+                 "; call rebind_gradient() between steps when its memory has moved, and make a new Reducer if its size changes",
              p.name, static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
     }
 

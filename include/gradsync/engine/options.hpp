@@ -55,9 +55,9 @@ enum class JoinDivisor : std::uint8_t {
 /// gradient for it, in host memory.
 enum class NonFinite : std::uint8_t {
     pass,   ///< nothing; nothing is read
-    error,  ///< an error that names rank and parameter, on every rank, before the gradient leaves
-    skip,  ///< the ranks agree to skip the step: `finish()` leaves gradients of 0, and `statistics().last.skipped` is true. Costs one small
-           ///< collective per step. With AllReduce or ReduceScatter, not for pooled gradients.
+    error,  ///< an error that names rank and parameter, before the gradient leaves; the other ranks' errors repeat it
+    skip,   ///< the ranks agree to skip the step: `finish()` leaves gradients of 0, and `statistics().last.skipped` is 1, in which case the
+            ///< trainer takes no step. Costs one small collective per step. With AllReduce.
 };
 
 /// No number of steps: see ReducerOptions::compare_weights_every.
@@ -74,7 +74,7 @@ struct ReducerOptions {
     std::optional<DType> reduce_dtype = {};
     /// The first `finish()`, and then each after so many steps, compares the weights of all ranks; it throws Error(parameter_mismatch) if
     /// they differ, because averages do not make them equal again. 0: only the first. `never`: for weights that differ on purpose. It reads
-    /// all weights once.
+    /// all weights that parameters name, once; those that live with the library (sharded training) are not compared.
     std::size_t compare_weights_every = 0;
     /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;

@@ -124,6 +124,10 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
               [&] { return "has a shape of " + std::to_string(*volume) + " elements, but a gradient of " + std::to_string(g.count); });
         check(!p.value.data || p.value.count == g.count,
               [&] { return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count); });
+        check(!p.value.data || p.value.space == space,
+              [&] { return "has values in " + text(p.value.space) + " memory, but the backend works on " + text(space) + " memory"; });
+        check(!p.value.data || p.value.space == space,
+              [&] { return "has values in " + text(p.value.space) + " memory, but the backend works on " + text(space) + " memory"; });
         check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
         check(p.uses <= max_uses, [&] {  // shows a converted negative number as it was given
             return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " +

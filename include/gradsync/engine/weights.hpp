@@ -23,7 +23,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Continues a digest with `bytes` bytes, about as fast as they are read. Words go in turn through eight chains, each of which is one to one
+/// Continues a digest with `bytes` bytes, at about the speed of memory. Words go in turn through eight chains, each of which is one to one
 /// in its last word; so data that differ in one word never have the same digest.
 inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed) noexcept {
     constexpr std::size_t chains = 8, word = sizeof(std::uint64_t);
@@ -85,6 +85,11 @@ public:
         for (const std::uint64_t digest : all) same = same && digest == digest_;
         if (same) return;
         const std::vector<std::uint64_t> table = gather_values(backend, own_);
+        // The first rank to throw ends the communicator, so all must have the table by then.
+        try {
+            backend.barrier().wait();
+        } catch (const Error&) {  // another rank has thrown already
+        }
         for (std::size_t i = 0; i < own_.size(); ++i)
             if (const std::string who = minority(table, i, all.size()); !who.empty())
                 throw Error(Errc::parameter_mismatch,
@@ -116,10 +121,11 @@ private:
     typename Host::WorkType work_;
 };
 
-/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient, or weights that are trained.
+/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if gradients are `borrowed`),
+/// or weights that are trained.
 /// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
-void check_own_memory(Host& backend, std::span<const ParameterView> parameters) {
+void check_own_memory(Host& backend, std::span<const ParameterView> parameters, bool borrowed) {
     static const std::uint64_t program = [] {
         std::uint64_t random = 0;
         return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
@@ -130,12 +136,12 @@ void check_own_memory(Host& backend, std::span<const ParameterView> parameters) 
     const auto seen = parameters.first(smaller(parameters.size(), larger(most / (ranks * ranks), std::size_t{1})));
     std::vector<std::uint64_t> own = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
     for (const ParameterView& p : seen)
-        for (const BufferView& part : {p.gradient, p.value})
+        for (const BufferView& part : {borrowed ? p.gradient : BufferView{}, p.value})
             own.push_back(p.requires_grad && part.count != 0 ? reinterpret_cast<std::uintptr_t>(part.data) : 0);
     const std::vector<std::uint64_t> all = gather_values(backend, own);
     for (std::size_t k = 1; k < own.size(); ++k)
         for (std::size_t r = 1; r < ranks; ++r)
-            for (std::size_t other = 0; other < r; ++other) {
+            for (std::size_t other = 0; own[k] != 0 && other < r; ++other) {
                 const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
                 if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
                 const std::string& name = seen[(k - 1) / 2].name;

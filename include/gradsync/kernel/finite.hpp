@@ -14,7 +14,9 @@ namespace detail {
 /// Is there an element whose bits in `mask` are all set?
 struct AnyWith {
     template <class Bits>
-    GRADSYNC_ALWAYS_INLINE static void run(const Bits* data, std::size_t count, Bits mask, bool* found) {
+    GRADSYNC_ALWAYS_INLINE static void run(const void* elements, std::size_t count, Bits mask, bool* found) {
+        using Word [[gnu::may_alias]] = Bits;
+        const auto* data = static_cast<const Word*>(elements);
         constexpr std::size_t block = 4096 / sizeof(Bits);
         for (std::size_t first = 0; first < count && !*found; first += block) {
             const std::size_t end = count - first < block ? count : first + block;
@@ -28,13 +30,13 @@ struct AnyWith {
 template <class Bits>
 bool any_with(ConstBufferView buffer, Bits mask) {
     bool found = false;
-    dispatch<AnyWith>(static_cast<const Bits*>(buffer.data), buffer.count, mask, &found);
+    dispatch<AnyWith>(buffer.data, buffer.count, mask, &found);
     return found;
 }
 
 }  // namespace detail
 
-/// True if no element is infinite or NaN. Stops at the first page that has one. Integers are finite.
+/// True if no element is infinite or NaN. Stops soon after one. Integers are finite.
 template <class = void>  // see isa.hpp
 bool all_finite(ConstBufferView buffer) {
     switch (buffer.dtype) {

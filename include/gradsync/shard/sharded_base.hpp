@@ -148,6 +148,7 @@ public:
     /// The pieces of an array come in order. No rank holds more than its shards and one piece. Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
+        check_root(root, "collect_state");
         with_settled_state("collect_state", [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
 
@@ -155,6 +156,7 @@ public:
     /// rank's weights then follow array 0. Collective.
     template <class Source>
     void distribute_state(int root, Source&& source) {
+        check_root(root, "distribute_state");
         with_settled_state("distribute_state", [&] {
             StateTransfer<B>(backend_, plan(), state_, parameters_).distribute(root, state_.array_count(), source);
             self().renew_values();
@@ -184,8 +186,11 @@ protected:
                                       std::to_string(optimizer_.state_count()));
     }
 
-    /// Makes the engine, after comparing between ranks what the engine does not know: `settings` and the types of values. Collective.
-    void make_engine(const std::string& settings) {
+    /// Makes the engine, after comparing between ranks what the engine does not know: `settings` and the types of values. `copies`: the
+    /// weights that parameters name are copied, and not looked at again. Collective.
+    void make_engine(const std::string& settings, bool copies) {
+        if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
+            refuse(Derived::name, "weights that live with the library are not compared; leave ReducerOptions::compare_weights_every out");
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
@@ -194,7 +199,10 @@ protected:
         const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
         verify<B>(backend_, parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.
-        auto made = std::make_unique<Engine>(backend_, "this Reducer", parameters_, engine_options_,
+        std::vector<ParameterView> views = parameters_;
+        for (ParameterView& p : views)
+            if (copies && p.requires_grad) p.value.data = nullptr;
+        auto made = std::make_unique<Engine>(backend_, "this Reducer", std::move(views), engine_options_,
                                              make_policies<B>(buckets_, overlap_, exchange_));
         if (engine_) take_times();
         engine_ = std::move(made);

@@ -159,7 +159,7 @@ public:
 
     /// Trains these parameters from now on; they were registered with requires_grad = false. Their optimizer state starts at zero. Buckets
     /// are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old and new buckets exist side by side for a
-    /// moment. Ask for all views again afterwards. Collective, between steps.
+    /// moment. Ask for all views, and set a weight, again afterwards. Collective, between steps.
     void unfreeze(std::span<const std::size_t> which) {
         this->check_usable("unfreeze");
         for (std::size_t i : which) {
@@ -195,7 +195,8 @@ private:
                              "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2",
                          other->name);
         Base::make_engine(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") +
-                          (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"));
+                              (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"),
+                          in_buckets());
     }
 
     void check_no_gradients(const char* operation) const {

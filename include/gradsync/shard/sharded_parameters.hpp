@@ -73,19 +73,17 @@ public:
           order_(options_.prefetch) {
         static_assert(
             detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
-        if (options_.reducer.gradients != GradientStorage::borrowed || options_.reducer.compare_weights_every != 0)
-            this->refuse(name,
-                         "gradients never live in your memory, and each weight is on one rank; leave ReducerOptions::gradients and "
-                         "compare_weights_every out");
+        if (options_.reducer.gradients != GradientStorage::borrowed)
+            this->refuse(name, "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
-        this->engine_options_.compare_weights_every = never;  // each weight is on one rank
         replicate_small_ones();
         for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
                 p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
         this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
-                          (options_.reshard_after_forward ? " reshard" : " no_reshard") +
-                          " replicate_below=" + std::to_string(options_.replicate_below));
+                              (options_.reshard_after_forward ? " reshard" : " no_reshard") +
+                              " replicate_below=" + std::to_string(options_.replicate_below),
+                          true);
         this->gathers_.attach(gathering_);
         make_state();
     }

@@ -176,7 +176,7 @@ TEST_CASE("a mark, or a second finish(), while another thread is in finish() is 
     };
     for (const int ranks : {1, 2})
         for (const bool marks : {true, false}) {
-            const auto seen = outcomes(ranks, [&](ThreadBackend comm) {
+            run_threads(ranks, [&](ThreadBackend comm) {
                 auto model = tensors({10, 20});
                 Meanwhile meanwhile;
                 Reducer<ThreadBackend, PerParameter> sync(comm, model, {.observer = &meanwhile});
@@ -187,7 +187,10 @@ TEST_CASE("a mark, or a second finish(), while another thread is in finish() is 
                         std::thread([&] { other = outcome_of([&] { marks ? sync.mark_ready(1) : sync.finish(); }); }).join();
                 };
                 const Outcome own = outcome_of([&] { sync.finish(); });
-                if (comm.rank() != 0) return;
+                if (comm.rank() != 0) {
+                    CHECK(own.text.empty() == !marks);
+                    return;
+                }
                 CHECK(other.is(Errc::invalid_argument));
                 CHECK(other.says("another thread is in finish(); end the backward on all threads"));
                 if (!marks) CHECK(own.text.empty());  // a refused finish() has no effect
@@ -344,6 +347,30 @@ TEST_CASE("NonFinite::skip sees micro-batches, and discard() forgets what it saw
                   finding.check(sync.statistics().last.skipped == (s == 0 ? 1u : 0u), "step " + std::to_string(s));
               }
           }) == "");
+}
+
+TEST_CASE("NonFinite sees gradients of fewer marks than uses; what a rank without a batch holds does not count") {
+    for (const bool joins : {false, true})
+        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors({10, 20});
+                  model[1].uses = 2;
+                  Reducer sync(
+                      comm, model,
+                      {.accumulation = Accumulation::in_buckets, .unused = UnusedParameters::find_unused, .non_finite = NonFinite::skip});
+                  const bool has_batch = !joins || comm.rank() == 0;
+                  const double value = comm.rank() == 1 ? not_finite[0] : 1.0;
+                  write(model[1].gradient_view(), constant_bytes(DType::f32, 20, value));
+                  if (joins) {
+                      {
+                          const auto guard = sync.no_sync();
+                          for (int use = 0; use < 2; ++use) sync.mark_ready(1);
+                      }
+                      (void)sync.begin_step(has_batch);
+                  }
+                  if (has_batch) sync.mark_ready(1);
+                  sync.finish();
+                  finding.check(sync.statistics().last.skipped == (joins ? 0u : 1u), joins ? "it was skipped" : "it was not skipped");
+              }) == "");
 }
 
 TEST_CASE("clipping by a norm that is not finite leaves all gradients as they are") {

@@ -606,6 +606,39 @@ TEST_CASE("weights that live in the buckets need no memory of the trainer's, not
           }) == "");
 }
 
+TEST_CASE("weights that are copied may differ between ranks, be shared by them, or go, before the root's are broadcast") {
+    std::vector<float> shared(50, 3.0f);
+    const auto check = [&](auto make) {
+        return findings(3, [&](ThreadBackend comm, Finding& finding) {
+            auto model = std::make_unique<std::vector<Tensor>>(initial_tensors({50}, DType::f32));
+            write((*model)[0].value_view(), constant_bytes(DType::f32, 50, comm.rank()));
+            std::vector<ParameterView> views = {parameter_view((*model)[0])};
+            views.push_back({.name = "shared", .value = buffer(shared), .gradient = {nullptr, 50, DType::f32}});
+            views[0].gradient.data = nullptr;
+            auto sharded = make(comm, views);
+            sharded->broadcast_parameters();
+            model.reset();
+            for (int s = 0; s < 2; ++s) {
+                for (std::size_t i = 2; i-- > 0;) {
+                    write(sharded->acquire_gradient(i), constant_bytes(DType::f32, 50, 0));
+                    sharded->mark_ready(i);
+                }
+                sharded->finish();
+                sharded->step();
+            }
+            finding.check(sharded->statistics().steps == 2, "no steps");
+        });
+    };
+    using Whole = ShardedOptimizer<ThreadBackend, Sgd>;
+    using Parts = ShardedParameters<ThreadBackend, Sgd>;
+    CHECK(check([](ThreadBackend comm, auto& views) {
+              return std::make_unique<Whole>(
+                  comm, views, Sgd{},
+                  ShardingOptions{.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets});
+          }) == "");
+    CHECK(check([](ThreadBackend comm, auto& views) { return std::make_unique<Parts>(comm, views, Sgd{}, Units({0, 1})); }) == "");
+}
+
 TEST_CASE("ranks whose sharding differs are told, all the same") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);
@@ -761,10 +794,17 @@ TEST_CASE("an option without effect is refused") {
         CHECK(outcome_of([&] {
                   ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, model, Sgd{}, {.reducer = in_buckets});
               }).says("gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2"));
-        for (const ReducerOptions& options : {in_buckets, ReducerOptions{.compare_weights_every = never}})
-            CHECK(outcome_of([&] {
-                      ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = options});
-                  }).says("leave ReducerOptions::gradients and compare_weights_every out"));
+        CHECK(outcome_of([&] {
+                  ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = in_buckets});
+              }).says("leave ReducerOptions::gradients out, and see shard_gradients"));
+        const ReducerOptions often{.compare_weights_every = 10};
+        const std::string not_compared = "weights that live with the library are not compared";
+        CHECK(outcome_of([&] {
+                  ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = often});
+              }).says(not_compared));
+        CHECK(outcome_of([&] {
+                  ShardedOptimizer<ThreadBackend, Sgd>(comm, model, Sgd{}, {.reducer = often, .parameters = ParameterStorage::in_buckets});
+              }).says(not_compared));
     });
 }
 

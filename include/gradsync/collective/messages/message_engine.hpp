@@ -211,16 +211,17 @@ private:
             [&]() -> std::optional<Call> {
                 std::lock_guard lock(world_->mutex());
                 if (over()) return std::nullopt;
+                const bool may_advance = world_->transport().refusal() == nullptr;
                 // A message often arrives in less time than it takes to release and lock the mutex.
                 do {
-                    try_advance_locked();
+                    if (may_advance) advance();
                     if (over()) return std::nullopt;
                 } while (--looks > 0 && !world_->failed());
                 return pending(n).call();
             },
             [&](collective::Deadline& deadline) {
                 std::lock_guard lock(world_->mutex());
-                look(deadline);
+                if (!over() && !world_->failed()) look(deadline);  // another thread may have advanced meanwhile
             });
     }
 
