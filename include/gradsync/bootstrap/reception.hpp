@@ -152,9 +152,15 @@ inline std::vector<Link> connect(const Reception& reception, std::span<const Con
             heard.push_back({static_cast<int>(caller), std::move(socket)});
         }
     };
-    std::jthread answering;  // calls and answers must not wait for each other
+    struct Thread : std::thread {  // libc++ 14 has no std::jthread
+        using std::thread::thread;
+        using std::thread::operator=;
+        ~Thread() {
+            if (joinable()) join();
+        }
+    } answering;  // calls and answers must not wait for each other
     try {
-        answering = std::jthread(answer);
+        answering = std::thread(answer);
     } catch (const std::system_error&) {  // no thread can be started: this rank answers after its calls
     }
     for (const int r : called)
