@@ -152,20 +152,19 @@ inline std::vector<Link> connect(const Reception& reception, std::span<const Con
             heard.push_back({static_cast<int>(caller), std::move(socket)});
         }
     };
-    struct Thread : std::thread {  // libc++ 14 has no std::jthread
-        using std::thread::thread;
-        using std::thread::operator=;
-        ~Thread() {
-            if (joinable()) join();
+    struct Joining {  // libc++ 14 has no std::jthread
+        std::thread thread;
+        ~Joining() {
+            if (thread.joinable()) thread.join();
         }
     } answering;  // calls and answers must not wait for each other
     try {
-        answering = std::thread(answer);
+        answering.thread = std::thread(answer);
     } catch (const std::system_error&) {  // no thread can be started: this rank answers after its calls
     }
     for (const int r : called)
         if (Socket socket = call(contacts[static_cast<std::size_t>(r)], rank, limit_each)) links.push_back({r, std::move(socket)});
-    if (answering.joinable()) answering.join();
+    if (answering.thread.joinable()) answering.thread.join();
     else answer();
     for (Link& link : heard) links.push_back(std::move(link));
     return links;
