@@ -119,20 +119,20 @@ public:
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
-    std::size_t bytes_of(std::size_t i) const noexcept { return marks_[i].bytes; }
+    std::size_t bytes_of(std::size_t i) const noexcept { return marks_[i].gradient.bytes(); }
     /// Does gradient i have a sum of earlier micro-batches?
     bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
 
     /// Adds gradient i to the sum of its micro-batches. More are to come.
     void add_up(std::size_t i) {
-        const BufferView from = parameters_[i].gradient, to = sum_of(i);
+        const BufferView from = marks_[i].gradient, to = sum_of(i);
         if (summed_[i]) passes_.add(to, from);
         else passes_.copy(from, to);
         summed_[i] = 1;
     }
     /// Puts gradient i, which is complete, into its bucket, together with the sum of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
-        if (!summed_[i]) return passes_.copy(parameters_[i].gradient, storage_.parameter(i));
+        if (!summed_[i]) return passes_.copy(marks_[i].gradient, storage_.parameter(i));
         add_up(i);
         deposit_sum(i);
     }
@@ -150,7 +150,7 @@ public:
     template <class Wanted>
     void hand_out(std::size_t b, Wanted&& wanted) {
         for (std::size_t i : plan_.bucket(b))
-            if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), parameters_[i].gradient);
+            if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), marks_[i].gradient);
     }
 
     /// Makes the first element of each gradient that the results of bucket b will be copied to a NaN, so that nobody trains on what is there
@@ -213,14 +213,14 @@ public:
 private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
-    /// What a mark asks of a gradient, close together in memory.
+    /// What each step asks of a gradient, close together in memory.
     struct Mark {
-        std::size_t bytes;
+        BufferView gradient;  ///< of the trainer
         bool copied;
     };
     Mark mark_of(std::size_t i) const noexcept {
         const BufferView gradient = parameters_[i].gradient;
-        return {gradient.bytes(), !live_here() && storage_.parameter(i).data != gradient.data};
+        return {gradient, !live_here() && storage_.parameter(i).data != gradient.data};
     }
     void prepare_marks() {
         marks_.resize(parameters_.size());

@@ -790,12 +790,12 @@ TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the
 TEST_CASE("an option without effect is refused") {
     run_threads(1, [](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);
-        const ReducerOptions in_buckets{.gradients = GradientStorage::in_buckets};
+        const ReducerOptions stored{.gradients = GradientStorage::in_buckets};
         CHECK(outcome_of([&] {
-                  ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, model, Sgd{}, {.reducer = in_buckets});
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2>(comm, model, Sgd{}, {.reducer = stored});
               }).says("gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2"));
         CHECK(outcome_of([&] {
-                  ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = in_buckets});
+                  ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = stored});
               }).says("leave ReducerOptions::gradients out, and see shard_gradients"));
         const ReducerOptions often{.compare_weights_every = 10};
         const std::string not_compared = "weights that live with the library are not compared";
