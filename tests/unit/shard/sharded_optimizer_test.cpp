@@ -757,9 +757,9 @@ void check_refused(Finding& finding, Call&& call, const std::string& words, cons
 
 TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the training goes on") {
     const std::vector<std::size_t> sizes = {300, 40, 50, 2000};
-    constexpr int never = 99;
+    constexpr int not_at_all = 99;
     for (int size = 1; size <= 3; ++size) {
-        const auto expected = weights_of_thawed(size, sizes, {never, 3, 0, 0}, 5);
+        const auto expected = weights_of_thawed(size, sizes, {not_at_all, 3, 0, 0}, 5);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto model = initial_tensors(sizes, DType::f32);
                   model[0].requires_grad = model[1].requires_grad = false;
