@@ -39,7 +39,7 @@ public:
     /// Where gradients are sharded, each micro-batch is averaged over the ranks, and the averages add up in the shards.
     bool begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
-        // As in plain_synchroniser.hpp; but where each micro-batch is averaged by itself, it is one.
+        // The weight counts micro-batches, as in plain_synchroniser.hpp. Stages 2 and 3 average each one by itself.
         if (pools || last_) sharded_.set_weight(pools ? 1.0 : static_cast<double>(micro_batches_));
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
         return !pools && micro_batch > 0;

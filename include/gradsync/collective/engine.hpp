@@ -54,7 +54,7 @@ struct Group {
     }
 };
 
-/// Where the members of a new group find what they share, if they are threads of one process. For one thread at a time.
+/// Hands the members of a new group the object that they share, if they are threads of one process. For one thread at a time.
 template <class Shared>
 class Meetings {
 public:

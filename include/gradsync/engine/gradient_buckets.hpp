@@ -213,7 +213,7 @@ public:
 private:
     using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
 
-    /// What each step asks of a gradient, close together in memory.
+    /// The part of a parameter that each step reads. These lie together, so that a step touches little memory.
     struct Mark {
         BufferView gradient;  ///< of the trainer
         bool copied;

@@ -51,8 +51,8 @@ enum class JoinDivisor : std::uint8_t {
     all_ranks,   ///< the world size
 };
 
-/// What to do about a gradient with an element that is infinite or NaN, which the mean would spread to all ranks. Each mark reads the
-/// gradient for it, in host memory.
+/// The reaction to a gradient with an element that is infinite or NaN, which the mean would spread to all ranks. Except with `pass`, each
+/// mark reads its gradient, which must be in host memory.
 enum class NonFinite : std::uint8_t {
     pass,   ///< nothing; nothing is read
     error,  ///< an error that names rank and parameter, before the gradient leaves; the other ranks' errors repeat it

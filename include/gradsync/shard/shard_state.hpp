@@ -184,7 +184,7 @@ private:
         if (from < to) use(whole.subview(from - first, to - from), state_.array(*slice, a).subview(from - slice->first, to - from));
     }
 
-    /// As integers: the element is nonzero on one rank at most, so the sum of the bits is exact, even for negative zeros.
+    /// The same memory as integers. At most one rank has a nonzero element, so the sum has its bits exactly, even those of a negative zero.
     static BufferView as_bits(BufferView view) noexcept {
         view.dtype = size_of(view.dtype) == 8 ? DType::u64 : DType::u32;
         return view;

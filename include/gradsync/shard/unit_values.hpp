@@ -123,7 +123,7 @@ public:
     }
 
 private:
-    /// Of a parameter's values.
+    /// The place of a parameter's values.
     struct Place {
         std::size_t bucket = 0, offset = 0, count = 0;
     };

@@ -36,7 +36,7 @@ void forward(Averages& averages, const std::vector<Tensor>& model) {
     for (std::size_t i = 0; averages && i < model.size(); ++i) averages.acquire(i);
 }
 
-/// Averages of halves, and a placeholder for whole ones.
+/// Calls `finish()`. Returns the PendingAverages of OverlapForward; of other policies, whose `finish()` returns nothing, true.
 template <class Sync>
 auto finish(Sync& sync) {
     if constexpr (std::is_void_v<decltype(sync.finish())>) return sync.finish(), true;

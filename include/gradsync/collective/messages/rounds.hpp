@@ -97,7 +97,7 @@ public:
         return combined_ && taking_ && sent && context.transport.finish_all(results_out_) && none(results_in_);
     }
 
-    /// What another rank has not done yet; the last is the worst.
+    /// The step that another rank still owes this one. A later value is worse.
     enum class Debt {
         none,
         result,        ///< it has not sent its share's result; it may be waiting for others itself
