@@ -6,9 +6,12 @@
 #endif
 
 #include <cstddef>
+#include <stdexcept>
 #include <string>
-#include <system_error>
+#include <string_view>
 #include <utility>
+
+#include "text.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -28,33 +31,6 @@ enum class Errc {
     storage,                ///< a file could not be written or read, or has the wrong contents
 };
 
-inline const std::error_category& error_category() noexcept {
-    class Category final : public std::error_category {
-        const char* name() const noexcept override { return "gradsync"; }
-        std::string message(int code) const override {
-            switch (static_cast<Errc>(code)) {
-                case Errc::invalid_argument: return "invalid argument";
-                case Errc::timeout: return "time limit reached";
-                case Errc::peer_failed: return "another rank failed";
-                case Errc::peer_left: return "another rank left";
-                case Errc::collective_mismatch: return "the ranks started different collectives";
-                case Errc::parameter_mismatch: return "the ranks' parameters or policies differ";
-                case Errc::gradient_not_ready: return "a gradient is not ready";
-                case Errc::gradient_marked_twice: return "a gradient was marked ready too often";
-                case Errc::abandoned: return "a collective was dropped before it was complete";
-                case Errc::device_failed: return "a device failed";
-                case Errc::non_finite: return "a gradient is infinite or NaN";
-                case Errc::storage: return "a file could not be written or read";
-            }
-            return "unknown error";
-        }
-    };
-    static const Category category;
-    return category;
-}
-
-inline std::error_code make_error_code(Errc code) noexcept { return {static_cast<int>(code), error_category()}; }
-
 /// The place of a failure. A field that does not apply is empty, or -1.
 struct ErrorContext {
     std::string operation = {};  ///< "all_reduce", "finish", ...
@@ -65,33 +41,45 @@ struct ErrorContext {
 };
 
 /// The one exception type of the library. `what()` is a sentence that says what happened and what to do.
-class Error : public std::system_error {
+class Error : public std::runtime_error {
 public:
     Error(Errc code, const std::string& message, ErrorContext context = {})
-        : std::system_error(make_error_code(code)), message_(message), context_(std::move(context)) {}
+        : std::runtime_error(message), code_(code), context_(std::move(context)) {}
 
-    const char* what() const noexcept override { return message_.c_str(); }
-
-    Errc errc() const noexcept { return static_cast<Errc>(code().value()); }
+    Errc errc() const noexcept { return code_; }
     const ErrorContext& context() const noexcept { return context_; }
 
     /// Adds the bucket that failed, unless the error names one already. For code that rethrows the error.
     void name_bucket(std::size_t bucket) {
         if (context_.bucket >= 0) return;
-        message_ += " (it was bucket " + std::to_string(bucket) + ")";
+        std::runtime_error::operator=(std::runtime_error(detail::text(what(), " (it was bucket ", bucket, ")")));
         context_.bucket = static_cast<std::ptrdiff_t>(bucket);
     }
 
 private:
-    std::string message_;
+    Errc code_;
     ErrorContext context_;
 };
 
 namespace detail {
 
+/// An ErrorContext that owns nothing, so that a place which throws has nothing to clean up.
+struct ErrorPlace {
+    const char* operation = "";
+    int rank = -1;
+    int peer = -1;
+    std::ptrdiff_t bucket = -1;
+    std::string_view parameter = {};
+};
+
+/// Throws Error(code, message, place).
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, const std::string& message, const ErrorPlace& place = {}) {
+    throw Error(code, message, {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
+}
+
 /// Throws Error(invalid_argument) with the message "operation: what".
 [[noreturn]] inline void refuse(const char* operation, const std::string& what, int rank = -1) {
-    throw Error(Errc::invalid_argument, std::string(operation) + ": " + what, {.operation = operation, .rank = rank});
+    raise(Errc::invalid_argument, text(operation, ": ", what), {.operation = operation, .rank = rank});
 }
 
 /// Runs `f()` for bucket b; an Error from it names that bucket.
@@ -108,6 +96,3 @@ decltype(auto) naming_bucket(std::size_t b, F&& f) {
 }  // namespace detail
 
 }  // namespace gradsync::inline v0_2
-
-template <>
-struct std::is_error_code_enum<gradsync::Errc> : std::true_type {};

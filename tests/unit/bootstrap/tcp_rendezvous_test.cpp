@@ -34,7 +34,7 @@ Attempt attempt(gradsync::Job job, std::chrono::nanoseconds limit = 20s, const s
         (void)rendezvous.all_gather({});
         return {};
     } catch (const gradsync::Error& error) {
-        return {error.code().value(), error.what(), error.context().peer};
+        return {static_cast<int>(error.errc()), error.what(), error.context().peer};
     }
 }
 
