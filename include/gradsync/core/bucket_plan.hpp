@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "buffer_view.hpp"
+#include "list.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -52,8 +52,8 @@ public:
     friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 
 private:
-    std::vector<std::size_t> parameters_;
-    std::vector<std::size_t> ends_;
+    List<std::size_t> parameters_;
+    List<std::size_t> ends_;
 };
 
 /// Decides which gradients travel together.
@@ -73,6 +73,6 @@ concept BucketPolicy =
 /// unspecified origin, the same numbers on all ranks. Later plans use them. `Reducer::rebuild_buckets` measures them.
 template <class P>
 concept TimedBucketPolicy =
-    BucketPolicy<P> && requires(P& policy, std::vector<double> times) { policy.set_ready_seconds(std::move(times)); };
+    BucketPolicy<P> && requires(P& policy, List<double> times) { policy.set_ready_seconds(std::move(times)); };
 
 }  // namespace gradsync::inline v0_2

@@ -21,9 +21,9 @@ constexpr std::string_view name_of(MemorySpace space) noexcept { return space ==
 
 namespace detail {
 
-[[noreturn]] inline void refuse_type(DType own, DType asked) {
-    throw Error(Errc::invalid_argument, "as<T>() on a view of " + std::string(name_of(own)) + " elements: T is the type of " +
-                                            std::string(name_of(asked)) + "; ask for the view's own type");
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_type(DType own, DType asked) {
+    raise(Errc::invalid_argument,
+          text("as<T>() on a view of ", own, " elements: T is the type of ", asked, "; ask for the view's own type"));
 }
 
 // The concepts of <ranges> without that header, which takes longer to compile than this whole library. <span> brings std::begin, end, data

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend_abilities.hpp"
+#include "text.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -36,8 +37,8 @@ public:
         const auto bits = static_cast<std::uint32_t>(code);
         if (bits == 0) return "nothing in particular";
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
-        return (is_bucket ? "bucket " : "unit ") + std::to_string(bits & part_mask) +
-               (is_bucket ? " of Reducer #" : " of ShardedParameters #") + std::to_string(bits >> part_bits & owner_mask);
+        return detail::text(is_bucket ? "bucket " : "unit ", bits & part_mask, is_bucket ? " of Reducer #" : " of ShardedParameters #",
+                    bits >> part_bits & owner_mask);
     }
 
 private:

@@ -73,12 +73,12 @@ struct ErrorPlace {
 };
 
 /// Throws Error(code, message, place).
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, const std::string& message, const ErrorPlace& place = {}) {
-    throw Error(code, message, {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, std::string_view message, const ErrorPlace& place = {}) {
+    throw Error(code, std::string(message), {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
 }
 
 /// Throws Error(invalid_argument) with the message "operation: what".
-[[noreturn]] inline void refuse(const char* operation, const std::string& what, int rank = -1) {
+[[noreturn, gnu::cold]] inline void refuse(const char* operation, std::string_view what, int rank = -1) {
     raise(Errc::invalid_argument, text(operation, ": ", what), {.operation = operation, .rank = rank});
 }
 

@@ -10,6 +10,7 @@
 
 #include "backend.hpp"
 #include "clock.hpp"
+#include "list.hpp"
 #include "shard_range.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -30,7 +31,7 @@ struct BucketContents {
     };
     std::size_t count = 0;  ///< elements, with the zeros between parts that keep them apart
     DType dtype = DType::f32;
-    std::vector<Part> parts;
+    List<Part> parts;
 };
 
 /// The abilities and demands of an exchange: the type of its member `traits`. An optional member counts only if its trait says so. A trait

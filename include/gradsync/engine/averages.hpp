@@ -52,7 +52,7 @@ public:
     /// Returns gradient i once it holds the average: step parameter i then, and use it. Starts no collectives: each rank may call it in an
     /// order of its own. Throws Error(invalid_argument) after another `finish()`, and what a wait throws.
     BufferView acquire(std::size_t i) {
-        if (engine_ == nullptr) throw Error(Errc::invalid_argument, "acquire: these are the averages of no step; call finish() first");
+        if (engine_ == nullptr) detail::refuse("acquire", "these are the averages of no step; call finish() first");
         return engine_->acquire_average(i, step_);
     }
     /// Returns when all gradients hold their averages. Call it before a validation, a checkpoint, and at the end.

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
 #include "../core/buffer_view.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/shard_range.hpp"
 
@@ -15,8 +15,8 @@ namespace gradsync::inline v0_2::detail {
 /// The place of each parameter in its bucket, in elements; it is aligned to 64 bytes. The gaps between parameters belong to none of them. A
 /// bucket ends with its last parameter.
 struct BucketLayout {
-    std::vector<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
-    std::vector<std::size_t> counts;   ///< by bucket: its elements
+    List<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
+    List<std::size_t> counts;   ///< by bucket: its elements
 
     BucketLayout() = default;
     BucketLayout(const BucketPlan& plan, std::span<const ParameterInfo> infos) : offsets(infos.size()), counts(plan.size()) {
@@ -41,9 +41,9 @@ struct ShardSlice {
 };
 
 /// The slices that `rank` owns of buckets that are split over `size` ranks, in memory order.
-inline std::vector<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
+inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                                             int size, int rank) {
-    std::vector<ShardSlice> slices;
+    List<ShardSlice> slices;
     for (std::size_t b = 0; b < plan.size(); ++b) {
         const ElementRange shard = shard_range(layout.counts[b], size, rank);
         for (std::size_t i : plan.bucket(b)) {

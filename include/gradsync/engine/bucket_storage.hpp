@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../kernel/host_buffer.hpp"
@@ -47,18 +47,17 @@ public:
     static BucketStorage with_slots(B& backend, const BucketPlan& plan, std::span<const ParameterInfo> infos, std::size_t slots) {
         BucketStorage storage(plan, infos);
         storage.slot_of_.resize(plan.size());
-        std::vector<Slot>& sizes = storage.slots_;  // from the smallest to the largest
-        for (const BufferView& bucket : storage.buckets_) {
-            auto place = sizes.begin();
-            while (place != sizes.end() && place->bytes < in_lines(bucket.bytes())) ++place;
-            sizes.insert(place, {nullptr, in_lines(bucket.bytes())});
-            if (sizes.size() > slots) sizes.erase(sizes.begin());
+        storage.slots_.resize(slots);
+        for (const BufferView& bucket : storage.buckets_) {  // each takes the place of the smallest
+            std::size_t bytes = in_lines(bucket.bytes());
+            for (Slot& slot : storage.slots_)
+                if (slot.bytes < bytes) std::swap(slot.bytes, bytes);
         }
         std::size_t total = 0;
-        for (const Slot& slot : sizes) total += slot.bytes;
+        for (const Slot& slot : storage.slots_) total += slot.bytes;
         storage.allocate(backend, total);
         auto* next = static_cast<std::byte*>(storage.memory_.data());
-        for (Slot& slot : sizes) next = (slot.data = next) + slot.bytes;
+        for (Slot& slot : storage.slots_) next = (slot.data = next) + slot.bytes;
         return storage;
     }
 
@@ -95,7 +94,7 @@ public:
     void add_slot(std::size_t b)
         requires(B::memory_space == MemorySpace::host)
     {
-        more_memory_.emplace_back(in_lines(buckets_[b].bytes()));
+        more_memory_.push_back(kernel::HostBuffer(in_lines(buckets_[b].bytes())));
         slots_.push_back({static_cast<std::byte*>(more_memory_.back().data()), more_memory_.back().bytes()});
         bytes_ += more_memory_.back().bytes();
     }
@@ -131,11 +130,11 @@ private:
     BucketLayout layout_;
     Memory memory_{};
     std::size_t bytes_ = 0;
-    std::vector<BufferView> buckets_;
-    std::vector<BufferView> parameters_;
-    std::vector<Slot> slots_;
-    std::vector<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
-    std::vector<kernel::HostBuffer> more_memory_;
+    List<BufferView> buckets_;
+    List<BufferView> parameters_;
+    List<Slot> slots_;
+    List<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
+    List<kernel::HostBuffer> more_memory_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -6,11 +6,11 @@
 #include <exception>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/shard_range.hpp"
 #include "../kernel/passes.hpp"
@@ -44,7 +44,7 @@ public:
     }
     /// Call it before the first gather. `watch` outlives the last one.
     void set_watch(Watch& watch) noexcept { watch_ = &watch; }
-    void resize(std::size_t buckets) { gathers_ = std::vector<Gather>(buckets); }
+    void resize(std::size_t buckets) { gathers_ = List<Gather>(buckets); }
 
     /// Starts the all-gather of bucket b. The shard of this rank must be in its place in `bucket`.
     void start(std::size_t b, BufferView bucket, CollectiveTag tag) {
@@ -115,7 +115,7 @@ private:
 
     std::optional<B> backend_;  ///< its own handle, which has a tag of its own
     Watch* watch_ = nullptr;
-    std::vector<Gather> gathers_;
+    List<Gather> gathers_;
     Progress progress_;
     ProgressThread thread_;
     int exceptions_ = std::uncaught_exceptions();

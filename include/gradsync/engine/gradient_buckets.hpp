@@ -9,10 +9,10 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../core/shard_range.hpp"
@@ -34,7 +34,7 @@ class GradientBuckets {
 public:
     /// Plans the buckets without allocating them. `policy` outlives this. `scattered`: see `bucket_infos`. `packed`: see Policies. Throws
     /// Error if parameters, options and policy do not fit together.
-    GradientBuckets(B& backend, std::vector<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
+    GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
                     bool scattered, bool packed)
         : options_(options),
           scattered_(scattered),
@@ -57,13 +57,13 @@ public:
         prepare_marks();
     }
 
-    const std::vector<ParameterView>& parameters() const noexcept { return parameters_; }
+    const List<ParameterView>& parameters() const noexcept { return parameters_; }
     const ParameterView& parameter(std::size_t i) const noexcept { return parameters_[i]; }
     /// The trainable parameters, in the order in which their gradients are expected to become ready.
     std::span<const std::size_t> order() const noexcept { return order_; }
     const BucketPlan& plan() const noexcept { return plan_; }
 
-    const std::vector<ParameterInfo>& infos() const noexcept { return infos_; }
+    const List<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
     std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that the library owns
 
@@ -185,7 +185,7 @@ public:
     }
 
     /// Ends the step: the next sums start anew.
-    void forget_sums() noexcept { summed_.assign(summed_.size(), 0); }
+    void forget_sums() noexcept { summed_.fill(0); }
 
     /// Plans anew for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
     bool reorder(B& backend, std::span<const std::uint64_t> order) {
@@ -237,8 +237,8 @@ private:
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
-    std::vector<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
-        std::vector<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
+    List<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
+        List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
         if constexpr (abilities_of<B>.cheaper_alone) {
             // Limited, so that a rank that is ahead need not wait for the others to start another one.
             constexpr std::size_t max_alone = 256;
@@ -284,7 +284,7 @@ private:
     /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
     /// are expected to become ready. A gradient of several uses is asked for at its first use.
     std::size_t slots_needed() const {
-        std::vector<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
+        List<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
         std::size_t open = 0, most = 0, early = 0;
         for (std::size_t b = 0; b < plan_.size(); ++b) {
             bool reused = false;
@@ -344,25 +344,25 @@ private:
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
     const AnyBuckets& policy_;
-    std::vector<ParameterView> parameters_;
-    std::vector<ParameterInfo> infos_;
-    std::vector<std::size_t> order_;
+    List<ParameterView> parameters_;
+    List<ParameterInfo> infos_;
+    List<std::size_t> order_;
     BucketPlan plan_;
     BucketStorage<B> storage_;
     std::mutex slots_;
     Memory shard_memory_{};
-    std::vector<BufferView> shards_;  ///< by bucket; only if gradients are pooled
+    List<BufferView> shards_;  ///< by bucket; only if gradients are pooled
     std::size_t shard_bytes_ = 0;
     bool adds_to_shards_ = false;
     std::conditional_t<B::memory_space == MemorySpace::host, kernel::HostBuffer, Memory> sum_memory_{};
-    std::vector<BufferView> sums_;  ///< by parameter; only if sums are apart
+    List<BufferView> sums_;  ///< by parameter; only if sums are apart
     std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;
-    std::vector<Mark> marks_;               ///< by parameter
-    std::vector<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled
-    std::vector<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
-    std::vector<std::size_t> kept_;         ///< saved gradients, in case no rank used them
-    std::vector<std::uint8_t> kept_bytes_;  ///< their contents, one after the other
+    List<Mark> marks_;               ///< by parameter
+    List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled
+    List<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
+    List<std::size_t> kept_;         ///< saved gradients, in case no rank used them
+    List<std::uint8_t> kept_bytes_;  ///< their contents, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -8,9 +8,9 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/collective_tag.hpp"
+#include "../core/list.hpp"
 #include "../observe/statistics.hpp"
 #include "bucket_layout.hpp"
 #include "gradient_norm.hpp"
@@ -38,10 +38,10 @@ public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;
 
     /// Collective. `owner`: the public object as errors name it.
-    GradientEngine(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
+    GradientEngine(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
         : Base(std::move(backend), owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
-               bucket_policy_.describe() + " " + overlap_.describe() + " " + policies.exchange_name + " " + describe(options_));
+               text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ", describe(options_)));
         check_own_memory(host_of(backend_), gradients_.parameters(), options_.gradients == GradientStorage::borrowed);
         check_types(backend_, gradients_.plan(), gradients_.infos());
         gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
@@ -66,12 +66,12 @@ public:
     }
 
     void broadcast_parameters(int root = 0) {
-        std::vector<BufferView> values(gradients_.parameters().size());
+        List<BufferView> values(gradients_.parameters().size());
         for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) {
             const ParameterView& p = gradients_.parameter(i);
             if (p.value.data == nullptr && p.gradient.count != 0)
-                refuse("broadcast_parameters", "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits",
-                       p.name);
+                refuse("broadcast_parameters",
+                       text("parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
             values[i] = p.value;
         }
         broadcast_buffers(values, root);
@@ -82,12 +82,12 @@ public:
         for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first one starts
             const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
             if (no_memory || buffers[i].space != B::memory_space)
-                refuse("broadcast_buffers", "buffer " + std::to_string(i) + " of " + std::to_string(buffers.size()) +
-                                                (no_memory ? " has no memory; give it some"
+                refuse("broadcast_buffers", text("buffer ", i, " of ", buffers.size(),
+                                                 no_memory ? " has no memory; give it some"
                                                            : " lies in another memory space than this backend takes; copy it there first"));
         }
         guard([&] {
-            std::vector<typename B::WorkType> works;
+            List<typename B::WorkType> works;
             works.reserve(buffers.size());
             for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
             for (auto& work : works) await(backend_, work);
@@ -126,7 +126,7 @@ public:
             close_step();
             const auto lock = step_.exclusive();
             step_.test();
-            complete = !step_.in_flight() && used_map_work_.test() && skip_work_.test() && step_.weights().test();
+            complete = !step_.in_flight() && agreement_.test() && step_.weights().test();
             if (!complete) return step_.watch().add(begin, step_.watch().now());
             auto held = step_.watch().hold_since(begin, Activity::finish);
             complete_step(held);
@@ -185,7 +185,7 @@ public:
         check_between_steps("rebuild_buckets");
         flush();
         return guard([&] {
-            const std::vector<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
+            const List<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
             if (!ready_order_.seconds().empty()) bucket_policy_.set_ready_seconds(ready_order_.seconds());
             statistics_.ready_seconds = ready_order_.seconds();
             if (!gradients_.reorder(backend_, order)) return false;
@@ -230,14 +230,14 @@ private:
     /// Adapts to a new plan.
     void adopt_plan() {
         step_.adopt_plan();
-        statistics_.buckets.assign(plan().size(), {});
+        statistics_.buckets = List<BucketStatistics>(plan().size());
         if (decoupled_) gathers_.resize(plan().size());
         norm_.reset();
     }
 
     /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
     void prepare_norm() {
-        const std::vector<std::size_t> counts = norm_counts(gradients_.parameters());
+        const List<std::size_t> counts = norm_counts(gradients_.parameters());
         if (scatters_ || decoupled_)
             norm_ = norm_of_shards(counts, plan(), gradients_.layout(), gradients_.infos(), backend_.size(), backend_.rank());
         else norm_.emplace(counts, backend_.size(), backend_.rank());
@@ -265,15 +265,12 @@ private:
         if (!step_.has_batch()) settle_all();
         else if (!all_ready()) settle_unready();
         step_.launch_full_buckets(false);
-        if (options_.unused == UnusedParameters::find_unused && backend_.size() > 1) {
-            if (!step_.has_batch()) readiness_.forget_used();
-            used_map_work_ = host_of(backend_).all_reduce(buffer(readiness_.used()), ReduceOp::max);
-        }
-        if (options_.non_finite == NonFinite::skip) {
-            const std::int32_t own = this->skips_.exchange(0, std::memory_order_relaxed);
-            skips_now_ = step_.has_batch() ? own : 0;
-            skip_work_ = host_of(backend_).all_reduce(buffer(std::span(&skips_now_, 1)), ReduceOp::max);
-        }
+        const std::span<std::uint8_t> used = readiness_.used();
+        if (!step_.has_batch()) readiness_.forget_used();
+        used.back() = this->skips_.exchange(false, std::memory_order_relaxed) && step_.has_batch();
+        const bool finds_unused = options_.unused == UnusedParameters::find_unused && backend_.size() > 1;
+        if (finds_unused || options_.non_finite == NonFinite::skip)
+            agreement_ = host_of(backend_).all_reduce(buffer(finds_unused ? used : used.last(1)), ReduceOp::max);
         closed_ = true;
     }
 
@@ -292,7 +289,7 @@ private:
     }
 
     void settle_unready() {
-        std::vector<std::size_t> missing;
+        List<std::size_t> missing;
         for (std::size_t i : gradients_.order()) {
             const std::uint32_t remaining = readiness_.remaining(i);
             if (remaining == 0) continue;
@@ -314,13 +311,15 @@ private:
             }
             readiness_.settle(i);
         }
-        if (!missing.empty()) report_missing(missing);
+        if (!missing.empty())
+            this->fail_at(missing[0], "finish",
+                          not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_), Errc::gradient_not_ready);
     }
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
     void complete_step(Watch::Span& held) {
         const bool agree = options_.unused == UnusedParameters::find_unused;
-        const bool skips = options_.non_finite == NonFinite::skip && (skip_work_.wait(), skips_now_ != 0);
+        const bool skips = options_.non_finite == NonFinite::skip && (agreement_.wait(), readiness_.used().back() != 0);
         for (std::size_t b = 0; b < plan().size(); ++b) {
             step_.complete(b);
             if (skips) gradients_.clear_bucket(b);
@@ -331,8 +330,8 @@ private:
             for (std::size_t b = 0; !agree && b < plan().size(); ++b) gradients_.spoil(b);
         }
         if (agree) {
-            used_map_work_.wait();
-            if (!gradients_.adds_to_shards()) used_.assign(used_.size(), 0);
+            agreement_.wait();
+            if (!gradients_.adds_to_shards()) used_.fill(0);
             used_.resize(gradients_.parameters().size());
             for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
             if (!scatters_) {
@@ -371,7 +370,7 @@ private:
     }
 
     void check_limit(double limit, const char* operation) const {
-        if (!(limit >= 0)) refuse(operation, "a limit must be 0 or more, not " + std::to_string(limit));
+        if (!(limit >= 0)) refuse(operation, text("a limit must be 0 or more, not ", limit));
     }
 
     template <class Use>
@@ -381,14 +380,9 @@ private:
             if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);
     }
 
-    [[noreturn]] void report_missing(const std::vector<std::size_t>& missing) {
-        fail(Errc::gradient_not_ready, "finish", not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_),
-             name(missing.front()), static_cast<std::ptrdiff_t>(readiness_.bucket_of(missing.front())));
-    }
     std::optional<GradientNorm> norm_;
-    std::vector<std::uint8_t> used_;  ///< by parameter, of the last step; only if ranks agree on their use
-    typename HostOf<B>::WorkType used_map_work_, skip_work_;
-    std::int32_t skips_now_ = 0;  ///< 1: some rank's gradients have an element that is not finite
+    List<std::uint8_t> used_;  ///< by parameter, of the last step; only if ranks agree on their use
+    typename HostOf<B>::WorkType agreement_;  ///< on the gradients that were used, or on skipping the step
     Statistics statistics_;
     bool closed_ = false;  ///< all marks of this step are settled
     int exceptions_ = std::uncaught_exceptions();

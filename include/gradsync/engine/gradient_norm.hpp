@@ -5,9 +5,9 @@
 #include <cstring>
 #include <span>
 #include <type_traits>
-#include <vector>
 
 #include "../core/backend.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/shard_range.hpp"
 #include "../kernel/convert.hpp"
@@ -51,10 +51,11 @@ public:
 
     /// For sharded gradients: `slices[r]` are those of rank r, `rank` is this one.
     template <class = void>
-    GradientNorm(std::span<const std::size_t> counts, std::span<const std::vector<ShardSlice>> slices, int rank) : GradientNorm(counts) {
+    GradientNorm(std::span<const std::size_t> counts, std::span<const List<ShardSlice>> slices, int rank) : GradientNorm(counts) {
         // Blocks that are cut have a place each behind the sums.
-        split_.assign(blocks_, whole);
-        for (const std::vector<ShardSlice>& ranks_slices : slices)
+        split_.resize(blocks_);
+        split_.fill(whole);
+        for (const List<ShardSlice>& ranks_slices : slices)
             for (const ShardSlice& s : ranks_slices)
                 if (counts[s.parameter] != 0)
                     for (const std::size_t edge : {s.first, s.first + s.count})
@@ -120,18 +121,18 @@ private:
     }
     std::size_t end_block(std::size_t i) const noexcept { return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_; }
 
-    std::vector<std::size_t> first_block_;  ///< by parameter
+    List<std::size_t> first_block_;  ///< by parameter
     std::size_t blocks_ = 0;
-    std::vector<Piece> pieces_;       ///< the elements that this rank reads
-    std::vector<std::size_t> split_;  ///< by block: its index among the split ones, or `whole`
+    List<Piece> pieces_;       ///< the elements that this rank reads
+    List<std::size_t> split_;  ///< by block: its index among the split ones, or `whole`
     std::size_t splits_ = 0;
-    std::vector<double> values_;  ///< the blocks' sums, then the elements of split blocks
+    List<double> values_;  ///< the blocks' sums, then the elements of split blocks
 };
 
 /// The norm of gradients that are sharded by bucket.
 inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
                                    std::span<const ParameterInfo> infos, int size, int rank) {
-    std::vector<std::vector<ShardSlice>> slices;
+    List<List<ShardSlice>> slices;
     for (int r = 0; r < size; ++r) slices.push_back(shard_slices(plan, layout, infos, size, r));
     return GradientNorm(counts, slices, rank);
 }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "../core/error.hpp"
@@ -27,20 +28,21 @@ protected:
     ~Guard() = default;
 
     /// Throws without any effect: the object stays usable.
-    [[noreturn]] void refuse(Errc code, const char* operation, const std::string& what, std::string parameter = {},
-                             std::ptrdiff_t bucket = -1) const {
-        throw Error(code, std::string(operation) + " on rank " + std::to_string(backend_.rank()) + ": " + what,
-                    {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = std::move(parameter)});
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const char* operation, std::string_view what,
+                                                       std::string_view parameter = {}, std::ptrdiff_t bucket = -1) const {
+        raise(code, text(operation, " on rank ", backend_.rank(), ": ", what),
+              {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = parameter});
     }
-    [[noreturn]] void refuse(const char* operation, const std::string& what, std::string parameter = {}) const {
-        refuse(Errc::invalid_argument, operation, what, std::move(parameter));
+    [[noreturn, gnu::cold]] void refuse(const char* operation, std::string_view what, std::string_view parameter = {}) const {
+        refuse(Errc::invalid_argument, operation, what, parameter);
     }
 
     /// Gradients are lost: fails the communicator on all ranks, and throws.
-    [[noreturn]] void fail(Errc code, const char* operation, const std::string& what, std::string parameter, std::ptrdiff_t bucket) {
+    [[noreturn, gnu::cold, gnu::noinline]] void fail(Errc code, const char* operation, const std::string& what, std::string_view parameter,
+                                                     std::size_t bucket) {
         remember(what, code);
         backend_.fail(what);
-        refuse(code, operation, what, std::move(parameter), bucket);
+        refuse(code, operation, what, parameter, static_cast<std::ptrdiff_t>(bucket));
     }
 
     /// Runs `f`. An exception from it is fatal to the communicator: the other ranks are told.
@@ -67,27 +69,26 @@ protected:
         if (i >= size) refuse_index(i, size, operation);
     }
     void check_root(int root, const char* operation) const {
-        if (root < 0 || root >= backend_.size())
-            refuse(operation, "there is no rank " + std::to_string(root) + " among " + std::to_string(backend_.size()));
+        if (root < 0 || root >= backend_.size()) refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
     }
 
     B backend_;
 
 private:
     // Out of line: a mark takes nanoseconds, and code that makes texts would keep the compiler from inlining it.
-    [[noreturn]] void refuse_use(const char* operation) const {
-        refuse(code_, operation, std::string(owner_) + " failed earlier and cannot go on: " + what_);
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_use(const char* operation) const {
+        refuse(code_, operation, text(owner_, " failed earlier and cannot go on: ", what_));
     }
-    [[noreturn]] void refuse_index(std::size_t i, std::size_t size, const char* operation) const {
-        refuse(operation, "there is no parameter " + std::to_string(i) + " among " + std::to_string(size));
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size, const char* operation) const {
+        refuse(operation, text("there is no parameter ", i, " among ", size));
     }
 
-    void give_up(const char* what, Errc code = Errc::peer_failed) {
+    [[gnu::cold, gnu::noinline]] void give_up(const char* what, Errc code = Errc::peer_failed) {
         remember(what, code);
         backend_.fail(what_);
     }
     /// Keeps the first failure only.
-    void remember(const std::string& what, Errc code) {
+    [[gnu::cold, gnu::noinline]] void remember(const std::string& what, Errc code) {
         std::lock_guard lock(mutex_);
         if (failed()) return;
         what_ = what;

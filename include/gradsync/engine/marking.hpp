@@ -4,16 +4,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
@@ -60,11 +59,8 @@ public:
         if (!is_weighted(options_.averaging))
             refuse("set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
         constexpr double least = std::numeric_limits<float>::min(), most = std::numeric_limits<float>::max();
-        if (weight != 0 && !(weight >= least && weight <= most)) {
-            char given[32];
-            std::snprintf(given, sizeof given, "%g", weight);
-            refuse("set_weight", std::string("a weight must be 0, or from 1.2e-38 to 3.4e38, not ") + given);
-        }
+        if (weight != 0 && !(weight >= least && weight <= most))
+            refuse("set_weight", text("a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight));
         if (step_.launched() != 0)
             refuse("set_weight", "buckets of this step are in flight already; set the weight before the first mark_ready()");
         step_.set_weight(weight);
@@ -83,7 +79,7 @@ public:
         if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; let it go first");
         readiness_.reset();
         gradients_.forget_sums();
-        skips_ = 0;
+        skips_ = false;
     }
     /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or may it be, because a guard lives?
     bool accumulates() const noexcept {
@@ -109,7 +105,7 @@ public:
         // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
-            if (unsynchronised & finishing) refuse_in_finish(i);
+            if (unsynchronised & finishing) fail_at(i, "mark_ready", in_finish);
             readiness_.used()[i] = 1;
             if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
@@ -145,8 +141,7 @@ public:
         check_index(i, parameters().size(), "gradient_view");
         check_usable("gradient_view");
         if (gradients_.parameter(i).requires_grad && is_arriving(i))
-            refuse("gradient_view",
-                   "the average of '" + name(i) + "' is in flight; call acquire(" + std::to_string(i) + ") on what finish() has returned",
+            refuse("gradient_view", text("the average of '", name(i), "' is in flight; call acquire(", i, ") on what finish() has returned"),
                    name(i));
         return gradients_.gradient(i);
     }
@@ -167,12 +162,12 @@ public:
         check_usable("rebind_gradient");
         check_between_steps("rebind_gradient");
         if (gradients_.parameter(i).requires_grad && is_arriving(i))
-            refuse("rebind_gradient", "the average of '" + name(i) + "' is in flight; acquire it first", name(i));
+            refuse("rebind_gradient", text("the average of '", name(i), "' is in flight; acquire it first"), name(i));
         const BufferView own = gradients_.parameter(i).gradient;
         if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
             gradient.space != own.space || gradient.data == nullptr)
-            refuse("rebind_gradient", "the new memory of '" + name(i) + "' must be a borrowed gradient of the same count, type and space",
-                   name(i));
+            refuse("rebind_gradient",
+                   text("the new memory of '", name(i), "' must be a borrowed gradient of the same count, type and space"), name(i));
         gradients_.rebind(i, readiness_.bucket_of(i), gradient);
     }
 
@@ -198,7 +193,7 @@ protected:
     };
 
     /// Takes the policies, but not the name of the exchange.
-    Marking(B backend, const char* owner, std::vector<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
+    Marking(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
@@ -283,10 +278,9 @@ protected:
                 if (step_.complete_one()) continue;
                 // Nothing is in flight, so several threads, or another order than expected, fill all slots at once.
                 if (gradients_.obtain(b, true)) return;
-                fail(Errc::invalid_argument, operation,
-                     "there is no memory for bucket " + std::to_string(b) +
-                         ": too many others wait for marks; ask for gradients in the order in which they become ready",
-                     name(plan().bucket(b).front()), static_cast<std::ptrdiff_t>(b));
+                fail_at(plan().bucket(b).front(), operation,
+                        text("there is no memory for bucket ", b,
+                             ": too many others wait for marks; ask for gradients in the order in which they become ready"));
             }
         });
     }
@@ -310,8 +304,10 @@ protected:
     }
 
     static constexpr const char* in_finish = "another thread is in finish(); end the backward on all threads, then call finish() on one";
-    [[noreturn]] void refuse_in_finish(std::size_t i) {
-        fail(Errc::invalid_argument, "mark_ready", in_finish, name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    /// Fails because of gradient i.
+    [[noreturn, gnu::cold, gnu::noinline]] void fail_at(std::size_t i, const char* operation, const std::string& what,
+                                                        Errc code = Errc::invalid_argument) {
+        fail(code, operation, what, name(i), readiness_.bucket_of(i));
     }
 
     /// Is gradient i where it was registered?
@@ -320,13 +316,10 @@ protected:
         if (!tracks_ || p.look == nullptr || !p.requires_grad) return;
         const BufferView now = p.look(p.owner);
         if (now == p.gradient) return;
-        const std::string what = now.count == p.gradient.count
-                                     ? "moved"
-                                     : "has " + std::to_string(now.count) + " elements now, and had " + std::to_string(p.gradient.count);
-        fail(Errc::invalid_argument, operation,
-             "the gradient of '" + p.name + "' " + what +
-                 "; call rebind_gradient() between steps when its memory has moved, and make a new Reducer if its size changes",
-             p.name, static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+        fail_at(i, operation,
+                text("the gradient of '", p.name, "' ",
+                     now.count == p.gradient.count ? "moved" : text("has ", now.count, " elements now, and had ", p.gradient.count),
+                     "; call rebind_gradient() between steps when its memory has moved, and make a new Reducer if its size changes"));
     }
 
     /// The checks of a mark that options or parameters ask for.
@@ -334,34 +327,31 @@ protected:
         check_place(i, "mark_ready");
         if (options_.non_finite == NonFinite::pass || kernel::all_finite(gradients_.gradient(i))) return;
         if (options_.non_finite == NonFinite::error)
-            fail(Errc::non_finite, "mark_ready",
-                 "the gradient of '" + name(i) +
-                     "' has an element that is infinite or NaN; lower the learning rate or the loss scale, or "
-                     "skip such steps (NonFinite::skip)",
-                 name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
-        skips_.store(1, std::memory_order_relaxed);
+            fail_at(i, "mark_ready",
+                    text("the gradient of '", name(i),
+                         "' has an element that is infinite or NaN; lower the learning rate or the loss scale, or "
+                         "skip such steps (NonFinite::skip)"),
+                    Errc::non_finite);
+        skips_.store(true, std::memory_order_relaxed);
     }
 
-    [[noreturn]] void refuse_unwaited(std::size_t i) {
-        fail(Errc::invalid_argument, "mark_ready",
-             "the average of the last step was not waited for; call acquire(i) on what finish() returned before parameter i is stepped "
-             "and used",
-             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_unwaited(std::size_t i) {
+        fail_at(i, "mark_ready",
+                "the average of the last step was not waited for; call acquire(i) on what finish() returned before parameter i is stepped "
+                "and used");
     }
 
-    [[noreturn]] void refuse_unasked(std::size_t i) {
-        fail(Errc::invalid_argument, "mark_ready",
-             "the memory of '" + name(i) + "' was not asked for in this backward; call acquire_gradient(i) before its gradient is written",
-             name(i), static_cast<std::ptrdiff_t>(readiness_.bucket_of(i)));
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_unasked(std::size_t i) {
+        fail_at(i, "mark_ready",
+                text("the memory of '", name(i),
+                     "' was not asked for in this backward; call acquire_gradient(i) before its gradient is written"));
     }
 
-    [[noreturn]] void refuse_mark(std::size_t i) {
-        if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) refuse_in_finish(i);
-        const ParameterView& p = gradients_.parameter(i);
-        const std::size_t bucket = readiness_.bucket_of(i);
-        const std::string what = marked_too_often(p, bucket);
-        if (!p.requires_grad) refuse("mark_ready", what, p.name);
-        fail(Errc::gradient_marked_twice, "mark_ready", what, p.name, static_cast<std::ptrdiff_t>(bucket));
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_mark(std::size_t i) {
+        if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) fail_at(i, "mark_ready", in_finish);
+        const std::string what = marked_too_often(gradients_.parameter(i), readiness_.bucket_of(i));
+        if (!gradients_.parameter(i).requires_grad) refuse("mark_ready", what, name(i));
+        fail_at(i, "mark_ready", what, Errc::gradient_marked_twice);
     }
 
     const bool scatters_;   ///< this rank gets only its shards
@@ -372,7 +362,7 @@ protected:
     Readiness readiness_;
     Step<B> step_;
     const bool tracks_, checks_gradients_;
-    std::atomic<std::int32_t> skips_{0};  ///< 1: this rank's gradients have an element that is not finite
+    std::atomic<bool> skips_{false};  ///< this rank's gradients have an element that is not finite
     ReadyOrder ready_order_;
     DeferredGather<B> gathers_;  ///< only if decoupled
 

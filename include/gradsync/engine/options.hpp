@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
+#include "../core/text.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -88,17 +88,12 @@ inline std::string describe(const ReducerOptions& options) {
     constexpr const char* unused[] = {"error", "find_unused"};
     constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
     constexpr const char* non_finite[] = {"pass", "error", "skip"};
-    std::string text;
-    const auto add = [&](const char* name, std::string_view value) { (text += name) += value; };
-    add("gradients=", storage[static_cast<int>(options.gradients)]);
-    add(" averaging=", averaging[static_cast<int>(options.averaging)]);
-    add(" accumulation=", accumulation[static_cast<int>(options.accumulation)]);
-    add(" unused=", unused[static_cast<int>(options.unused)]);
-    add(" divisor=", divisor[static_cast<int>(options.divisor)]);
-    add(" non_finite=", non_finite[static_cast<int>(options.non_finite)]);
-    add(" reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own");
-    add(" compare_weights_every=", options.compare_weights_every == never ? "never" : std::to_string(options.compare_weights_every));
-    return text;
+    return detail::text("gradients=", storage[static_cast<int>(options.gradients)], " averaging=",
+                        averaging[static_cast<int>(options.averaging)], " accumulation=", accumulation[static_cast<int>(options.accumulation)],
+                        " unused=", unused[static_cast<int>(options.unused)], " divisor=", divisor[static_cast<int>(options.divisor)],
+                        " non_finite=", non_finite[static_cast<int>(options.non_finite)],
+                        " reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own", " compare_weights_every=",
+                        options.compare_weights_every == never ? "never" : detail::text(options.compare_weights_every));
 }
 
 namespace detail {

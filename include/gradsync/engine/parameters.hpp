@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/parameter.hpp"
 #include "options.hpp"
 
@@ -23,10 +25,10 @@ namespace gradsync::inline v0_2::detail {
 /// Views of a range of parameters. A parameter without a name is named after its index. A missing gradient gets the type and count of the
 /// value, without memory.
 template <MemorySpace space, class Parameters>
-std::vector<ParameterView> view_parameters(Parameters&& parameters) {
+List<ParameterView> view_parameters(Parameters&& parameters) {
     static_assert(Range<std::remove_reference_t<Parameters>>,
                   "gradsync: pass a range of parameters, e.g. {gs::parameter(...)}, also where there is only one");
-    std::vector<ParameterView> views;
+    List<ParameterView> views;
     if constexpr (Range<std::remove_reference_t<Parameters>>) {
         using T = range_element_t<std::remove_reference_t<Parameters>>;
         static_assert(require_parameter<T>());
@@ -42,7 +44,7 @@ std::vector<ParameterView> view_parameters(Parameters&& parameters) {
                     v.gradient = v.value;
                     v.gradient.data = nullptr;
                 }
-                if (views.back().name.empty()) views.back().name = std::to_string(views.size() - 1);
+                if (views.back().name.empty()) views.back().name = text(views.size() - 1);
             }
         }
     }
@@ -51,8 +53,8 @@ std::vector<ParameterView> view_parameters(Parameters&& parameters) {
 
 /// Finds two trainable parameters whose `part` (value or gradient) shares memory; a pair of nulls if there are none.
 template <BufferView ParameterView::*part>
-std::pair<const ParameterView*, const ParameterView*> overlapping(const std::vector<ParameterView>& parameters) {
-    std::vector<const ParameterView*> by_address(parameters.size());
+std::pair<const ParameterView*, const ParameterView*> overlapping(const List<ParameterView>& parameters) {
+    List<const ParameterView*> by_address(parameters.size());
     std::size_t n = 0;
     for (const ParameterView& p : parameters)
         if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address[n++] = &p;
@@ -72,8 +74,7 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const std::vec
 }
 
 /// The product of the extents; none if it overflows std::size_t.
-template <class = void>  // see isa.hpp
-std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
+inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
     std::size_t volume = 1;
     bool fits = true;
     for (const std::size_t extent : shape) {
@@ -90,14 +91,12 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
 /// The input of the bucket policy: each parameter with the dtype of its bucket. If gradients are `scattered`, it has the dtype of its value
 /// too, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
 /// options.
-template <class = void>
-std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
-                                        bool scattered, int rank) {
-    const auto refuse = [&](const std::string& what, const std::string& parameter = {}) {
-        throw Error(Errc::invalid_argument, "Reducer on rank " + std::to_string(rank) + ": " + what,
-                    {.operation = "Reducer", .rank = rank, .parameter = parameter});
+inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options,
+                                               MemorySpace space, bool scattered, int rank) {
+    const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
+        raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": ", what),
+              {.operation = "Reducer", .rank = rank, .parameter = parameter});
     };
-    const auto text = [](auto value) { return std::string(name_of(value)); };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
     if (!borrowed && (adds_up || options.reduce_dtype))
@@ -107,55 +106,46 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
     if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
-        refuse("reduce_dtype must be a floating type, not " + text(*options.reduce_dtype));
+        refuse(text("reduce_dtype must be a floating type, not ", *options.reduce_dtype));
 
-    std::vector<ParameterInfo> infos(parameters.size());
+    List<ParameterInfo> infos(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const ParameterView& p = parameters[i];
         ParameterInfo& info = infos[i];
         const BufferView& g = p.gradient;
-        const auto check = [&](bool ok, auto&& what) {
-            if (!ok) refuse("parameter '" + p.name + "' " + what(), p.name);
+        const auto refuse_it = [&](std::string_view what) {
+            refuse(text("parameter '", p.name, "' ", what), p.name);
         };
         const std::optional<std::size_t> volume = volume_of(p.shape);
-        check(volume.has_value(),
-              [] { return "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set"; });
-        check(p.shape.empty() || *volume == g.count,
-              [&] { return "has a shape of " + std::to_string(*volume) + " elements, but a gradient of " + std::to_string(g.count); });
-        check(!p.value.data || p.value.count == g.count,
-              [&] { return "has " + std::to_string(p.value.count) + " values, but a gradient of " + std::to_string(g.count); });
-        check(!p.value.data || p.value.space == space,
-              [&] { return "has values in " + text(p.value.space) + " memory, but the backend works on " + text(space) + " memory"; });
-        check(!p.value.data || p.value.space == space,
-              [&] { return "has values in " + text(p.value.space) + " memory, but the backend works on " + text(space) + " memory"; });
-        check(p.uses != 0, [] { return "has 0 uses; freeze it with requires_grad = false"; });
-        check(p.uses <= max_uses, [&] {  // shows a converted negative number as it was given
-            return "has " + std::to_string(static_cast<std::int32_t>(p.uses)) + " uses; give it how often a backward marks it, from 1 to " +
-                   std::to_string(max_uses);
-        });
+        if (!volume) refuse_it("has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
+        if (!p.shape.empty() && *volume != g.count)
+            refuse_it(text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
+        if (p.value.data && p.value.count != g.count) refuse_it(text("has ", p.value.count, " values, but a gradient of ", g.count));
+        if (p.value.data && p.value.space != space)
+            refuse_it(text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
+        if (p.uses == 0) refuse_it("has 0 uses; freeze it with requires_grad = false");
+        if (p.uses > max_uses)  // shows a converted negative number as it was given
+            refuse_it(text("has ", static_cast<std::int32_t>(p.uses), " uses; give it how often a backward marks it, from 1 to ", max_uses));
         const auto check_alignment = [&](const BufferView& view, const char* part) {
-            check(is_aligned(view), [&] {
-                return std::string("has a ") + part + " of " + text(view.dtype) + " at an address that is no multiple of " +
-                       std::to_string(size_of(view.dtype)) + "; let it begin at a place where an element of its type may lie";
-            });
+            if (!is_aligned(view))
+                refuse_it(text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ", size_of(view.dtype),
+                               "; let it begin at a place where an element of its type may lie"));
         };
         check_alignment(p.value, "value");
         info = {g.count, g.dtype, space};
         if (scattered) info.value_dtype = p.value.dtype;
         if (!p.requires_grad) continue;
 
-        check(!borrowed || g.data != nullptr || g.count == 0,
-              [] { return "has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)"; });
-        check(g.count != 0 || p.may_be_empty,
-              [] { return "has no elements; register it when it has its size, or say that it is meant (may_be_empty)"; });
+        if (borrowed && g.data == nullptr && g.count != 0)
+            refuse_it("has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)");
+        if (g.count == 0 && !p.may_be_empty)
+            refuse_it("has no elements; register it when it has its size, or say that it is meant (may_be_empty)");
         check_alignment(g, "gradient");
-        check(g.space == space,
-              [&] { return "lies in " + text(g.space) + " memory, but the backend works on " + text(space) + " memory"; });
+        if (g.space != space) refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {
-            check(options.averaging == Averaging::sum,
-                  [&] { return "has a gradient of " + text(g.dtype) + ", which can be summed only (Averaging::sum)"; });
-            check(!adds_up,
-                  [&] { return "has a gradient of " + text(g.dtype) + ", which buckets do not add up (Accumulation::in_gradients)"; });
+            if (options.averaging != Averaging::sum)
+                refuse_it(text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
+            if (adds_up) refuse_it(text("has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
         } else if (adds_up) {
@@ -164,15 +154,15 @@ std::vector<ParameterInfo> bucket_infos(const std::vector<ParameterView>& parame
     }
     if (borrowed)
         if (const auto [one, other] = overlapping<&ParameterView::gradient>(parameters); one != nullptr)
-            refuse("the gradients of '" + one->name + "' and '" + other->name +
-                       "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2",
+            refuse(text("the gradients of '", one->name, "' and '", other->name,
+                        "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2"),
                    other->name);
     return infos;
 }
 
 /// The trainable parameters in the order in which their gradients are expected: the reverse of their registration.
-inline std::vector<std::size_t> default_order(const std::vector<ParameterView>& parameters) {
-    std::vector<std::size_t> order;
+inline List<std::size_t> default_order(const List<ParameterView>& parameters) {
+    List<std::size_t> order;
     order.reserve(parameters.size());
     for (std::size_t i = parameters.size(); i-- > 0;)
         if (parameters[i].requires_grad) order.push_back(i);
@@ -180,15 +170,15 @@ inline std::vector<std::size_t> default_order(const std::vector<ParameterView>& 
 }
 
 /// Marks until each gradient is ready; 0 for frozen parameters.
-inline std::vector<std::uint32_t> uses_of(const std::vector<ParameterView>& parameters) {
-    std::vector<std::uint32_t> uses(parameters.size());
+inline List<std::uint32_t> uses_of(const List<ParameterView>& parameters) {
+    List<std::uint32_t> uses(parameters.size());
     for (std::size_t i = 0; i < uses.size(); ++i) uses[i] = parameters[i].requires_grad ? parameters[i].uses : 0;
     return uses;
 }
 
 /// Elements of each gradient that counts in the norm; 0 for frozen parameters and integers.
-inline std::vector<std::size_t> norm_counts(const std::vector<ParameterView>& parameters) {
-    std::vector<std::size_t> counts(parameters.size());
+inline List<std::size_t> norm_counts(const List<ParameterView>& parameters) {
+    List<std::size_t> counts(parameters.size());
     for (std::size_t i = 0; i < counts.size(); ++i)
         if (const ParameterView& p = parameters[i]; p.requires_grad && is_floating(p.gradient.dtype)) counts[i] = p.gradient.count;
     return counts;

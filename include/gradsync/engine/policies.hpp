@@ -8,12 +8,12 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "../bucket/any_buckets.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
 #include "../core/exchange.hpp"
+#include "../core/list.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
@@ -66,7 +66,7 @@ public:
         if constexpr (X::traits.reports_progress_time) return exchange_.progress_time();
         else return {};
     }
-    void resize(std::size_t buckets) override { works_ = std::vector<typename X::template WorkType<B>>(buckets); }
+    void resize(std::size_t buckets) override { works_ = List<typename X::template WorkType<B>>(buckets); }
     void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] std::span<const BucketContents> contents) override {
         if constexpr (X::traits.adopts_plan) exchange_.adopt_plan(backend, contents);
     }
@@ -79,7 +79,7 @@ public:
 
 private:
     X exchange_;
-    std::vector<typename X::template WorkType<B>> works_;
+    List<typename X::template WorkType<B>> works_;
 };
 
 /// The policies of one engine.

@@ -7,9 +7,9 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../kernel/isa.hpp"
@@ -25,18 +25,16 @@ namespace gradsync::inline v0_2::detail {
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
-    template <class = void>  // see isa.hpp
-    Readiness(std::vector<std::uint32_t> uses, const BucketPlan& plan)
-        : uses_(std::move(uses)), remaining_(uses_.size()), used_(uses_.size()) {
+    Readiness(List<std::uint32_t> uses, const BucketPlan& plan)
+        : uses_(std::move(uses)), remaining_(uses_.size()), used_(uses_.size() + 1) {
         set_plan(plan);
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
 
-    template <class = void>
     void set_plan(const BucketPlan& plan) {
-        bucket_of_.assign(uses_.size(), 0);
-        place_.assign(uses_.size(), 0);
-        first_word_.assign(1, 0);
+        bucket_of_ = List<std::uint32_t>(uses_.size());
+        place_ = List<std::size_t>(uses_.size());
+        first_word_ = {0};
         for (std::size_t b = 0; b < plan.size(); ++b) {
             std::size_t place = first_word_[b] * 64;
             for (std::size_t i : plan.bucket(b)) {
@@ -45,11 +43,11 @@ public:
             }
             first_word_.push_back(divide_up(place, 64));
         }
-        unfilled_ = std::vector<std::atomic<std::uint64_t>>(first_word_.back());
-        all_.assign(first_word_.back(), 0);
+        unfilled_ = List<std::atomic<std::uint64_t>>(first_word_.back());
+        all_ = List<std::uint64_t>(first_word_.back());
         for (std::size_t b = 0; b < plan.size(); ++b)
             for (std::size_t i : plan.bucket(b)) all_[place_[i] / 64] |= bit(i);
-        pending_ = std::vector<std::atomic<std::uint32_t>>(plan.size());
+        pending_ = List<std::atomic<std::uint32_t>>(plan.size());
         empty_buckets();
     }
 
@@ -99,14 +97,15 @@ public:
     /// Resets the marks and the claim of gradient i, which was not filled.
     void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
 
-    /// Did gradient i become ready since the last `reset`? Bytes, so that they can be reduced.
-    std::vector<std::uint8_t>& used() noexcept { return used_; }
+    /// By parameter: did its gradient become ready since the last `reset`? Bytes, so that they can be reduced. One more at the end is the
+    /// engine's.
+    List<std::uint8_t>& used() noexcept { return used_; }
     bool any_used() const noexcept {
         for (const std::uint8_t used : used_)
             if (used != 0) return true;
         return false;
     }
-    void forget_used() noexcept { used_.assign(used_.size(), 0); }
+    void forget_used() noexcept { used_.fill(0); }
 
     /// Treats gradient i, which is not ready, as ready, however often it was marked. Later marks are extra marks.
     void settle(std::size_t i) noexcept {
@@ -144,40 +143,40 @@ private:
             pending_[b].store(static_cast<std::uint32_t>(first_word_[b + 1] - first_word_[b]), std::memory_order_relaxed);
     }
 
-    std::vector<std::uint32_t> uses_;
-    std::vector<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; with one use, 0 once it was claimed
-    std::vector<std::uint8_t> used_;
-    std::vector<std::uint32_t> bucket_of_;
-    std::vector<std::size_t> place_;                    ///< by parameter: index of its bit, in word place / 64
-    std::vector<std::size_t> first_word_;               ///< by bucket: index of its first word; then the end of the last bucket
-    std::vector<std::uint64_t> all_;                    ///< by word: the bits of its gradients
-    std::vector<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients that are not in their bucket yet
-    std::vector<std::atomic<std::uint32_t>> pending_;   ///< by bucket: number of words with bits set
+    List<std::uint32_t> uses_;
+    List<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; with one use, 0 once it was claimed
+    List<std::uint8_t> used_;
+    List<std::uint32_t> bucket_of_;
+    List<std::size_t> place_;                    ///< by parameter: index of its bit, in word place / 64
+    List<std::size_t> first_word_;               ///< by bucket: index of its first word; then the end of the last bucket
+    List<std::uint64_t> all_;                    ///< by word: the bits of its gradients
+    List<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients that are not in their bucket yet
+    List<std::atomic<std::uint32_t>> pending_;   ///< by bucket: number of words with bits set
 };
 
 // Error messages about extra and missing marks.
 
-inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
-    if (!p.requires_grad) return "parameter '" + p.name + "' is frozen (requires_grad = false) and takes no marks";
-    return "parameter '" + p.name + "' (bucket " + std::to_string(bucket) + ") was marked ready more than " +
-           (p.uses == 1 ? "once" : std::to_string(p.uses) + " times") +
-           " before finish(); call finish() each step, put micro-batches before the last under no_sync(), or set its `uses` if it is used more often";
+[[gnu::cold, gnu::noinline]] inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
+    if (!p.requires_grad) return text("parameter '", p.name, "' is frozen (requires_grad = false) and takes no marks");
+    return text("parameter '", p.name, "' (bucket ", bucket, ") was marked ready more than ",
+                p.uses == 1 ? "once" : text(p.uses, " times"),
+                " before finish(); call finish() each step, put micro-batches before the last under no_sync(), or set its `uses` if it is "
+                "used more often");
 }
 
 /// `missing`: indices of the `trainable` parameters whose gradients are not ready.
-inline std::string not_ready(std::span<const std::size_t> missing, std::size_t trainable, std::span<const ParameterView> parameters,
+[[gnu::cold, gnu::noinline]] inline std::string not_ready(std::span<const std::size_t> missing, std::size_t trainable, std::span<const ParameterView> parameters,
                              const Readiness& readiness) {
     constexpr std::size_t named = 5;
     std::string names;
     for (std::size_t k = 0; k < missing.size() && k < named; ++k) {
         const std::size_t i = missing[k];
         const std::uint32_t marks = readiness.uses(i) - readiness.remaining(i);
-        names += (k ? ", '" : "'") + parameters[i].name + "' (bucket " + std::to_string(readiness.bucket_of(i)) + ", marked " +
-                 std::to_string(marks) + " of " + std::to_string(readiness.uses(i)) + " times)";
+        names += text(k ? ", '" : "'", parameters[i].name, "' (bucket ", readiness.bucket_of(i), ", marked ", marks, " of ",
+                      readiness.uses(i), " times)");
     }
-    if (missing.size() > named) names += ", ...";
-    return std::to_string(missing.size()) + " of " + std::to_string(trainable) + " gradients are not ready: " + names +
-           "; mark every trainable parameter before finish(), freeze it, or choose UnusedParameters::find_unused";
+    return text(missing.size(), " of ", trainable, " gradients are not ready: ", names, missing.size() > named ? ", ..." : "",
+                "; mark every trainable parameter before finish(), freeze it, or choose UnusedParameters::find_unused");
 }
 
 }  // namespace gradsync::inline v0_2::detail

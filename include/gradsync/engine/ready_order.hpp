@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
+#include "../core/list.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -21,9 +21,8 @@ class ReadyTimes {
 public:
     /// Starts anew. Nothing is allocated before, as most policies need no times.
     void forget(std::size_t parameters) {
-        now_.assign(parameters, 0);
-        sums_.assign(parameters, 0);
-        steps_.assign(parameters, 0);
+        now_ = sums_ = List<double>(parameters);
+        steps_ = List<std::uint32_t>(parameters);
     }
 
     void record(std::size_t i, double seconds) noexcept { now_[i] = seconds; }
@@ -47,8 +46,8 @@ public:
     }
 
     /// By parameter. A gradient that was never recorded gets the time of the last one; all are 0 if nothing was recorded.
-    std::vector<double> mean() const {
-        std::vector<double> times(sums_);
+    List<double> mean() const {
+        List<double> times(sums_);
         double last = 0;
         for (std::size_t i = 0; i < times.size(); ++i) {
             if (steps_[i] != 0) times[i] /= steps_[i];
@@ -60,8 +59,8 @@ public:
     }
 
 private:
-    std::vector<double> now_, sums_;
-    std::vector<std::uint32_t> steps_;
+    List<double> now_, sums_;
+    List<std::uint32_t> steps_;
 };
 
 /// Sorts `order` by these times, which are by parameter. The sort is stable.
@@ -71,7 +70,7 @@ inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double
         std::size_t place;
         std::uint64_t parameter;
     };
-    std::vector<Entry> entries(order.size());
+    List<Entry> entries(order.size());
     for (std::size_t k = 0; k < order.size(); ++k) entries[k] = {times[order[k]], k, order[k]};
     // Not std::sort: <algorithm> would slow every compilation that includes the library.
     std::qsort(entries.data(), entries.size(), sizeof(Entry), [](const void* a, const void* b) {
@@ -112,14 +111,14 @@ public:
     /// that take part, in the order of the current plan. That order decides among equal times and for gradients that were not marked, and
     /// stays if nothing was recorded. Collective.
     template <class B>
-    std::vector<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
-        std::vector<std::uint64_t> order(present.begin(), present.end());
+    List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
+        List<std::uint64_t> order(present.begin(), present.end());
         if (timed_) {
-            std::vector<double> seconds = times_.mean();
+            List<double> seconds = times_.mean();
             seconds.push_back(times_.any() ? 1 : 0);
             host_of(backend).all_reduce(buffer(seconds), ReduceOp::max).wait();
             if (seconds.back() == 0) return order;
-            seconds.pop_back();
+            seconds.resize(seconds.size() - 1);
             seconds_ = std::move(seconds);
             sort_by_times(order, seconds_);
         } else {
@@ -130,7 +129,7 @@ public:
     }
 
     /// The times that the ranks agreed on: by parameter, in seconds after the first; empty before.
-    const std::vector<double>& seconds() const noexcept { return seconds_; }
+    const List<double>& seconds() const noexcept { return seconds_; }
 
 private:
     void forget() noexcept { count_.store(0, std::memory_order_relaxed); }
@@ -139,8 +138,8 @@ private:
         return {recorded_.data(), n < recorded_.size() ? n : recorded_.size()};
     }
 
-    void put_recorded_first(std::vector<std::uint64_t>& order, std::span<const std::size_t> present) const {
-        std::vector<bool> seen(parameters_);
+    void put_recorded_first(List<std::uint64_t>& order, std::span<const std::size_t> present) const {
+        List<bool> seen(parameters_);
         std::size_t n = 0;
         for (const std::size_t i : recorded()) {
             order[n++] = i;
@@ -153,11 +152,11 @@ private:
     BackendClock clock_;
     bool timed_;
     std::size_t parameters_ = 0;
-    std::vector<std::size_t> recorded_;
+    List<std::size_t> recorded_;
     std::atomic<std::size_t> count_{0};
     unsigned steps_ = 0;  ///< number of steps still to be recorded
     ReadyTimes times_;
-    std::vector<double> seconds_;
+    List<double> seconds_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
@@ -18,6 +17,7 @@
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
 #include "../core/exchange.hpp"
+#include "../core/list.hpp"
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
@@ -64,13 +64,13 @@ public:
         for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
             const std::size_t own = buckets.bucket(b).bytes();
             if (buckets.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
-                ends_.resize(b, b);
+                while (ends_.size() < b) ends_.push_back(b);
                 first = b;
                 bytes = 0;
             }
             bytes += own;
         }
-        ends_.resize(buckets.plan().size(), buckets.plan().size());
+        while (ends_.size() < buckets.plan().size()) ends_.push_back(buckets.plan().size());
     }
 
     bool full(std::size_t b, const Readiness& readiness) const noexcept {
@@ -100,7 +100,7 @@ public:
             return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
         }
 
-        const std::vector<std::size_t>& ends_;
+        const List<std::size_t>& ends_;
         B& backend_;
         const LaunchOrder order_;
         decltype(backend_.group()) group_{};
@@ -111,7 +111,7 @@ private:
     /// The most buckets of a group. A larger one saves nothing, keeps others waiting, and backends have room for a limited number of calls.
     static constexpr std::size_t max_buckets = 32;
 
-    std::vector<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
+    List<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
 };
 
 /// The buckets of a step in flight: starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
@@ -143,9 +143,9 @@ public:
         exchange_->resize(plan.size());
         if (exchange_->traits.adopts_plan && !is_single_rank()) exchange_->adopt_plan(backend_, contents());
         if (watch_.observer() == nullptr) return;
-        std::vector<std::size_t> bytes;
+        List<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
-        std::vector<std::string_view> names;
+        List<std::string_view> names;
         for (const ParameterView& p : gradients_.parameters()) names.push_back(p.name);
         watch_.observer()->plan(plan, bytes, names);
     }
@@ -275,8 +275,7 @@ public:
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
-            step.collectives +=
-                (options_.unused == UnusedParameters::find_unused ? 1 : 0) + (options_.non_finite == NonFinite::skip ? 1 : 0);
+            if (options_.unused == UnusedParameters::find_unused || options_.non_finite == NonFinite::skip) ++step.collectives;
             step.communication_seconds = watch_.take_covered_seconds();
         }
         started_.store(0, std::memory_order_relaxed);
@@ -303,12 +302,12 @@ private:
         completed_.store(b + 1, std::memory_order_release);
     }
     std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
-    std::vector<BucketContents> contents() const {
-        std::vector<BucketContents> all;
+    List<BucketContents> contents() const {
+        List<BucketContents> all;
         for (std::size_t b = 0; b < gradients_.plan().size(); ++b) {
-            BucketContents& bucket = all.emplace_back(BucketContents{gradients_.bucket(b).count, gradients_.bucket(b).dtype, {}});
+            all.push_back({gradients_.bucket(b).count, gradients_.bucket(b).dtype, {}});
             for (std::size_t i : gradients_.plan().bucket(b))
-                bucket.parts.push_back({i, gradients_.layout().offsets[i], gradients_.infos()[i].count, gradients_.parameter(i).shape});
+                all.back().parts.push_back({i, gradients_.layout().offsets[i], gradients_.infos()[i].count, gradients_.parameter(i).shape});
         }
         return all;
     }
@@ -322,10 +321,10 @@ private:
             return;
         }
         if (has_batch_ && !weight_ && is_weighted(options_.averaging))
-            throw Error(Errc::invalid_argument,
-                        "rank " + std::to_string(backend_.rank()) +
-                            " gave no weight for this step; call set_weight() in each step, before the first mark_ready()",
-                        {.operation = "set_weight", .rank = backend_.rank()});
+            raise(Errc::invalid_argument,
+                  text("rank ", backend_.rank(),
+                       " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
+                  {.operation = "set_weight", .rank = backend_.rank()});
         const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
@@ -340,7 +339,7 @@ private:
     const bool single_rank_;  ///< kept here, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_;
-    std::vector<Times> times_;  ///< by bucket
+    List<Times> times_;  ///< by bucket
     std::atomic<std::size_t> started_{0}, completed_{0};
     WeightComparison<HostOf<B>> weights_;
     std::size_t steps_ = 0;         ///< that are over

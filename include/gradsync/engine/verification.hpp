@@ -6,11 +6,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 
@@ -59,49 +59,40 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 }
 
 /// "'fc.weight' f32 [10, 20]"
-inline std::string describe(const ParameterView& p) {
-    std::string text = "'" + p.name + "' " + std::string(name_of(p.gradient.dtype)) + " [";
-    if (p.shape.empty()) text += std::to_string(p.gradient.count);
-    for (std::size_t i = 0; i < p.shape.size(); ++i) text += (i ? ", " : "") + std::to_string(p.shape[i]);
-    text += ']';
-    if (has_other_values(p)) text += ", values of " + std::string(name_of(p.value.dtype));
-    if (!p.requires_grad) text += ", frozen";
-    if (p.uses != 1) text += ", used " + std::to_string(p.uses) + " times";
-    return text;
+[[gnu::cold, gnu::noinline]] inline std::string describe(const ParameterView& p) {
+    std::string shape = p.shape.empty() ? text(p.gradient.count) : "";
+    for (const std::size_t& extent : p.shape) shape += text(&extent == p.shape.data() ? "" : ", ", extent);
+    return text("'", p.name, "' ", p.gradient.dtype, " [", shape, "]", has_other_values(p) ? ", values of " : "",
+                has_other_values(p) ? name_of(p.value.dtype) : "", p.requires_grad ? "" : ", frozen",
+                p.uses == 1 ? "" : text(", used ", p.uses, " times"));
 }
 
 /// Refuses an invalid plan: each trainable parameter must be in exactly one bucket, and a bucket must have one dtype.
 inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> infos, std::span<const ParameterView> parameters,
                        const std::string& policy, int rank) {
-    const auto refuse = [&](std::size_t i, std::ptrdiff_t b, const std::string& what) {
-        const std::string name = i < parameters.size() ? parameters[i].name : std::to_string(i);
-        throw Error(Errc::invalid_argument,
-                    "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " put parameter '" + name + "' in " +
-                        (b < 0 ? "no bucket" : "bucket " + std::to_string(b)) + what +
-                        "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each",
-                    {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
+    const auto refuse = [&](std::size_t i, std::ptrdiff_t b, std::string_view what) {
+        const std::string name = i < parameters.size() ? parameters[i].name : text(i);
+        raise(Errc::invalid_argument,
+              text("Reducer on rank ", rank, ": the bucket policy ", policy, " put parameter '", name, "' in ",
+                   b < 0 ? "no bucket" : text("bucket ", b), what,
+                   "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each"),
+              {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
     };
-    std::vector<bool> seen(parameters.size());
+    List<bool> seen(parameters.size());
     for (std::size_t at = 0; at < plan.size(); ++at) {
         const auto b = static_cast<std::ptrdiff_t>(at);
         const std::span<const std::size_t> bucket = plan.bucket(at);
         if (bucket.empty())
-            throw Error(Errc::invalid_argument,
-                        "Reducer on rank " + std::to_string(rank) + ": the bucket policy " + policy + " left bucket " + std::to_string(b) +
-                            " empty",
-                        {.operation = "Reducer", .rank = rank, .bucket = b});
+            raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": the bucket policy ", policy, " left bucket ", b, " empty"),
+                  {.operation = "Reducer", .rank = rank, .bucket = b});
         for (std::size_t i : bucket) {
             if (i >= parameters.size()) refuse(i, b, ", but there is no such parameter");
             if (!parameters[i].requires_grad) refuse(i, b, ", but it is frozen");
             if (seen[i]) refuse(i, b, ", but it was in one before");
             const ParameterInfo &own = infos[i], &first = infos[bucket.front()];
             if (own.kind() != first.kind() && own.dtype == first.dtype && own.space == first.space)
-                refuse(i, b,
-                       " beside values of " + std::string(name_of(first.value_dtype)) + ", but its own are of " +
-                           std::string(name_of(own.value_dtype)));
-            if (own.kind() != first.kind())
-                refuse(i, b,
-                       " of " + std::string(name_of(first.dtype)) + ", but its gradient travels as " + std::string(name_of(own.dtype)));
+                refuse(i, b, text(" beside values of ", first.value_dtype, ", but its own are of ", own.value_dtype));
+            if (own.kind() != first.kind()) refuse(i, b, text(" of ", first.dtype, ", but its gradient travels as ", own.dtype));
             seen[i] = true;
         }
     }
@@ -120,42 +111,42 @@ void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const Bucke
 
 /// The values of all ranks, in rank order. Collective.
 template <Backend B>
-std::vector<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
-    std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
+List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
+    List<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
     backend.all_gather(const_buffer(own), buffer(all)).wait();
     return all;
 }
 
 /// The texts of all ranks, in rank order. Collective.
 template <Backend B>
-std::vector<std::string> gather_texts(B& backend, std::string_view own) {
+[[gnu::cold]] List<std::string> gather_texts(B& backend, std::string_view own) {
     const std::uint64_t size[] = {own.size()};
-    const std::vector<std::uint64_t> sizes = gather_values(backend, size);
+    const List<std::uint64_t> sizes = gather_values(backend, size);
     std::size_t longest = 0;
     for (const std::uint64_t s : sizes) longest = s < longest ? longest : s;
     std::string mine(own), all(longest * sizes.size(), '\0');
     mine.resize(longest);
     backend.all_gather(const_buffer(mine), buffer(all)).wait();
-    std::vector<std::string> texts(sizes.size());
+    List<std::string> texts(sizes.size());
     for (std::size_t r = 0; r < sizes.size(); ++r) texts[r] = all.substr(r * longest, sizes[r]);
     return texts;
 }
 
 /// The parts of a text that are separated by spaces outside of braces.
-inline std::vector<std::string> parts_of(const std::string& text) {
-    std::vector<std::string> parts(1);
+[[gnu::cold]] inline List<std::string> parts_of(const std::string& text) {
+    List<std::string> parts(1);
     int depth = 0;
     for (const char c : text) {
         depth += c == '{' ? 1 : c == '}' ? -1 : 0;
-        if (c == ' ' && depth == 0) parts.emplace_back();
+        if (c == ' ' && depth == 0) parts.push_back({});
         else parts.back() += c;
     }
     return parts;
 }
 
 /// The parts of `text` that `other` has not in the same place; all of it, if their numbers differ.
-inline std::string differing_parts(const std::string& text, const std::string& other) {
-    const std::vector<std::string> own = parts_of(text), theirs = parts_of(other);
+[[gnu::cold]] inline std::string differing_parts(const std::string& text, const std::string& other) {
+    const List<std::string> own = parts_of(text), theirs = parts_of(other);
     if (own.size() != theirs.size()) return text;
     std::string result;
     for (std::size_t k = 0; k < own.size(); ++k)
@@ -168,7 +159,7 @@ inline std::string differing_parts(const std::string& text, const std::string& o
 template <Backend B>
 void verify(B& backend, std::span<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
     if (backend.size() == 1) return;
-    std::vector<std::uint64_t> digests;
+    List<std::uint64_t> digests;
     digests.reserve(parameters.size());
     Digest all;
     for (const ParameterView& p : parameters) {
@@ -180,7 +171,7 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     rest.add(digest_of(plan));
 
     const std::uint64_t own[] = {parameters.size(), all.value(), rest.value()};
-    const std::vector<std::uint64_t> seen = gather_values(backend, own);
+    const List<std::uint64_t> seen = gather_values(backend, own);
     bool equal = true;
     std::size_t common = parameters.size();  // number of parameters that every rank has
     for (std::size_t r = 0; r < seen.size(); r += 3) {
@@ -189,34 +180,33 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     }
     if (equal) return;
 
-    const auto report = [&](const std::string& what, const std::string& remedy, std::string_view mine, std::string parameter,
-                            bool whole = true) {
-        const std::vector<std::string> texts = gather_texts(backend, mine);
+    const auto report = [&](std::string_view what, std::string_view remedy, std::string_view mine,
+                                                          std::string_view parameter, bool whole = true) {
+        const List<std::string> texts = gather_texts(backend, mine);
         std::size_t r = 1;
         while (r < texts.size() && texts[r] == texts[0]) ++r;
         if (r == texts.size()) return;
-        throw Error(Errc::parameter_mismatch,
-                    what + " differs: rank 0 has " + (whole ? texts[0] : differing_parts(texts[0], texts[r])) + ", rank " +
-                        std::to_string(r) + " has " + (whole ? texts[r] : differing_parts(texts[r], texts[0])) + "; " + remedy,
-                    {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = std::move(parameter)});
+        raise(Errc::parameter_mismatch,
+              text(what, " differs: rank 0 has ", whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", r, " has ",
+                   whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy),
+              {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = parameter});
     };
 
+    constexpr const char* same_order = "all ranks must register the same parameters in the same order";
     // Finds the first parameter that differs by digests, because there may be very many parameters.
-    const std::vector<std::uint64_t> table = gather_values(backend, std::span(digests).first(common));
+    const List<std::uint64_t> table = gather_values(backend, std::span(digests).first(common));
     for (std::size_t i = 0; i < common; ++i) {
         bool same = true;
         for (std::size_t r = 0; r < table.size(); r += common) same = same && table[r + i] == table[i];
         if (!same)
-            report("parameter " + std::to_string(i), "all ranks must register the same parameters in the same order",
-                   describe(parameters[i]), parameters[i].name);
+            report(text("parameter ", i), same_order, describe(parameters[i]), parameters[i].name);
     }
-    const std::string count = std::to_string(parameters.size()) + " parameters" +
-                              (parameters.size() > common ? ", of which " + describe(parameters[common]) + " is the first extra" : "");
-    report("the number of parameters", "all ranks must register the same parameters in the same order", count,
-           parameters.size() > common ? parameters[common].name : "");
+    const bool more = parameters.size() > common;
+    report("the number of parameters", same_order,
+           text(parameters.size(), " parameters", more ? text(", of which ", describe(parameters[common]), " is the first extra") : ""),
+           more ? parameters[common].name : "");
     report("the Reducer's setting", "all ranks must construct it with the same policies and options", settings, {}, false);
-    report("the bucket plan", "a bucket policy must plan alike on all ranks", "the plan with the digest " + std::to_string(digest_of(plan)),
-           {});
+    report("the bucket plan", "a bucket policy must plan alike on all ranks", text("the plan with the digest ", digest_of(plan)), {});
 }
 
 }  // namespace gradsync::inline v0_2::detail

@@ -11,10 +11,10 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "verification.hpp"
@@ -53,7 +53,7 @@ public:
     template <class Passes>
     void start(Host& backend, Passes&& passes, std::span<const ParameterView> parameters) {
         constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // that are copied from a device at a time
-        std::vector<std::byte> piece;
+        List<std::byte> piece;
         own_.clear();
         for (const ParameterView& p : parameters) {
             std::uint64_t digest = 0;
@@ -80,11 +80,11 @@ public:
     void finish(Host& backend, std::span<const ParameterView> parameters) {
         if (all_.empty()) return;
         work_.wait();
-        const std::vector<std::uint64_t> all = std::exchange(all_, {});
+        const List<std::uint64_t> all = std::exchange(all_, {});
         bool same = true;
         for (const std::uint64_t digest : all) same = same && digest == digest_;
         if (same) return;
-        const std::vector<std::uint64_t> table = gather_values(backend, own_);
+        const List<std::uint64_t> table = gather_values(backend, own_);
         // The first rank to throw ends the communicator, so all must have the table by then.
         try {
             backend.barrier().wait();
@@ -92,16 +92,16 @@ public:
         }
         for (std::size_t i = 0; i < own_.size(); ++i)
             if (const std::string who = minority(table, i, all.size()); !who.empty())
-                throw Error(Errc::parameter_mismatch,
-                            "the weights of '" + parameters[i].name + "' differ: " + who +
-                                "; call broadcast_parameters() before the first step, and step alike on all ranks (if they differ on "
-                                "purpose: ReducerOptions::compare_weights_every = gs::never)",
-                            {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name});
+                raise(Errc::parameter_mismatch,
+                      text("the weights of '", parameters[i].name, "' differ: ", who,
+                           "; call broadcast_parameters() before the first step, and step alike on all ranks (if they differ on "
+                           "purpose: ReducerOptions::compare_weights_every = gs::never)"),
+                      {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name});
     }
 
 private:
     /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal.
-    std::string minority(const std::vector<std::uint64_t>& table, std::size_t i, std::size_t ranks) const {
+    [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks) const {
         const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };
         std::size_t usual = 0, most = 0;
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -111,13 +111,13 @@ private:
         }
         std::string who;
         for (std::size_t r = 0; r < ranks; ++r)
-            if (of(r) != of(usual)) who += (who.empty() ? "rank " : " and rank ") + std::to_string(r);
-        return who.empty() ? who : "those of " + who + " are not those of rank " + std::to_string(usual);
+            if (of(r) != of(usual)) who += text(who.empty() ? "rank " : " and rank ", r);
+        return who.empty() ? who : text("those of ", who, " are not those of rank ", usual);
     }
 
-    std::vector<std::uint64_t> own_;  ///< digest by parameter
+    List<std::uint64_t> own_;  ///< digest by parameter
     std::uint64_t digest_ = 0;
-    std::vector<std::uint64_t> all_;  ///< digest by rank; empty when nothing is under way
+    List<std::uint64_t> all_;  ///< digest by rank; empty when nothing is under way
     typename Host::WorkType work_;
 };
 
@@ -134,23 +134,22 @@ void check_own_memory(Host& backend, std::span<const ParameterView> parameters, 
     if (ranks == 1) return;
     constexpr std::size_t most = 65536;  // comparisons of one rank's parameter with another's
     const auto seen = parameters.first(smaller(parameters.size(), larger(most / (ranks * ranks), std::size_t{1})));
-    std::vector<std::uint64_t> own = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
+    List<std::uint64_t> own = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
     for (const ParameterView& p : seen)
         for (const BufferView& part : {borrowed ? p.gradient : BufferView{}, p.value})
             own.push_back(p.requires_grad && part.count != 0 ? reinterpret_cast<std::uintptr_t>(part.data) : 0);
-    const std::vector<std::uint64_t> all = gather_values(backend, own);
+    const List<std::uint64_t> all = gather_values(backend, own);
     for (std::size_t k = 1; k < own.size(); ++k)
         for (std::size_t r = 1; r < ranks; ++r)
             for (std::size_t other = 0; own[k] != 0 && other < r; ++other) {
                 const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
                 if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
                 const std::string& name = seen[(k - 1) / 2].name;
-                throw Error(Errc::invalid_argument,
-                            "ranks " + std::to_string(other) + " and " + std::to_string(r) + " share the " +
-                                (k % 2 == 1 ? "gradient" : "weights") + " of '" + name +
-                                "': each rank needs a model of its own; make it in the function that run_threads() calls, and capture none "
-                                "by reference",
-                            {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
+                raise(Errc::invalid_argument,
+                      text("ranks ", other, " and ", r, " share the ", k % 2 == 1 ? "gradient" : "weights", " of '", name,
+                           "': each rank needs a model of its own; make it in the function that run_threads() calls, and capture none "
+                           "by reference"),
+                      {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
             }
 }
 

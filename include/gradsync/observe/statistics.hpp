@@ -4,7 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
+
+#include "../core/list.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -46,10 +47,10 @@ struct Statistics {
     std::uint64_t steps = 0;
     StepStatistics last;
     StepStatistics total;
-    std::vector<BucketStatistics> buckets;  ///< of the last step, in the order of launch
+    List<BucketStatistics> buckets;  ///< of the last step, in the order of launch
     /// When gradients become ready, as the ranks agreed in `rebuild_buckets` for a TimedBucketPolicy: by parameter, in seconds after the
     /// first; empty before.
-    std::vector<double> ready_seconds;
+    List<double> ready_seconds;
 
     /// The average step.
     StepStatistics mean() const noexcept {

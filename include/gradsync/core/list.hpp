@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+namespace gradsync::inline v0_2 {
+
+/// A contiguous sequence of elements that are default-constructible, and movable if it grows; what std::vector is, with the few functions that
+/// this library uses. A std::vector brings about fifty functions for each element type, and thirty element types took 1.3 s of the 8 s in
+/// which g++ 12 compiled a program with a Reducer. A list is a range, which converts to std::span.
+template <class T>
+class List {
+public:
+    using value_type = T;
+
+    List() = default;
+    /// `size` elements that are T().
+    explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
+    List(std::initializer_list<T> elements) : List(elements.begin(), elements.end()) {}
+    List(const T* first, const T* last) : List(static_cast<std::size_t>(last - first)) {
+        for (std::size_t i = 0; i < size_; ++i) data_[i] = first[i];
+    }
+    List(const List& other) : List(other.begin(), other.end()) {}
+    List(List&& other) noexcept { swap(other); }
+    List& operator=(List other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~List() { delete[] data_; }
+
+    std::size_t size() const noexcept { return size_; }
+    bool empty() const noexcept { return size_ == 0; }
+    T* data() noexcept { return data_; }
+    const T* data() const noexcept { return data_; }
+    T* begin() noexcept { return data_; }
+    const T* begin() const noexcept { return data_; }
+    T* end() noexcept { return data_ + size_; }
+    const T* end() const noexcept { return data_ + size_; }
+    T& operator[](std::size_t i) noexcept { return data_[i]; }
+    const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+    T& back() noexcept { return data_[size_ - 1]; }
+    const T& back() const noexcept { return data_[size_ - 1]; }
+
+    void push_back(T element) {
+        if (size_ == capacity_) grow(2 * size_ + 4);
+        data_[size_++] = std::move(element);
+    }
+    /// New elements are T(). What is dropped is T() from now on; its memory stays.
+    void resize(std::size_t size) {
+        if (size > capacity_) grow(size);
+        for (std::size_t i = size; i < size_; ++i) data_[i] = T();
+        size_ = size;
+    }
+    void clear() { resize(0); }
+    void reserve(std::size_t capacity) {
+        if (capacity > capacity_) grow(capacity);
+    }
+    void fill(const T& value) {
+        for (T& element : *this) element = value;
+    }
+
+    friend bool operator==(const List& a, const List& b) {
+        std::size_t i = 0;
+        while (i < a.size_ && i < b.size_ && a[i] == b[i]) ++i;
+        return i == a.size_ && i == b.size_;
+    }
+
+private:
+    void swap(List& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        std::swap(capacity_, other.capacity_);
+    }
+    void grow(std::size_t capacity) {
+        List longer(capacity);
+        for (std::size_t i = 0; i < size_; ++i) longer.data_[i] = std::move(data_[i]);
+        longer.size_ = size_;
+        swap(longer);
+    }
+
+    T* data_ = nullptr;
+    std::size_t size_ = 0, capacity_ = 0;
+};
+
+}  // namespace gradsync::inline v0_2
