@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <gradsync/bucket/any_buckets.hpp>
 
+#include <array>
 #include <vector>
 
 #include <gradsync/bucket/flat.hpp>
@@ -24,7 +25,7 @@ TEST_CASE("AnyBuckets: what is asked of it is asked of the policy that it holds"
     buckets = gradsync::OptimalBuckets{{.fixed = 1e-3, .per_byte = 1e-9}};
     CHECK(buckets.plans_by_times());
     const AnyBuckets untold = buckets;
-    buckets.set_ready_seconds({0.1, 0.0});
+    buckets.set_ready_seconds(std::array{0.1, 0.0});
     const std::vector<gradsync::ParameterInfo> parameters(2, {.count = 100'000});
     const std::vector<std::size_t> order{1, 0};
     CHECK(buckets.plan(parameters, order).size() == 2);  // the second comes too late to wait for

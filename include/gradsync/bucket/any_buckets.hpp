@@ -35,7 +35,7 @@ public:
     std::string describe() const { return policy_->describe(); }
     /// Is it a TimedBucketPolicy? Otherwise `set_ready_seconds` has no effect.
     bool plans_by_times() const noexcept { return policy_->plans_by_times(); }
-    void set_ready_seconds(const std::vector<double>& times) { policy_->set_ready_seconds(times); }
+    void set_ready_seconds(std::span<const double> times) { policy_->set_ready_seconds(times); }
 
 private:
     struct Interface {
@@ -44,7 +44,7 @@ private:
         virtual BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const = 0;
         virtual std::string describe() const = 0;
         virtual bool plans_by_times() const noexcept = 0;
-        virtual void set_ready_seconds(const std::vector<double>& times) = 0;
+        virtual void set_ready_seconds(std::span<const double> times) = 0;
     };
 
     template <class P>
@@ -56,7 +56,7 @@ private:
         }
         std::string describe() const override { return policy.describe(); }
         bool plans_by_times() const noexcept override { return TimedBucketPolicy<P>; }
-        void set_ready_seconds([[maybe_unused]] const std::vector<double>& times) override {
+        void set_ready_seconds([[maybe_unused]] std::span<const double> times) override {
             if constexpr (TimedBucketPolicy<P>) policy.set_ready_seconds(times);
         }
         P policy;

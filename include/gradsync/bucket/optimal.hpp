@@ -43,7 +43,9 @@ public:
     std::span<const double> ready_seconds() const noexcept { return {ready_.data(), ready_.size()}; }
 
     /// Sets the times for later plans. Throws as the constructor does.
-    void set_ready_seconds(std::vector<double> ready_seconds) { *this = OptimalBuckets(cost_, std::move(ready_seconds)); }
+    void set_ready_seconds(std::span<const double> ready_seconds) {
+        *this = OptimalBuckets(cost_, {ready_seconds.begin(), ready_seconds.end()});
+    }
 
     /// Throws Error(invalid_argument) if there are times for another number of parameters.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {

@@ -72,7 +72,6 @@ concept BucketPolicy =
 /// A bucket policy that plans by the times at which gradients become ready. `set_ready_seconds(times)` takes seconds by parameter, from an
 /// unspecified origin, the same numbers on all ranks. Later plans use them. `Reducer::rebuild_buckets` measures them.
 template <class P>
-concept TimedBucketPolicy =
-    BucketPolicy<P> && requires(P& policy, List<double> times) { policy.set_ready_seconds(std::move(times)); };
+concept TimedBucketPolicy = BucketPolicy<P> && requires(P& policy, std::span<const double> times) { policy.set_ready_seconds(times); };
 
 }  // namespace gradsync::inline v0_2

@@ -38,7 +38,7 @@ public:
         if (bits == 0) return "nothing in particular";
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
         return detail::text(is_bucket ? "bucket " : "unit ", bits & part_mask, is_bucket ? " of Reducer #" : " of ShardedParameters #",
-                    bits >> part_bits & owner_mask);
+                            bits >> part_bits & owner_mask);
     }
 
 private:

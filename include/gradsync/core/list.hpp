@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -19,11 +20,11 @@ public:
     List() = default;
     /// `size` elements that are T().
     explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
-    List(std::initializer_list<T> elements) : List(elements.begin(), elements.end()) {}
-    List(const T* first, const T* last) : List(static_cast<std::size_t>(last - first)) {
-        for (std::size_t i = 0; i < size_; ++i) data_[i] = first[i];
+    List(std::initializer_list<T> elements) : List(std::span(elements.begin(), elements.size())) {}
+    explicit List(std::span<const T> elements) : List(elements.size()) {
+        for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
     }
-    List(const List& other) : List(other.begin(), other.end()) {}
+    List(const List& other) : List(std::span(other)) {}
     List(List&& other) noexcept { swap(other); }
     List& operator=(List other) noexcept {
         swap(other);

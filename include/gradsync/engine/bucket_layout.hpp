@@ -41,8 +41,8 @@ struct ShardSlice {
 };
 
 /// The slices that `rank` owns of buckets that are split over `size` ranks, in memory order.
-inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
-                                            int size, int rank) {
+inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos, int size,
+                                     int rank) {
     List<ShardSlice> slices;
     for (std::size_t b = 0; b < plan.size(); ++b) {
         const ElementRange shard = shard_range(layout.counts[b], size, rank);

@@ -16,7 +16,6 @@
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../core/shard_range.hpp"
-#include "../kernel/host_buffer.hpp"
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_storage.hpp"
@@ -34,8 +33,8 @@ class GradientBuckets {
 public:
     /// Plans the buckets without allocating them. `policy` outlives this. `scattered`: see `bucket_infos`. `packed`: see Policies. Throws
     /// Error if parameters, options and policy do not fit together.
-    GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
-                    bool scattered, bool packed)
+    GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy, bool scattered,
+                    bool packed)
         : options_(options),
           scattered_(scattered),
           size_(backend.size()),
@@ -303,41 +302,34 @@ private:
         return smaller(most + early + 1, plan_.size());
     }
 
-    /// Allocates this rank's shards, in the type in which micro-batches are added up. Every rank allocates the same number of bytes.
+    /// Allocates this rank's shards, in the type in which micro-batches are added up.
     void allocate_shards(B& backend) {
         if (!pooled()) return;
-        shards_.resize(plan_.size());
-        shard_bytes_ = 0;
-        const auto bytes_of = [&](std::size_t b) {
-            const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(),
-                                        accumulator_of(storage_.bucket(b).dtype)};
-            return in_lines(largest.bytes());
-        };
-        for (std::size_t b = 0; b < plan_.size(); ++b) shard_bytes_ += bytes_of(b);
-        shard_memory_ = backend.allocate(shard_bytes_);
-        auto* next = static_cast<std::byte*>(shard_memory_.data());
-        for (std::size_t b = 0; b < plan_.size(); ++b) {
-            const BufferView whole = storage_.bucket(b);
-            shards_[b] = {next, shard_range(whole.count, size_, rank_).size(), accumulator_of(whole.dtype), B::memory_space};
-            next += bytes_of(b);
-        }
+        shards_ = List<BufferView>(plan_.size());
+        for (std::size_t b = 0; b < plan_.size(); ++b)  // as large as that of rank 0, because every rank allocates the same number of bytes
+            shards_[b] = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype)};
+        shard_bytes_ = allocate_lines(backend, shards_, shard_memory_);
+        for (std::size_t b = 0; b < plan_.size(); ++b) shards_[b].count = shard_range(storage_.bucket(b).count, size_, rank_).size();
     }
 
-    /// Allocates the sums that are kept outside the buckets. No collective reads them. Every rank allocates the same number of bytes.
-    void allocate_sums([[maybe_unused]] B& backend) {
+    /// Allocates the sums that are kept outside the buckets.
+    void allocate_sums(B& backend) {
         if (!sums_apart()) return;
-        sums_.resize(parameters_.size());
-        for (std::size_t i : order_) {
-            sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space};
-            sum_bytes_ += in_lines(sums_[i].bytes());
+        sums_ = List<BufferView>(parameters_.size());
+        for (std::size_t i : order_) sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype)};
+        sum_bytes_ = allocate_lines(backend, sums_, sum_memory_);
+    }
+
+    /// Allocates memory for the views, one after the other in lines of 64 bytes; returns its bytes.
+    static std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) {
+        std::size_t bytes = 0, first = 0;
+        for (const BufferView& view : views) bytes += in_lines(view.bytes());
+        memory = backend.allocate(bytes);
+        for (BufferView& view : views) {
+            view = {static_cast<std::byte*>(memory.data()) + first, view.count, view.dtype, B::memory_space};
+            first += in_lines(view.bytes());
         }
-        if constexpr (B::memory_space == MemorySpace::host) sum_memory_ = kernel::HostBuffer(sum_bytes_);
-        else sum_memory_ = backend.allocate(sum_bytes_);
-        auto* next = static_cast<std::byte*>(sum_memory_.data());
-        for (std::size_t i : order_) {
-            sums_[i].data = next;
-            next += in_lines(sums_[i].bytes());
-        }
+        return bytes;
     }
 
     ReducerOptions options_;
@@ -354,7 +346,7 @@ private:
     List<BufferView> shards_;  ///< by bucket; only if gradients are pooled
     std::size_t shard_bytes_ = 0;
     bool adds_to_shards_ = false;
-    std::conditional_t<B::memory_space == MemorySpace::host, kernel::HostBuffer, Memory> sum_memory_{};
+    Memory sum_memory_{};
     List<BufferView> sums_;  ///< by parameter; only if sums are apart
     std::size_t sum_bytes_ = 0;
     [[no_unique_address]] PassesOf<B> passes_;

@@ -312,8 +312,8 @@ private:
             readiness_.settle(i);
         }
         if (!missing.empty())
-            this->fail_at(missing[0], "finish",
-                          not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_), Errc::gradient_not_ready);
+            this->fail_at(missing[0], "finish", not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_),
+                          Errc::gradient_not_ready);
     }
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
@@ -381,7 +381,7 @@ private:
     }
 
     std::optional<GradientNorm> norm_;
-    List<std::uint8_t> used_;  ///< by parameter, of the last step; only if ranks agree on their use
+    List<std::uint8_t> used_;                 ///< by parameter, of the last step; only if ranks agree on their use
     typename HostOf<B>::WorkType agreement_;  ///< on the gradients that were used, or on skipping the step
     Statistics statistics_;
     bool closed_ = false;  ///< all marks of this step are settled

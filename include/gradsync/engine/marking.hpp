@@ -141,8 +141,8 @@ public:
         check_index(i, parameters().size(), "gradient_view");
         check_usable("gradient_view");
         if (gradients_.parameter(i).requires_grad && is_arriving(i))
-            refuse("gradient_view", text("the average of '", name(i), "' is in flight; call acquire(", i, ") on what finish() has returned"),
-                   name(i));
+            refuse("gradient_view",
+                   text("the average of '", name(i), "' is in flight; call acquire(", i, ") on what finish() has returned"), name(i));
         return gradients_.gradient(i);
     }
     /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.

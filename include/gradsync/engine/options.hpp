@@ -88,12 +88,12 @@ inline std::string describe(const ReducerOptions& options) {
     constexpr const char* unused[] = {"error", "find_unused"};
     constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
     constexpr const char* non_finite[] = {"pass", "error", "skip"};
-    return detail::text("gradients=", storage[static_cast<int>(options.gradients)], " averaging=",
-                        averaging[static_cast<int>(options.averaging)], " accumulation=", accumulation[static_cast<int>(options.accumulation)],
-                        " unused=", unused[static_cast<int>(options.unused)], " divisor=", divisor[static_cast<int>(options.divisor)],
-                        " non_finite=", non_finite[static_cast<int>(options.non_finite)],
-                        " reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own", " compare_weights_every=",
-                        options.compare_weights_every == never ? "never" : detail::text(options.compare_weights_every));
+    return detail::text(
+        "gradients=", storage[static_cast<int>(options.gradients)], " averaging=", averaging[static_cast<int>(options.averaging)],
+        " accumulation=", accumulation[static_cast<int>(options.accumulation)], " unused=", unused[static_cast<int>(options.unused)],
+        " divisor=", divisor[static_cast<int>(options.divisor)], " non_finite=", non_finite[static_cast<int>(options.non_finite)],
+        " reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own",
+        " compare_weights_every=", options.compare_weights_every == never ? "never" : detail::text(options.compare_weights_every));
 }
 
 namespace detail {

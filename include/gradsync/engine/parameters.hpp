@@ -91,8 +91,8 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
 /// The input of the bucket policy: each parameter with the dtype of its bucket. If gradients are `scattered`, it has the dtype of its value
 /// too, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
 /// options.
-inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options,
-                                               MemorySpace space, bool scattered, int rank) {
+inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
+                                        bool scattered, int rank) {
     const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
         raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": ", what),
               {.operation = "Reducer", .rank = rank, .parameter = parameter});
@@ -113,19 +113,17 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
         const ParameterView& p = parameters[i];
         ParameterInfo& info = infos[i];
         const BufferView& g = p.gradient;
-        const auto refuse_it = [&](std::string_view what) {
-            refuse(text("parameter '", p.name, "' ", what), p.name);
-        };
+        const auto refuse_it = [&](std::string_view what) { refuse(text("parameter '", p.name, "' ", what), p.name); };
         const std::optional<std::size_t> volume = volume_of(p.shape);
         if (!volume) refuse_it("has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
-        if (!p.shape.empty() && *volume != g.count)
-            refuse_it(text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
+        if (!p.shape.empty() && *volume != g.count) refuse_it(text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
         if (p.value.data && p.value.count != g.count) refuse_it(text("has ", p.value.count, " values, but a gradient of ", g.count));
         if (p.value.data && p.value.space != space)
             refuse_it(text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
         if (p.uses == 0) refuse_it("has 0 uses; freeze it with requires_grad = false");
         if (p.uses > max_uses)  // shows a converted negative number as it was given
-            refuse_it(text("has ", static_cast<std::int32_t>(p.uses), " uses; give it how often a backward marks it, from 1 to ", max_uses));
+            refuse_it(
+                text("has ", static_cast<std::int32_t>(p.uses), " uses; give it how often a backward marks it, from 1 to ", max_uses));
         const auto check_alignment = [&](const BufferView& view, const char* part) {
             if (!is_aligned(view))
                 refuse_it(text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ", size_of(view.dtype),

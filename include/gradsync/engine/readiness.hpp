@@ -25,8 +25,8 @@ namespace gradsync::inline v0_2::detail {
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
-    Readiness(List<std::uint32_t> uses, const BucketPlan& plan)
-        : uses_(std::move(uses)), remaining_(uses_.size()), used_(uses_.size() + 1) {
+    Readiness(std::span<const std::uint32_t> uses, const BucketPlan& plan)
+        : uses_(uses), remaining_(uses_.size()), used_(uses_.size() + 1) {
         set_plan(plan);
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
@@ -158,15 +158,14 @@ private:
 
 [[gnu::cold, gnu::noinline]] inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
     if (!p.requires_grad) return text("parameter '", p.name, "' is frozen (requires_grad = false) and takes no marks");
-    return text("parameter '", p.name, "' (bucket ", bucket, ") was marked ready more than ",
-                p.uses == 1 ? "once" : text(p.uses, " times"),
+    return text("parameter '", p.name, "' (bucket ", bucket, ") was marked ready more than ", p.uses == 1 ? "once" : text(p.uses, " times"),
                 " before finish(); call finish() each step, put micro-batches before the last under no_sync(), or set its `uses` if it is "
                 "used more often");
 }
 
 /// `missing`: indices of the `trainable` parameters whose gradients are not ready.
-[[gnu::cold, gnu::noinline]] inline std::string not_ready(std::span<const std::size_t> missing, std::size_t trainable, std::span<const ParameterView> parameters,
-                             const Readiness& readiness) {
+[[gnu::cold, gnu::noinline]] inline std::string not_ready(std::span<const std::size_t> missing, std::size_t trainable,
+                                                          std::span<const ParameterView> parameters, const Readiness& readiness) {
     constexpr std::size_t named = 5;
     std::string names;
     for (std::size_t k = 0; k < missing.size() && k < named; ++k) {

@@ -11,57 +11,10 @@
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
 #include "../core/list.hpp"
+#include "../core/math.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {
-
-/// The times at which gradients became ready in the recorded steps: means over the steps, counted from the first gradient of each step, in
-/// seconds. `record` is for any thread; the rest is for one thread while no marks are under way.
-class ReadyTimes {
-public:
-    /// Starts anew. Nothing is allocated before, as most policies need no times.
-    void forget(std::size_t parameters) {
-        now_ = sums_ = List<double>(parameters);
-        steps_ = List<std::uint32_t>(parameters);
-    }
-
-    void record(std::size_t i, double seconds) noexcept { now_[i] = seconds; }
-
-    /// Ends a step in which the gradients `recorded` were recorded.
-    void end_step(std::span<const std::size_t> recorded) noexcept {
-        if (recorded.empty()) return;
-        double first = now_[recorded.front()];
-        for (const std::size_t i : recorded) first = now_[i] < first ? now_[i] : first;
-        for (const std::size_t i : recorded) {
-            sums_[i] += now_[i] - first;
-            ++steps_[i];
-        }
-    }
-
-    /// Has anything been recorded?
-    bool any() const noexcept {
-        for (const std::uint32_t steps : steps_)
-            if (steps != 0) return true;
-        return false;
-    }
-
-    /// By parameter. A gradient that was never recorded gets the time of the last one; all are 0 if nothing was recorded.
-    List<double> mean() const {
-        List<double> times(sums_);
-        double last = 0;
-        for (std::size_t i = 0; i < times.size(); ++i) {
-            if (steps_[i] != 0) times[i] /= steps_[i];
-            last = times[i] > last ? times[i] : last;
-        }
-        for (std::size_t i = 0; i < times.size(); ++i)
-            if (steps_[i] == 0) times[i] = last;
-        return times;
-    }
-
-private:
-    List<double> now_, sums_;
-    List<std::uint32_t> steps_;
-};
 
 /// Sorts `order` by these times, which are by parameter. The sort is stable.
 inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double> times) {
@@ -92,18 +45,20 @@ public:
         parameters_ = parameters;
         recorded_.resize(parameters);
         forget();
-        if (timed_) times_.forget(parameters);
         steps_ = steps;
+        if (!timed_) return;
+        now_ = sums_ = List<double>(parameters);
+        counts_ = List<std::uint32_t>(parameters);
     }
     /// Is the current or coming step recorded?
     bool recording() const noexcept { return steps_ != 0; }
 
     void record(std::size_t i) {
         recorded_[count_.fetch_add(1, std::memory_order_relaxed) % recorded_.size()] = i;
-        if (timed_) times_.record(i, clock_.seconds());
+        if (timed_) now_[i] = clock_.seconds();
     }
     void end_step() noexcept {
-        if (timed_) times_.end_step(recorded());
+        if (timed_) add_up_times();
         if (--steps_ != 0) forget();
     }
 
@@ -112,10 +67,10 @@ public:
     /// stays if nothing was recorded. Collective.
     template <class B>
     List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
-        List<std::uint64_t> order(present.begin(), present.end());
+        List<std::uint64_t> order(present.size());
+        for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
         if (timed_) {
-            List<double> seconds = times_.mean();
-            seconds.push_back(times_.any() ? 1 : 0);
+            List<double> seconds = mean_times();
             host_of(backend).all_reduce(buffer(seconds), ReduceOp::max).wait();
             if (seconds.back() == 0) return order;
             seconds.resize(seconds.size() - 1);
@@ -132,6 +87,32 @@ public:
     const List<double>& seconds() const noexcept { return seconds_; }
 
 private:
+    /// Times count from the first gradient of a step.
+    void add_up_times() noexcept {
+        if (recorded().empty()) return;
+        double first = now_[recorded().front()];
+        for (const std::size_t i : recorded()) first = smaller(first, now_[i]);
+        for (const std::size_t i : recorded()) {
+            sums_[i] += now_[i] - first;
+            ++counts_[i];
+        }
+    }
+    /// By parameter. A gradient that was never recorded gets the time of the last one. One more at the end: 1 if anything was recorded.
+    List<double> mean_times() const {
+        List<double> times(sums_);
+        double last = 0, any = 0;
+        for (std::size_t i = 0; i < times.size(); ++i) {
+            if (counts_[i] == 0) continue;
+            times[i] /= counts_[i];
+            last = larger(last, times[i]);
+            any = 1;
+        }
+        for (std::size_t i = 0; i < times.size(); ++i)
+            if (counts_[i] == 0) times[i] = last;
+        times.push_back(any);
+        return times;
+    }
+
     void forget() noexcept { count_.store(0, std::memory_order_relaxed); }
     std::span<const std::size_t> recorded() const noexcept {
         const std::size_t n = count_.load(std::memory_order_relaxed);
@@ -154,8 +135,9 @@ private:
     std::size_t parameters_ = 0;
     List<std::size_t> recorded_;
     std::atomic<std::size_t> count_{0};
-    unsigned steps_ = 0;  ///< number of steps still to be recorded
-    ReadyTimes times_;
+    unsigned steps_ = 0;          ///< number of steps still to be recorded
+    List<double> now_, sums_;     ///< by parameter, in seconds: in the current step, and added up; only if `timed`
+    List<std::uint32_t> counts_;  ///< by parameter: recorded steps in which it became ready
     List<double> seconds_;
 };
 

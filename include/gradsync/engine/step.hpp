@@ -34,64 +34,57 @@ namespace gradsync::inline v0_2::detail {
 /// The order in which collectives of buckets are started.
 enum class LaunchOrder : bool { of_plan, reverse };
 
-/// Decides which buckets are launched together. With most backends each bucket is launched on its own.
+/// Decides which buckets are launched together. With most backends each bucket is launched on its own; a backend with groups takes small
+/// consecutive buckets at once. The groups depend on the plan alone, not on the order of readiness, because all ranks must form the same
+/// ones: a bucket waits for the others of its group.
 template <Backend B>
 class LaunchGroups {
 public:
-    void adopt(const B&, const GradientBuckets<B>&) noexcept {}
-
-    /// Is the group of buckets that starts with b full?
-    bool full(std::size_t b, const Readiness& readiness) const noexcept { return readiness.full(b); }
-
-    /// Launches, one bucket after another.
-    struct Launch {
-        Launch(const LaunchGroups&, B&, LaunchOrder = LaunchOrder::of_plan) noexcept {}
-        void enter(std::size_t) noexcept {}  ///< bucket b is next
-        void leave(std::size_t) noexcept {}  ///< it was started
-    };
-};
-
-/// Groups small consecutive buckets. The groups depend on the plan alone, not on the order of readiness, because all ranks must form the
-/// same ones: a bucket waits for the others of its group.
-template <Backend B>
-    requires(abilities_of<B>.groups)
-class LaunchGroups<B> {
-public:
     /// Forms the groups of a plan. Pooled buckets are not grouped: they give memory back as they leave, so none may wait for another.
-    void adopt(const B& backend, const GradientBuckets<B>& buckets) {
-        ends_.clear();
-        std::size_t first = 0, bytes = 0;
-        for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
-            const std::size_t own = buckets.bucket(b).bytes();
-            if (buckets.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
-                while (ends_.size() < b) ends_.push_back(b);
-                first = b;
-                bytes = 0;
+    void adopt([[maybe_unused]] const B& backend, [[maybe_unused]] const GradientBuckets<B>& buckets) {
+        if constexpr (grouped) {
+            ends_.clear();
+            std::size_t first = 0, bytes = 0;
+            for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
+                const std::size_t own = buckets.bucket(b).bytes();
+                if (buckets.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
+                    while (ends_.size() < b) ends_.push_back(b);
+                    first = b;
+                    bytes = 0;
+                }
+                bytes += own;
             }
-            bytes += own;
+            while (ends_.size() < buckets.plan().size()) ends_.push_back(buckets.plan().size());
         }
-        while (ends_.size() < buckets.plan().size()) ends_.push_back(buckets.plan().size());
     }
 
+    /// Is the group of buckets that starts with b full?
     bool full(std::size_t b, const Readiness& readiness) const noexcept {
+        if constexpr (!grouped) return readiness.full(b);
         std::size_t end = ends_[b];
         while (end > b && readiness.full(end - 1)) --end;  // the last one is expected last
         return end == b;
     }
 
+    /// Launches, one bucket after another.
     class Launch {
     public:
         Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
             : ends_(groups.ends_), backend_(backend), order_(order) {}
-        void enter(std::size_t b) {
-            if (open_ || is_last(b)) return;
-            group_ = backend_.group();
-            open_ = true;
-        }
-        void leave(std::size_t b) {
-            if (!open_ || !is_last(b)) return;
-            group_ = {};
-            open_ = false;
+        /// Calls `start()`, which starts bucket b, the next one.
+        template <class Start>
+        void operator()(std::size_t b, Start&& start) {
+            if constexpr (grouped)
+                if (!open_ && !is_last(b)) {
+                    group_ = backend_.group();
+                    open_ = true;
+                }
+            start();
+            if constexpr (grouped)
+                if (open_ && is_last(b)) {
+                    group_ = {};
+                    open_ = false;
+                }
         }
 
     private:
@@ -99,19 +92,24 @@ public:
         bool is_last(std::size_t b) const noexcept {
             return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
         }
+        static auto no_group(B& backend) {
+            if constexpr (grouped) return decltype(backend.group())();
+            else return false;
+        }
 
         const List<std::size_t>& ends_;
         B& backend_;
         const LaunchOrder order_;
-        decltype(backend_.group()) group_{};
+        decltype(no_group(std::declval<B&>())) group_{};
         bool open_ = false;
     };
 
 private:
+    static constexpr bool grouped = abilities_of<B>.groups;
     /// The most buckets of a group. A larger one saves nothing, keeps others waiting, and backends have room for a limited number of calls.
     static constexpr std::size_t max_buckets = 32;
 
-    List<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it
+    List<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it; only if buckets are grouped
 };
 
 /// The buckets of a step in flight: starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
@@ -182,10 +180,10 @@ public:
             times_[b].launch = last;
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, last);
-                group.enter(b);
-                set_tag(backend_, tag(b));
-                naming_bucket(b, [&] { start(b); });
-                group.leave(b);
+                group(b, [&] {
+                    set_tag(backend_, tag(b));
+                    naming_bucket(b, [&] { start(b); });
+                });
                 last = watch_.now();
                 launch.end(last);
                 watch_.depart(Activity::collective, b, times_[b].launch);
@@ -207,11 +205,7 @@ public:
     /// is waited for, one after another, so a gather is delayed at most by its own group.
     void start_gathers(DeferredGather<B>& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
-        for (std::size_t b = times_.size(); b-- > 0;) {
-            group.enter(b);
-            gathers.start(b, gradients_.bucket(b), tag(b));
-            group.leave(b);
-        }
+        for (std::size_t b = times_.size(); b-- > 0;) group(b, [&] { gathers.start(b, gradients_.bucket(b), tag(b)); });
     }
 
     /// Advances the collectives in flight, unless another thread does so now. Never blocks.

@@ -180,8 +180,8 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     }
     if (equal) return;
 
-    const auto report = [&](std::string_view what, std::string_view remedy, std::string_view mine,
-                                                          std::string_view parameter, bool whole = true) {
+    const auto report = [&](std::string_view what, std::string_view remedy, std::string_view mine, std::string_view parameter,
+                            bool whole = true) {
         const List<std::string> texts = gather_texts(backend, mine);
         std::size_t r = 1;
         while (r < texts.size() && texts[r] == texts[0]) ++r;
@@ -198,8 +198,7 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
     for (std::size_t i = 0; i < common; ++i) {
         bool same = true;
         for (std::size_t r = 0; r < table.size(); r += common) same = same && table[r + i] == table[i];
-        if (!same)
-            report(text("parameter ", i), same_order, describe(parameters[i]), parameters[i].name);
+        if (!same) report(text("parameter ", i), same_order, describe(parameters[i]), parameters[i].name);
     }
     const bool more = parameters.size() > common;
     report("the number of parameters", same_order,

@@ -11,31 +11,6 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Adds up the time that a step was held up, by any number of its threads. Each moment counts once, so the sum never exceeds the elapsed
-/// time. For any thread.
-class Exposure {
-public:
-    using Clock = std::chrono::steady_clock;
-
-    /// Adds a span in which a thread was held up. If a span begins before the end of the last one added, everything before that end counts
-    /// as added already.
-    void add(Clock::time_point begin, Clock::time_point end) noexcept {
-        const Clock::rep from = begin.time_since_epoch().count(), to = end.time_since_epoch().count();
-        Clock::rep counted = counted_until_.load(std::memory_order_relaxed);
-        do {
-            if (to <= counted) return;
-        } while (!counted_until_.compare_exchange_weak(counted, to, std::memory_order_relaxed));
-        sum_.fetch_add(to - (from < counted ? counted : from), std::memory_order_relaxed);
-    }
-
-    /// The sum since the last call.
-    Clock::duration take() noexcept { return Clock::duration(sum_.exchange(0, std::memory_order_relaxed)); }
-
-private:
-    std::atomic<Clock::rep> counted_until_{0};
-    std::atomic<Clock::rep> sum_{0};
-};
-
 /// A stopwatch on the backend's clock. It adds up the time that a step was held up, and the time that anything was in flight, each moment
 /// once. It tells the observer, if there is one. For any thread.
 class Watch {
@@ -74,8 +49,16 @@ public:
         return at;
     }
 
-    /// Counts a span in which the step was held up.
-    void add(Time begin, Time end) noexcept { exposure_.add(begin, end); }
+    /// Counts a span in which the step was held up, by any of its threads. If it begins before the end of the last one that was added,
+    /// everything before that end counts already.
+    void add(Time begin, Time end) noexcept {
+        const Time::rep from = begin.time_since_epoch().count(), to = end.time_since_epoch().count();
+        Time::rep counted = held_until_.load(std::memory_order_relaxed);
+        do {
+            if (to <= counted) return;
+        } while (!held_until_.compare_exchange_weak(counted, to, std::memory_order_relaxed));
+        held_.fetch_add(to - (from < counted ? counted : from), std::memory_order_relaxed);
+    }
 
     /// An activity, until `end()` or the end of this object.
     class [[nodiscard]] Span {
@@ -114,7 +97,7 @@ public:
     Span tell(Activity activity, std::size_t index, Time begin) { return Span(*this, activity, index, begin, false); }
 
     /// Seconds by which the step was held up since the last call.
-    double take_exposed_seconds() noexcept { return seconds(exposure_.take()); }
+    double take_exposed_seconds() noexcept { return seconds(Time::duration(held_.exchange(0, std::memory_order_relaxed))); }
     /// Seconds since the last call in which anything was in flight.
     double take_covered_seconds() {
         std::lock_guard lock(lock_);
@@ -140,7 +123,7 @@ private:
 
     BackendClock clock_;
     Observer* observer_;
-    Exposure exposure_;
+    std::atomic<Time::rep> held_until_{0}, held_{0};  ///< the time that a step was held up: until when it is counted, and its sum
     std::mutex lock_;
     std::size_t under_way_ = 0;
     Time counted_until_{};      ///< all time in flight before it is counted

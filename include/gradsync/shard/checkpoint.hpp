@@ -191,7 +191,7 @@ void agree_on_success(B& backend, F&& f) {
         failure = e.what();
         if (failure.empty()) failure = "an exception without text";
     }
-    const std::vector<std::string> failures = gather_texts(backend, failure);
+    const List<std::string> failures = gather_texts(backend, failure);
     for (std::size_t r = 0; r < failures.size(); ++r)
         if (!failures[r].empty())
             throw Error(Errc::storage, "rank " + std::to_string(r) + ": " + failures[r],

@@ -109,8 +109,8 @@ private:
             done += n;
         }
     }
-    std::vector<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
-    std::vector<std::size_t> ends_;   ///< by bucket: index past its last slice
+    List<ShardSlice> slices_;        ///< of this rank, in the order of the buckets
+    std::vector<std::size_t> ends_;  ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
     std::vector<std::vector<BufferView>> buckets_;
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};

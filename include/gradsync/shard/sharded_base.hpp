@@ -169,8 +169,8 @@ public:
     }
 
 protected:
-    ShardedBase(B backend, std::vector<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets,
-                Overlap overlap, Exchange exchange)
+    ShardedBase(B backend, List<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets, Overlap overlap,
+                Exchange exchange)
         : Guard<B>(std::move(backend), "this object"),
           parameters_(std::move(parameters)),
           engine_options_(options),
@@ -199,7 +199,7 @@ protected:
         const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
         verify<B>(backend_, parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.
-        std::vector<ParameterView> views = parameters_;
+        List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
         auto made = std::make_unique<Engine>(backend_, "this Reducer", std::move(views), engine_options_,
@@ -297,7 +297,7 @@ protected:
 
     void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
 
-    std::vector<ParameterView> parameters_;
+    List<ParameterView> parameters_;
     ReducerOptions engine_options_;
     Buckets buckets_;
     Overlap overlap_;
