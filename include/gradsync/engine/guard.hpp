@@ -50,14 +50,8 @@ protected:
     decltype(auto) guard(F&& f) {
         try {
             return f();
-        } catch (const Error& e) {
-            give_up(e.what(), e.errc());
-            throw;
-        } catch (const std::exception& e) {
-            give_up(e.what());
-            throw;
         } catch (...) {
-            give_up("an exception that is no std::exception");
+            give_up();
             throw;
         }
     }
@@ -83,8 +77,17 @@ private:
         refuse(operation, text("there is no parameter ", i, " among ", size));
     }
 
-    [[gnu::cold, gnu::noinline]] void give_up(const char* what, Errc code = Errc::peer_failed) {
-        remember(what, code);
+    /// Fails because of the exception that is being handled.
+    [[gnu::cold, gnu::noinline]] void give_up() {
+        try {
+            throw;
+        } catch (const Error& e) {
+            remember(e.what(), e.errc());
+        } catch (const std::exception& e) {
+            remember(e.what(), Errc::peer_failed);
+        } catch (...) {
+            remember("an exception that is no std::exception", Errc::peer_failed);
+        }
         backend_.fail(what_);
     }
     /// Keeps the first failure only.

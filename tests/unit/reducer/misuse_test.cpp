@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -13,11 +14,14 @@
 #include <utility>
 #include <vector>
 
+#include <gradsync/backend/tcp.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
+#include "support/forked.hpp"
+#include "support/ports.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 
@@ -83,6 +87,26 @@ TEST_CASE("weights that differ: the first parameter is named, and the minority")
     });
     for (const Outcome& outcome : seen)
         CHECK(outcome.says("the weights of 'layer 300' differ: those of rank 0 and rank 2 are not those of rank 1"));
+}
+
+TEST_CASE("weights that differ between processes are found over shared memory and over messages") {
+    for (const bool shared_memory : {true, false}) {
+        const std::uint16_t port = free_port();
+        const auto reports = forked(3, [&](int rank) -> std::string {
+            TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
+            auto model = layers();
+            if (rank == 2) model[1].value[299] = 1;
+            try {
+                Reducer sync(TcpBackend(rendezvous, {.shared_memory = shared_memory}), views(model));
+                step(sync);
+                return "nothing was thrown";
+            } catch (const Error& error) {
+                return error.what();
+            }
+        });
+        for (const auto& report : reports)
+            CHECK_MESSAGE(report.says("the weights of 'layer 300' differ: those of rank 2 are not those of rank 0"), report.text);
+    }
 }
 
 TEST_CASE("weights are compared again every so many steps, or never") {
