@@ -17,6 +17,7 @@
 #include "../core/overlap_policy.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
+#include "bucket_layout.hpp"
 
 /// The policies of a Reducer as plain interfaces, so that the engine is compiled once for a backend, whatever the policies. An engine calls
 /// them per bucket, not per gradient.
@@ -38,7 +39,8 @@ public:
 
     /// Makes room for a plan; drops what was started. `adopt_plan` follows if the traits ask for it.
     virtual void resize(std::size_t buckets) = 0;
-    virtual void adopt_plan(B& backend, std::span<const BucketContents> contents) = 0;
+    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, std::span<const ParameterInfo> infos,
+                            std::span<const ParameterView> parameters) = 0;
 
     virtual void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) = 0;
     /// See BackendAbilities::poll.
@@ -67,8 +69,18 @@ public:
         else return {};
     }
     void resize(std::size_t buckets) override { works_ = List<typename X::template WorkType<B>>(buckets); }
-    void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] std::span<const BucketContents> contents) override {
-        if constexpr (X::traits.adopts_plan) exchange_.adopt_plan(backend, contents);
+    void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const BucketLayout& layout, [[maybe_unused]] const BucketPlan& plan,
+                    [[maybe_unused]] std::span<const ParameterInfo> infos,
+                    [[maybe_unused]] std::span<const ParameterView> parameters) override {
+        if constexpr (X::traits.adopts_plan) {
+            List<BucketContents> contents;
+            for (std::size_t b = 0; b < plan.size(); ++b) {
+                contents.push_back({layout.counts[b], infos[plan.bucket(b).front()].dtype, {}});
+                for (std::size_t i : plan.bucket(b))
+                    contents.back().parts.push_back({i, layout.offsets[i], infos[i].count, parameters[i].shape});
+            }
+            exchange_.adopt_plan(backend, contents);
+        }
     }
     void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) override {
         works_[b] = exchange_.start(backend, b, bucket, op, contribution);

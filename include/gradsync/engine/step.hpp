@@ -139,7 +139,7 @@ public:
         times_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
         exchange_->resize(plan.size());
-        if (exchange_->traits.adopts_plan && !is_single_rank()) exchange_->adopt_plan(backend_, contents());
+        if (exchange_->traits.adopts_plan && !is_single_rank()) exchange_->adopt_plan(backend_, gradients_.layout(), plan, gradients_.infos(), gradients_.parameters());
         if (watch_.observer() == nullptr) return;
         List<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
@@ -296,15 +296,6 @@ private:
         completed_.store(b + 1, std::memory_order_release);
     }
     std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
-    List<BucketContents> contents() const {
-        List<BucketContents> all;
-        for (std::size_t b = 0; b < gradients_.plan().size(); ++b) {
-            all.push_back({gradients_.bucket(b).count, gradients_.bucket(b).dtype, {}});
-            for (std::size_t i : gradients_.plan().bucket(b))
-                all.back().parts.push_back({i, gradients_.layout().offsets[i], gradients_.infos()[i].count, gradients_.parameter(i).shape});
-        }
-        return all;
-    }
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
     void start(std::size_t b) {
