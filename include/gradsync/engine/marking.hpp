@@ -197,12 +197,12 @@ protected:
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
-          options_(checked(options, !policies.packs)),
+          options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs)),
           bucket_policy_(std::move(policies.buckets)),
-          gradients_(backend_, std::move(parameters), options, bucket_policy_, scatters_, policies.packs),
+          gradients_(backend_, std::move(parameters), options_, bucket_policy_, scatters_, policies.packs),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
-          tracks_(is_tracked(gradients_.parameters(), options)),
+          tracks_(is_tracked(gradients_.parameters(), options_)),
           checks_gradients_(tracks_ || options.non_finite != NonFinite::pass),
           ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
           overlap_(std::move(policies.overlap)) {}
@@ -215,7 +215,7 @@ protected:
     }
 
     /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce.
-    const ReducerOptions& checked(const ReducerOptions& options, bool plain) const {
+    ReducerOptions checked(const ReducerOptions& options, bool plain) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)

@@ -16,6 +16,7 @@ class Observer;
 
 /// The memory that the trainer's gradients live in.
 enum class GradientStorage : std::uint8_t {
+    automatic,   ///< in_buckets with TorchReducer, borrowed otherwise
     borrowed,    ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket)
     in_buckets,  ///< in `gradient_view(i)`: no copy
     pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced.
@@ -64,7 +65,7 @@ enum class NonFinite : std::uint8_t {
 inline constexpr std::size_t never = static_cast<std::size_t>(-1);
 
 struct ReducerOptions {
-    GradientStorage gradients = GradientStorage::borrowed;
+    GradientStorage gradients = GradientStorage::automatic;
     Averaging averaging = Averaging::mean;
     Accumulation accumulation = Accumulation::in_gradients;
     UnusedParameters unused = UnusedParameters::error;
@@ -82,7 +83,7 @@ struct ReducerOptions {
 
 /// All settings that the ranks have in common, in one line; they compare it.
 inline std::string describe(const ReducerOptions& options) {
-    constexpr const char* storage[] = {"borrowed", "in_buckets", "pooled"};
+    constexpr const char* storage[] = {"automatic", "borrowed", "in_buckets", "pooled"};
     constexpr const char* averaging[] = {"mean", "sum", "weighted_mean", "mean_over_count"};
     constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
     constexpr const char* unused[] = {"error", "find_unused"};
@@ -97,6 +98,12 @@ inline std::string describe(const ReducerOptions& options) {
 }
 
 namespace detail {
+
+/// These options, with `storage` where they leave the storage of gradients to the face.
+constexpr ReducerOptions with_storage(ReducerOptions options, GradientStorage storage) noexcept {
+    if (options.gradients == GradientStorage::automatic) options.gradients = storage;
+    return options;
+}
 
 /// Does the averaging need a weight in each step?
 constexpr bool is_weighted(Averaging averaging) noexcept {

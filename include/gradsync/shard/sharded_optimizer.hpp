@@ -66,11 +66,12 @@ public:
         static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange,
                                       Role::stage>::template check<First, More...>());
         (void)detail::choose<Stage, Role::stage, B>(first, more...);  // it is a type, and compares with the template argument
-        GradientStorage& gradients = this->engine_options_.gradients;
-        if (Stage::shards_gradients && gradients == GradientStorage::in_buckets)
+        const GradientStorage gradients = this->engine_options_.gradients;
+        if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             this->refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
-        if (Stage::shards_gradients) gradients = GradientStorage::pooled;
-        else if (gradients == GradientStorage::pooled) this->refuse(name, "pooled gradients are for stage 2: write Zero2");
+        if (!Stage::shards_gradients && gradients == GradientStorage::pooled) this->refuse(name, "pooled gradients are for stage 2: write Zero2");
+        this->engine_options_ =
+            detail::with_storage(this->engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : this->parameters_)
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
                 this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);

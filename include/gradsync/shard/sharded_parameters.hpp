@@ -73,7 +73,7 @@ public:
           order_(options_.prefetch) {
         static_assert(
             detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
-        if (options_.reducer.gradients != GradientStorage::borrowed)
+        if (options_.reducer.gradients != GradientStorage::automatic)
             this->refuse(name, "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
         this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
