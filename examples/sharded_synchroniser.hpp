@@ -131,7 +131,7 @@ public:
 
 private:
     static gs::ShardingOptions options(gs::Observer* observer) {
-        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
+        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
                             .averaging = gs::Averaging::mean_over_count,
                             .observer = observer},
                 .parameters = gs::ParameterStorage::in_buckets};

@@ -69,7 +69,7 @@ std::vector<float> train(B comm, TrainingOptions options, Buckets buckets = {}, 
         weights.push_back(std::make_unique<Numbers<B>>(i * i * 400 + 7, comm.rank() == 0 ? 0.5f : 77.0f));
         gradients.push_back(std::make_unique<Numbers<B>>(weights.back()->size(), 0.0f));
         gradsync::BufferView gradient = gradients.back()->view();
-        if (options.reducer.gradients != gradsync::GradientStorage::borrowed) gradient.data = nullptr;
+        if (options.reducer.gradients == gradsync::GradientStorage::in_buckets) gradient.data = nullptr;
         views.push_back({.name = "p" + std::to_string(i), .value = weights.back()->view(), .gradient = gradient});
     }
     gradsync::Reducer<B, Buckets, Overlap> sync(comm, views, options.reducer, buckets, overlap);

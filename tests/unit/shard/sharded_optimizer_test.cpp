@@ -108,7 +108,7 @@ namespace {
 /// Gradients that live with the library, as options ask for them: those of stage 2 always do.
 template <class Stage>
 GradientStorage with_library(Stage) {
-    return Stage::shards_gradients ? GradientStorage::borrowed : GradientStorage::in_buckets;
+    return Stage::shards_gradients ? GradientStorage::automatic : GradientStorage::in_buckets;
 }
 
 }  // namespace
