@@ -28,3 +28,7 @@
 #include "overlap/no_overlap.hpp"
 #include "overlap/overlap_backward.hpp"
 #include "reducer.hpp"
+
+#ifdef GRADSYNC_COMPILED
+#include "compiled.hpp"
+#endif

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: BSL-1.0
+// The source of gradsync::compiled.
+#define GRADSYNC_COMPILED_TEMPLATE
+#include "compiled.hpp"
