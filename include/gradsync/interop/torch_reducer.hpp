@@ -6,13 +6,9 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../reducer.hpp"
 #include "torch_tensor.hpp"
@@ -39,7 +35,7 @@ struct TorchParameters {
             try {
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                throw Error(e.errc(), "parameter '" + names[i] + "': " + e.what(), {.operation = "TorchReducer", .parameter = names[i]});
+                raise(e.errc(), text("parameter '", names[i], "': ", e.what()), {.operation = "TorchReducer", .parameter = names[i]});
             }
             result.back().name = names[i];
         }
@@ -107,8 +103,8 @@ private:
 ///         optimizer.step();
 ///     }
 ///
-/// By default `.grad()` of every parameter is a view of its bucket, and nothing is copied. With GradientStorage::borrowed it keeps its own
-/// memory. Both work with `zero_grad(set_to_none)`, at the cost of a copy. A weight that stands in several places of the module is one
+/// Unless the options name another GradientStorage, `.grad()` of every parameter is a view of its bucket, and nothing is copied. With
+/// GradientStorage::borrowed it keeps its own memory. Both work with `zero_grad(set_to_none)`, at the cost of a copy. A weight that stands in several places of the module is one
 /// parameter, ready when all its uses are accumulated.
 ///
 /// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused such a parameter is averaged
@@ -116,18 +112,24 @@ private:
 ///
 /// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives. It owns
 /// gradients in buckets: `.grad()` is undefined after its destruction. It neither moves nor copies.
-template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward>
-class TorchReducer : Reducer<B, Buckets, Overlap> {
-    using Base = Reducer<B, Buckets, Overlap>;
+template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
+class TorchReducer : Reducer<B, Buckets, Overlap, Exchange> {
+    using Base = Reducer<B, Buckets, Overlap, Exchange>;
+    using Role = detail::Role;
     static_assert(!detail::gathers_in_forward<Overlap>(), "gradsync: TorchReducer has no step by parameter; use OverlapBackward");
 
 public:
-    /// Synchronises the parameters of `module`, in the order of their registration. Collective. Throws as Reducer's constructor does, and
-    /// Error(invalid_argument), naming the tensor, if one cannot be synchronised.
-    TorchReducer(B comm, const torch::nn::Module& module, ReducerOptions options = {.gradients = GradientStorage::in_buckets},
-                 Buckets buckets = {}, Overlap overlap = {})
-        : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(), options, std::move(buckets),
-                       std::move(overlap)) {
+    /// Synchronises the parameters of `module`, in the order of their registration. After it come options, policies and an exchange, in any
+    /// order, as for Reducer. Collective. Throws as Reducer's constructor does, and Error(invalid_argument), naming the tensor, if one
+    /// cannot be synchronised.
+    template <class First = ReducerOptions, class... More>
+    TorchReducer(B comm, const torch::nn::Module& module, First first = {}, More... more)
+        : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(),
+                       detail::with_storage(detail::choose<ReducerOptions, Role::other, B>(first, more...), GradientStorage::in_buckets),
+                       detail::choose<Buckets, Role::buckets, B>(first, more...), detail::choose<Overlap, Role::overlap, B>(first, more...),
+                       detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        static_assert(
+            detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange>::template check<First, More...>());
         if (in_buckets_) move_into_buckets();
         else
             for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
@@ -139,7 +141,7 @@ public:
     }
 
     using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_gradients_by_norm, Base::clip_gradients_by_value,
-        Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics;
+        Base::discard, Base::exchange, Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics;
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) {
@@ -165,9 +167,9 @@ public:
 
 private:
     TorchReducer(B comm, const detail::TorchParameters& parameters, std::vector<at::Tensor> buffers, ReducerOptions options,
-                 Buckets buckets, Overlap overlap)
+                 Buckets buckets, Overlap overlap, Exchange exchange)
         : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? parameters : parameters.allocate_gradients()).views(),
-               options, std::move(buckets), std::move(overlap)),
+               options, std::move(buckets), std::move(overlap), std::move(exchange)),
           tensors_(parameters.tensors),
           buffers_(std::move(buffers)),
           in_buckets_(options.gradients == GradientStorage::in_buckets),
@@ -209,7 +211,10 @@ private:
     detail::TorchHooks hooks_;
 };
 
-template <class B>
-TorchReducer(B, const torch::nn::Module&) -> TorchReducer<B>;
+template <class B, class First = ReducerOptions, class... More>
+TorchReducer(B, const torch::nn::Module&, First = First(), More...)
+    -> TorchReducer<B, detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
+                    detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                    detail::Chosen<detail::Role::exchange, B, AllReduce, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -136,7 +136,7 @@ TEST_CASE("a module's backward marks its gradients, wherever they live and howev
 TEST_CASE("micro-batches under no_sync add up") {
     CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
               Net net, alone;
-              gs::TorchReducer sync(comm, net, {.gradients = gs::GradientStorage::in_buckets, .averaging = gs::Averaging::sum});
+              gs::TorchReducer sync(comm, net, {.averaging = gs::Averaging::sum});
               const Batch batch = joint_batch(0, 4);
               const auto loss = [&](Net& n, int part) {
                   const auto rows = torch::indexing::Slice(4 * part, 4 * (part + 1));
@@ -177,8 +177,8 @@ TEST_CASE("a gradient that did not come is named; the exception of a hook comes 
 TEST_CASE("nothing of it is left in the module afterwards") {
     Net net;
     auto comm = gs::ThreadBackend::make(1);
-    {
-        gs::TorchReducer sync(comm[0], net);
+    {  // options of other matters leave the gradients in the buckets
+        gs::TorchReducer sync(comm[0], net, gs::SizeCappedBuckets{512}, gs::ReducerOptions{.averaging = gs::Averaging::sum});
         net.forward(joint_batch(0, 1).x, true).sum().backward();
         sync.finish();
         CHECK(net.first->weight.grad().defined());
