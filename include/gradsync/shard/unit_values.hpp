@@ -24,14 +24,14 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
     for (std::size_t i : plan.bucket(b)) {
         const ParameterView& p = parameters[i];
         const auto refuse = [&](const std::string& what) {
-            throw Error(Errc::invalid_argument, who + (" on rank " + std::to_string(rank)) + ": parameter '" + p.name + "' " + what,
-                        {.operation = who, .rank = rank, .parameter = p.name});
+            raise(Errc::invalid_argument, text(who, " on rank ", rank, ": parameter '", p.name, "' ", what),
+                  {.operation = who, .rank = rank, .parameter = p.name});
         };
         if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
             refuse("is not of a floating type; freeze it (requires_grad = false)");
         if (p.value.dtype != first.value.dtype)
-            refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" +
-                   first.name + "' of " + std::string(name_of(first.value.dtype)) + "; put them in different buckets");
+            refuse(text("has values of ", p.value.dtype, ", but shares bucket ", b, " with '", first.name, "' of ", first.value.dtype,
+                        "; put them in different buckets"));
     }
     return first.value.dtype;
 }
