@@ -203,7 +203,7 @@ private:
                             ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
                             "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
-        auto adopted = detail::NcclCommunicator::adopt(comm, takes_ownership);
+        detail::NcclCommunicator adopted(comm, takes_ownership);
         return NcclBackend(connect(rendezvous, options), options, &adopted);
     }
 

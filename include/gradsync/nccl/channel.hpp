@@ -5,7 +5,6 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,11 +48,9 @@ public:
     /// Throws Error(invalid_argument) if this program cannot run the call.
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
-            throw Error(Errc::invalid_argument,
-                        std::string(name_of(call.operation)) +
-                            ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
-                            "with nvcc into the program",
-                        {.operation = std::string(name_of(call.operation))});
+            refuse(name_of(call.operation).data(),
+                   "a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
+                   "with nvcc into the program");
     }
 
     /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in flight.

@@ -60,11 +60,14 @@ struct NcclError : Error {
     using Error::Error;
 };
 
-[[noreturn]] inline void throw_nccl_error(ncclResult_t code, const char* call, ncclComm_t comm) {
-    std::string what = std::string(call) + ": " + ncclGetErrorString(code);
+/// NCCL's words for the failure of a call.
+[[gnu::cold, gnu::noinline]] inline std::string nccl_message(ncclResult_t code, ncclComm_t comm) {
     const char* const last = ncclGetLastError(comm);
-    if (last != nullptr && *last != '\0') (what += ": ") += last;
-    throw NcclError(Errc::device_failed, what + "; NCCL_DEBUG=INFO tells more", {.operation = call});
+    return last == nullptr || *last == '\0' ? ncclGetErrorString(code) : text(ncclGetErrorString(code), ": ", last);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_nccl_error(ncclResult_t code, const char* call, ncclComm_t comm) {
+    throw NcclError(Errc::device_failed, text(call, ": ", nccl_message(code, comm), "; NCCL_DEBUG=INFO tells more"), {.operation = call});
 }
 
 /// One rank's side of an NCCL communicator. Its calls do not block: `settle` each call before the next one and before work on its stream.
@@ -77,11 +80,13 @@ class NcclCommunicator {
 
 public:
     NcclCommunicator() = default;
+    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
+    NcclCommunicator(ncclComm_t comm, bool takes_ownership) noexcept : comm_(comm), owns_(takes_ownership) {}
 
     /// Makes a communicator. Collective over the `size` ranks that have `id`. `wanted()` returns false to give up. Throws
     /// Error(device_failed).
     template <class Wanted>
-    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, int max_ctas, Wanted&& wanted) {
+    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, [[maybe_unused]] int max_ctas, Wanted&& wanted) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
@@ -89,21 +94,11 @@ public:
             config.maxCTAs = max_ctas;
             config.minCTAs = 1;
         }
-#else
-        (void)max_ctas;
 #endif
         NcclCommunicator made;
         const ncclResult_t code = ncclCommInitRankConfig(&made.comm_, size, id, rank, &config);
         made.settle(code, "ncclCommInitRankConfig", wanted);
         return made;
-    }
-
-    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
-    static NcclCommunicator adopt(ncclComm_t comm, bool takes_ownership) noexcept {
-        NcclCommunicator adopted;
-        adopted.comm_ = comm;
-        adopted.owns_ = takes_ownership;
-        return adopted;
     }
 
     NcclCommunicator(NcclCommunicator&& other) noexcept
@@ -118,21 +113,15 @@ public:
 
     ncclComm_t get() const noexcept { return comm_; }
 
-    /// Waits until the call that returned `code` is no longer in progress, and returns its result. Throws Error(device_failed) if
+    /// Waits until the call that returned `code` is no longer in progress. Throws NcclError if it failed, and Error(device_failed) if
     /// `wanted()` is false.
     template <class Wanted>
-    ncclResult_t outcome(ncclResult_t code, const char* call, Wanted&& wanted) {
+    void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
         while (code == ncclInProgress) {
-            if (!wanted()) throw Error(Errc::device_failed, std::string(call) + " was given up", {.operation = call});
+            if (!wanted()) raise(Errc::device_failed, text(call, " was given up"), {.operation = call});
             std::this_thread::yield();
             if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) code = ncclInternalError;
         }
-        return code;
-    }
-    /// The same, but throws NcclError if the call failed, too.
-    template <class Wanted>
-    void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
-        code = outcome(code, call, wanted);
         if (code != ncclSuccess) throw_nccl_error(code, call, comm_);
     }
 
@@ -141,8 +130,7 @@ public:
         ncclResult_t code = ncclSuccess;
         if (comm_ == nullptr || (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
             return {};
-        const char* const last = ncclGetLastError(comm_);
-        return std::string(ncclGetErrorString(code)) + (last != nullptr && *last != '\0' ? std::string(": ") + last : "");
+        return nccl_message(code, comm_);
     }
 
     /// Aborts all work on this rank and empties this object. Returns at once, because NCCL's own call may hang.

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -104,11 +103,17 @@ public:
     }
 
     /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type.
-    void check_reduces(DType dtype, std::string_view operation) const { settings_.check_reduces(dtype, operation, own_world_rank()); }
+    void check_reduces(DType dtype, const char* operation) const {
+        if (!is_float8(dtype) || settings_.no_float8.empty()) return;
+        raise(Errc::invalid_argument,
+              text(operation, ": NCCL adds up ", dtype, " from 2.24.3 on, on devices of compute capability 9.0 and later, but ",
+                   settings_.no_float8, "; let gradients travel in another type (ReducerOptions::reduce_dtype)"),
+              {.operation = operation, .rank = own_world_rank()});
+    }
 
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
-        if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation));
+        if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation).data());
         return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
             std::lock_guard lock(mutex_);
             if (started_.size() == slots) advance();
@@ -358,7 +363,7 @@ private:
 
     void fail_device(const std::string& what, const std::string& why) noexcept {
         const int self = own_world_rank();
-        world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
+        world().fail({Errc::device_failed, self, text("rank ", self, ": ", what, " failed on its device: ", why)});
         abort();
     }
 

@@ -7,11 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "../collective/messages/message_engine.hpp"
 #include "../core/clock.hpp"
-#include "../core/dtype.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../cuda/runtime.hpp"
@@ -27,16 +25,6 @@ struct NcclSettings {
     NcclMemoryChoice memory = {};    ///< the kind of memory from `allocate`
     std::size_t group_bytes = 0;     ///< the most bytes of a Reducer's buckets that are launched together
     std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" if they can
-
-    /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type. `rank`: this one's world rank.
-    void check_reduces(DType dtype, std::string_view operation, int rank) const {
-        if (!is_float8(dtype) || no_float8.empty()) return;
-        throw Error(Errc::invalid_argument,
-                    std::string(operation) + ": NCCL adds up " + std::string(gradsync::name_of(dtype)) +
-                        " from 2.24.3 on, on devices of compute capability 9.0 and later, but " + no_float8 +
-                        "; let gradients travel in another type (ReducerOptions::reduce_dtype)",
-                    {.operation = std::string(operation), .rank = rank});
-    }
 };
 
 /// Agrees on `settings`. Throws Error(parameter_mismatch), the same on all ranks, if their requests differ. Afterwards `memory` and
@@ -49,23 +37,20 @@ inline void agree(message_passing::MessageEngine& control, NcclSettings& setting
     };
     const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
                                            smaller(nccl_version(), NCCL_VERSION_CODE), cuda::compute_capability()});
-    const auto text = [](const Wish& wish) {
-        return std::string(name_of(static_cast<NcclMemory>(wish.memory))) + " and group_bytes " + std::to_string(wish.group_bytes);
+    const auto has = [&](std::size_t r) {
+        return text("rank ", control.world_rank(static_cast<int>(r)), " has ", static_cast<NcclMemory>(all[r].memory), " and group_bytes ",
+                    all[r].group_bytes);
     };
     for (std::size_t r = 0; r < all.size(); ++r) {
-        if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes) {
-            const int culprit = control.world_rank(static_cast<int>(r));
-            throw Error(Errc::parameter_mismatch,
-                        "the NcclOptions differ: rank " + std::to_string(control.world_rank(0)) + " has " + text(all[0]) + ", rank " +
-                            std::to_string(culprit) + " has " + text(all[r]) + "; they must be the same on all ranks",
-                        {.operation = "NcclBackend", .rank = control.world_rank(control.rank()), .peer = culprit});
-        }
-        const std::string who = "rank " + std::to_string(control.world_rank(static_cast<int>(r)));
-        const std::string old = who + " has, or was compiled for, NCCL " + nccl_version_text(all[r].version);
+        const int rank = control.world_rank(static_cast<int>(r));
+        if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes)
+            raise(Errc::parameter_mismatch, text("the NcclOptions differ: ", has(0), ", ", has(r), "; they must be the same on all ranks"),
+                  {.operation = "NcclBackend", .rank = control.own_world_rank(), .peer = rank});
+        const std::string old = text("rank ", rank, " has, or was compiled for, NCCL ", nccl_version_text(all[r].version));
         if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
         else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
-            settings.no_float8 = who + " has a device of compute capability " + std::to_string(all[r].capability / 10) + "." +
-                                 std::to_string(all[r].capability % 10);
+            settings.no_float8 =
+                text("rank ", rank, " has a device of compute capability ", all[r].capability / 10, ".", all[r].capability % 10);
         if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind) settings.memory = {best, old};
     }
 }
@@ -77,10 +62,9 @@ inline NcclCommunicator make_communicator(message_passing::MessageEngine& contro
     ncclUniqueId id{};
     if (control.rank() == 0)
         if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
-            const Error error(Errc::device_failed, std::string("ncclGetUniqueId: ") + ncclGetErrorString(code),
-                              {.operation = "NcclBackend", .rank = self, .peer = self});
-            control.fail({Errc::device_failed, self, error.what()});
-            throw error;
+            const std::string what = text("ncclGetUniqueId: ", ncclGetErrorString(code));
+            control.fail({Errc::device_failed, self, what});
+            raise(Errc::device_failed, what, {.operation = "NcclBackend", .rank = self, .peer = self});
         }
     id = control.exchange(id).front();
     const auto deadline = std::chrono::steady_clock::now() + control.timeout();
@@ -90,10 +74,10 @@ inline NcclCommunicator make_communicator(message_passing::MessageEngine& contro
             return !control.world().failed() && std::chrono::steady_clock::now() < deadline;
         });
     } catch (const Error& error) {
-        control.fail({Errc::device_failed, self, "rank " + std::to_string(self) + " cannot make a communicator of NCCL: " + error.what()});
+        control.fail({Errc::device_failed, self, text("rank ", self, " cannot make a communicator of NCCL: ", error.what())});
         const collective::Failure failure = control.world().failure();
-        throw Error(failure.code, "rank " + std::to_string(self) + ": " + failure.message,
-                    {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
+        raise(failure.code, text("rank ", self, ": ", failure.message),
+              {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
     }
 }
 
