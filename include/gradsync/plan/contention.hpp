@@ -33,9 +33,9 @@ struct Contention {
 inline void check(Contention contention) {
     const auto check_share = [](const char* which, double share) {
         if (!(share > 0 && share <= 1))
-            gradsync::detail::refuse(
-                "Contention",
-                std::string("what ") + which + " keeps of its speed must be more than 0 and at most 1, not " + std::to_string(share));
+            gradsync::detail::refuse("Contention",
+                                     gradsync::detail::text("what ", which, " keeps of its speed must be more than 0 and at most 1, not ",
+                                                            std::to_string(share)));
     };
     check_share("the compute", contention.compute);
     check_share("the link", contention.link);
