@@ -27,14 +27,13 @@ void with_type(DType dtype, const char* pass, Use&& use) {
         case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
         case DType::f32: return use(static_cast<float*>(nullptr));
         case DType::f64: return use(static_cast<double*>(nullptr));
-        case DType::f8e4m3:
-            if constexpr (float8) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
-            [[fallthrough]];
-        case DType::f8e5m2:
-            if constexpr (float8) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
-            [[fallthrough]];
-        default: refuse(dtype, pass);
+        default: break;
     }
+    if constexpr (float8) {
+        if (dtype == DType::f8e4m3) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
+        if (dtype == DType::f8e5m2) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
+    }
+    refuse(dtype, pass);
 }
 
 /// The number of thread blocks: enough to fill any device. Threads process several pieces if there are more.

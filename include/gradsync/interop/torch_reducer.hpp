@@ -39,7 +39,7 @@ struct TorchParameters {
             try {
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                throw Error(e.errc(), "parameter '" + names[i] + "': " + e.what(), {.operation = "TorchReducer", .parameter = names[i]});
+                raise(e.errc(), text("parameter '", names[i], "': ", e.what()), {.operation = "TorchReducer", .parameter = names[i]});
             }
             result.back().name = names[i];
         }

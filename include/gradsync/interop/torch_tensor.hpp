@@ -38,10 +38,11 @@ struct buffer_traits<at::Tensor> {
     /// Throws Error(invalid_argument) for a tensor that is undefined, not dense, of an unsupported dtype, or on an unsupported device.
     static BufferView view(const at::Tensor& t) {
         if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
-        if (t.layout() != at::kStrided) refuse("a tensor of " + describe(t) + " is sparse: make it dense (an embedding: sparse(false))");
+        if (t.layout() != at::kStrided)
+            refuse(detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
         if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
-            refuse("a tensor of " + describe(t) +
-                   " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()");
+            refuse(detail::text("a tensor of ", describe(t),
+                                " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()"));
         return {t.data_ptr(), static_cast<std::size_t>(t.numel()), dtype(t), space_of(t)};
     }
 
@@ -63,25 +64,24 @@ private:
             case at::kFloat8_e5m2: return DType::f8e5m2;
 #endif
             default:
-                refuse("a tensor of " + describe(t) + " cannot be synchronised: use Float, Double, Half, BFloat16, " +
-                       (GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "") + "Char, Byte, Int or Long");
+                refuse(detail::text("a tensor of ", describe(t), " cannot be synchronised: use Float, Double, Half, BFloat16, ",
+                                    GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "", "Char, Byte, Int or Long"));
         }
     }
 
     static MemorySpace space_of(const at::Tensor& t) {
         if (t.is_cpu()) return MemorySpace::host;
         if (t.is_cuda()) return MemorySpace::device;
-        refuse("a tensor of " + describe(t) + " is on a device that is not supported: use the CPU or CUDA");
+        refuse(detail::text("a tensor of ", describe(t), " is on a device that is not supported: use the CPU or CUDA"));
     }
 
     static std::string describe(const at::Tensor& t) {
-        std::string text = c10::toString(t.scalar_type());
-        text += " [";
-        for (std::int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
-        return text + "] on " + t.device().str();
+        std::string shape;
+        for (std::int64_t d = 0; d < t.dim(); ++d) shape += detail::text(d ? ", " : "", t.size(d));
+        return detail::text(c10::toString(t.scalar_type()), " [", shape, "] on ", t.device().str());
     }
 
-    [[noreturn]] static void refuse(const std::string& what) { throw Error(Errc::invalid_argument, what); }
+    [[noreturn]] static void refuse(const std::string& what) { detail::raise(Errc::invalid_argument, what); }
 };
 
 /// A parameter with the gradient that autograd leaves in it. If there is none yet, let gradients live in the buckets

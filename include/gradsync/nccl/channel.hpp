@@ -55,7 +55,7 @@ public:
 
     /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in flight.
     void add(const Call& call, std::size_t slot) {
-        pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}});
+        pending_.push_back({&call, slot, call.in, nccl_op(call.op)});
         culprit_ = pending_.size();
     }
 
@@ -68,7 +68,7 @@ public:
         scale_means(settle);
         together([this](const Pending& next, Batch& batch) { post(next, batch); }, settle);
         for (const Pending& done : pending_)
-            if (done.operand.own_op) ncclRedOpDestroy(done.operand.op, comm_.get());
+            if (done.own_op) ncclRedOpDestroy(done.op, comm_.get());
         pending_.clear();
         culprit_ = 0;
     }
@@ -76,16 +76,12 @@ public:
     std::size_t culprit() const noexcept { return culprit_; }
 
 private:
-    /// The input of a reduction: the elements, and the operation.
-    struct Operand {
-        const void* data;
-        ncclRedOp_t op;
-        bool own_op = false;
-    };
     struct Pending {
         const Call* call;
         std::size_t slot;
-        Operand operand;
+        const void* data;  ///< what a reduction adds up
+        ncclRedOp_t op;
+        bool own_op = false;  ///< `op` was made for this call
 
         bool is_mean() const noexcept { return collective::reduces(call->operation) && call->op == ReduceOp::mean; }
         std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
@@ -175,31 +171,30 @@ private:
         for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_)
             if (Pending& next = pending_[culprit_]; next.is_mean()) {
                 cuda::mean_factor(cell(next), next.call->contribution.scale, stream());
-                next.operand = scaled(next, scratch, settle);
+                scale(next, scratch, settle);
                 scratch += scratch_bytes(next);
             }
     }
 
     template <class Settle>
-    Operand scaled(const Pending& mean, std::byte* scratch, Settle&& settle) {
+    void scale(Pending& mean, std::byte* scratch, Settle&& settle) {
         const Call& call = *mean.call;
         void* const to = may_write(call) ? call.out : scratch;
         if (multiplied_here(call.dtype)) {
+            mean.data = to;
             if (mean.bytes() != 0)
                 cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
                                {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
-            return {to, ncclSum};
+            return;
         }
-        const void* data = call.in;
         if (call.contribution.scale == 0 && mean.bytes() != 0) {  // not read, because it may hold NaNs
             cuda::check(cudaMemsetAsync(to, 0, mean.bytes(), stream()), "cudaMemsetAsync");
-            data = to;
+            mean.data = to;
         }
         void* const factor = call.dtype == DType::f64 ? static_cast<void*>(&cell(mean)->factor) : &cell(mean)->factor32;
-        Operand operand{data, ncclSum, true};
-        settle(ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()),
+        settle(ncclRedOpCreatePreMulSum(&mean.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()),
                "ncclRedOpCreatePreMulSum");
-        return operand;
+        mean.own_op = true;
     }
 
     /// May `out` hold the scaled elements? Only if it is as long as `in`.
@@ -224,7 +219,7 @@ private:
     void post(const Pending& next, Batch& batch) {
         const Call& call = *next.call;
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
-        if (collective::reduces(call.operation)) return reduce(call, next.operand, batch);
+        if (collective::reduces(call.operation)) return reduce(next, batch);
         switch (call.operation) {
             case Operation::broadcast:
                 if (call.out_count != 0)
@@ -237,20 +232,21 @@ private:
         }
     }
 
-    void reduce(const Call& call, const Operand& operand, Batch& batch) {
+    void reduce(const Pending& next, Batch& batch) {
+        const Call& call = *next.call;
         const ncclDataType_t type = nccl_type(call.dtype);
         const std::size_t whole = call.in_count;
         if (whole == 0) return;
         if (call.operation == Operation::all_reduce)
-            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()), "ncclAllReduce");
+            return batch.add(ncclAllReduce(next.data, call.out, whole, type, next.op, comm_.get(), stream()), "ncclAllReduce");
         if (call.operation == Operation::reduce)
-            return batch.add(ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()), "ncclReduce");
+            return batch.add(ncclReduce(next.data, call.out, whole, type, next.op, call.root, comm_.get(), stream()), "ncclReduce");
         if (is_even(whole))
-            return batch.add(ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
+            return batch.add(ncclReduceScatter(next.data, call.out, call.out_count, type, next.op, comm_.get(), stream()),
                              "ncclReduceScatter");
         for_shards(whole, [&](int r, ElementRange own) {
-            batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type,
-                                 operand.op, r, comm_.get(), stream()),
+            batch.add(ncclReduce(element(next.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type, next.op, r,
+                                 comm_.get(), stream()),
                       "ncclReduce");
         });
     }
