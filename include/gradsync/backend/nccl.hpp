@@ -188,7 +188,7 @@ private:
             .compute = options.stream, .max_ctas = options.max_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().hooks());
-        detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings);
+        detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings.max_ctas);
         return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(comm), settings);
     }
 

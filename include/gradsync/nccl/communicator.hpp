@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "../collective/messages/message_engine.hpp"
 #include "../core/clock.hpp"
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"
@@ -167,5 +168,31 @@ private:
     bool owns_ = true;
     std::shared_ptr<std::atomic<bool>> aborting_;  ///< true once NCCL has returned
 };
+
+/// Makes a communicator of the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
+/// first.
+inline NcclCommunicator make_communicator(message_passing::MessageEngine& control, int max_ctas) {
+    const int self = control.own_world_rank();
+    ncclUniqueId id{};
+    if (control.rank() == 0)
+        if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
+            const std::string what = text("ncclGetUniqueId: ", ncclGetErrorString(code));
+            control.fail({Errc::device_failed, self, what});
+            raise(Errc::device_failed, what, {.operation = "NcclBackend", .rank = self, .peer = self});
+        }
+    id = control.exchange(id).front();
+    const auto deadline = std::chrono::steady_clock::now() + control.timeout();
+    try {
+        return NcclCommunicator::make(id, control.rank(), control.size(), max_ctas, [&] {
+            control.progress();
+            return !control.world().failed() && std::chrono::steady_clock::now() < deadline;
+        });
+    } catch (const Error& error) {
+        control.fail({Errc::device_failed, self, text("rank ", self, " cannot make a communicator of NCCL: ", error.what())});
+        const collective::Failure failure = control.world().failure();
+        raise(failure.code, text("rank ", self, ": ", failure.message),
+              {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
+    }
+}
 
 }  // namespace gradsync::inline v0_2::detail

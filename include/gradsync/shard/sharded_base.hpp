@@ -18,15 +18,25 @@
 #include "../engine/gradient_engine.hpp"
 #include "../engine/guard.hpp"
 #include "../engine/no_sync.hpp"
+#include "../engine/options.hpp"
 #include "../engine/policies.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
 #include "flat_optimizer.hpp"
-#include "options.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
 
-namespace gradsync::inline v0_2::detail {
+namespace gradsync::inline v0_2 {
+
+/// Bytes of library memory per rank, gaps between parameters included.
+struct ShardMemory {
+    std::size_t parameters = 0;      ///< weights that the model computes with
+    std::size_t gradients = 0;       ///< buckets and shards of gradients
+    std::size_t master_weights = 0;  ///< those kept in addition to the weights
+    std::size_t optimizer_state = 0;
+};
+
+namespace detail {
 
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
 /// which moves between ranks only to be saved or loaded.
@@ -314,4 +324,6 @@ protected:
     Statistics statistics_;
 };
 
-}  // namespace gradsync::inline v0_2::detail
+}  // namespace detail
+
+}  // namespace gradsync::inline v0_2

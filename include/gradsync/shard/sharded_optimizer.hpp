@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <utility>
@@ -9,13 +10,39 @@
 #include "../bucket/size_capped.hpp"
 #include "../core/exchange.hpp"
 #include "../engine/arguments.hpp"
+#include "../engine/options.hpp"
 #include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "options.hpp"
 #include "shard_state.hpp"
 #include "sharded_base.hpp"
 
 namespace gradsync::inline v0_2 {
+
+/// The stages of ZeRO (Rajbhandari et al., arXiv 1910.02054) say which data are sharded.
+
+/// Stage 1 shards the optimizer state and the master weights. Gradients are whole, and live where `ReducerOptions::gradients` says;
+/// micro-batches add up there under `no_sync()`.
+struct Zero1 {
+    static constexpr bool shards_gradients = false;
+};
+
+/// Stage 2 shards the gradients too. A bucket has memory only while it is filled and reduced. This rank's shard stays, in f32 (f64 for
+/// f64); further micro-batches are reduced and added to it.
+struct Zero2 {
+    static constexpr bool shards_gradients = true;
+};
+
+/// The memory of the weights that the model computes with.
+enum class ParameterStorage : std::uint8_t {
+    borrowed,    ///< in the trainer's memory: the gathered weights are copied there
+    in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
+};
+
+struct ShardingOptions {
+    /// As for a Reducer. `gradients` applies to stage 1; stage 2 always pools them.
+    ReducerOptions reducer = {};
+    ParameterStorage parameters = ParameterStorage::borrowed;
+};
 
 /// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
 /// (`Zero1`), and of the gradients too (`Zero2`). Every rank holds the whole weights.
