@@ -2,9 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <span>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
 

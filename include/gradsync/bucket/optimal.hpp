@@ -2,15 +2,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdio>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../plan/backward.hpp"
 #include "../plan/cost_model.hpp"

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {

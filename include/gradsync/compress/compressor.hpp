@@ -2,17 +2,9 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/exchange.hpp"
 #include "error_feedback.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
-#include "error_feedback.hpp"
 #include "staged_work.hpp"
 
 namespace gradsync::inline v0_2::detail {

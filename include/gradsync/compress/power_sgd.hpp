@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/math.hpp"
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
-#include "error_feedback.hpp"
 #include "staged_work.hpp"
 
 namespace gradsync::inline v0_2 {

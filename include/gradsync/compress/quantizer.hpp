@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "../core/backend.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/quantize.hpp"

@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/math.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/largest.hpp"
 #include "gathered.hpp"

@@ -3,13 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "passes.hpp"
 #include "runtime.hpp"
 

@@ -4,11 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -18,12 +15,9 @@
 #include "../collective/in_flight.hpp"
 #include "../collective/world.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "device_watch.hpp"
-#include "runtime.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

@@ -3,7 +3,6 @@
 
 #include "../backend/mpi.hpp"  // before anything else that includes mpi.h: without its C++ bindings
 
-#include <string>
 #include <utility>
 
 #include <boost/mpi/communicator.hpp>

@@ -4,11 +4,8 @@
 #include <Eigen/Core>
 
 #include <array>
-#include <cstddef>
 #include <type_traits>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "pointer.hpp"
 
 /// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be contiguous, such as

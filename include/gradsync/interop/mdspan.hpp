@@ -2,13 +2,8 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <string>
-#include <type_traits>
 #include <vector>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "pointer.hpp"
 
 /// Multi-dimensional views with the interface of std::mdspan, such as the standard's own and Kokkos's for C++20.

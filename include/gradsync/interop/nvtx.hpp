@@ -4,11 +4,6 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <array>
-#include <cstddef>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
 #include "../core/unique_handle.hpp"

@@ -10,11 +10,8 @@
 #define GRADSYNC_TORCH_FLOAT8 0
 #endif
 
-#include <string>
 #include <type_traits>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "../core/parameter.hpp"
 
 /// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.

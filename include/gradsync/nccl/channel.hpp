@@ -4,13 +4,10 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "../collective/call.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "../core/shard_range.hpp"
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"

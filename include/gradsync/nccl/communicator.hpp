@@ -5,10 +5,8 @@
 
 #include <atomic>
 #include <cassert>
-#include <cstddef>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 

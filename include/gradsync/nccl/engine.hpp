@@ -2,13 +2,10 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -17,13 +14,9 @@
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
 #include "../collective/messages/message_engine.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
-#include "../core/math.hpp"
 #include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
 #include "channel.hpp"
-#include "communicator.hpp"
 #include "memory.hpp"
 
 namespace gradsync::inline v0_2::detail {

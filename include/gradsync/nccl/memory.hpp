@@ -4,18 +4,12 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "../collective/engine.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "../core/leak_until_exit.hpp"
 #include "../core/unique_handle.hpp"
 #include "../cuda/runtime.hpp"

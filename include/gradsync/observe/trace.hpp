@@ -5,21 +5,12 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
-#include "observer.hpp"
 #include "timeline.hpp"
 
 namespace gradsync::inline v0_2 {

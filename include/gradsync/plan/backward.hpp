@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "../core/bucket_plan.hpp"
-#include "../core/math.hpp"
 #include "cost_model.hpp"
 
 namespace gradsync::inline v0_2::plan {

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
-#include "../core/math.hpp"
 #include "cost_model.hpp"
 
 namespace gradsync::inline v0_2::plan {

@@ -2,10 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
 
 #include "../core/math.hpp"
 #include "checked_size.hpp"

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <limits>
-#include <span>
-#include <vector>
 
-#include "../core/math.hpp"
 #include "backward.hpp"
-#include "cost_model.hpp"
 
 /// Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are in order of readiness; times
 /// do not decrease and are not negative. A bucket holds gradients of one kind. If all are of one kind, a result lists the ends of the

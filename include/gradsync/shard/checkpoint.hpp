@@ -5,20 +5,16 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/verification.hpp"

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <string>
 #include <utility>
 
 #include "../compress/staged_work.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
 #include "../core/exchange.hpp"
 
 namespace gradsync::inline v0_2 {

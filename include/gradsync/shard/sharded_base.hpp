@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/error.hpp"
-#include "../core/parameter.hpp"
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/deferred_gather.hpp"
@@ -22,7 +15,6 @@
 #include "../engine/policies.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
-#include "flat_optimizer.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
 

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
-#include <span>
 #include <utility>
 
 #include "../bucket/size_capped.hpp"
-#include "../core/exchange.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/options.hpp"
 #include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "shard_state.hpp"
 #include "sharded_base.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,20 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <initializer_list>
 #include <utility>
-#include <vector>
 
 #include "../bucket/units.hpp"
-#include "../core/collective_tag.hpp"
-#include "../core/exchange.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/options.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "shard_state.hpp"
 #include "sharded_base.hpp"
-#include "unit_values.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 
