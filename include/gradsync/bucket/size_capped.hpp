@@ -43,7 +43,7 @@ public:
     std::span<const std::size_t> caps() const noexcept { return {caps_.data(), caps_.size()}; }
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
-        return detail::assign_buckets(parameters, order, caps(), [](const ParameterInfo& p) { return p.cheaper_alone; });
+        return detail::assign_buckets(parameters, order, caps(), true);
     }
 
     /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; from three caps on: "SizeCappedBuckets{caps=[1, 2, 4]}".

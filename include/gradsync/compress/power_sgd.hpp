@@ -72,7 +72,8 @@ public:
                 has = Has::left;
             }
             if (has == Has::left) {
-                work = owner->average_right(b, weight);
+                const Bucket& own = owner->buckets_[b];
+                work = owner->second_->all_reduce(BufferView{owner->right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
                 has = Has::right;
                 return true;
             }
@@ -247,10 +248,6 @@ private:
             }
         });
         computed_ += std::chrono::steady_clock::now() - begin;
-    }
-    typename B::WorkType average_right(std::size_t b, double weight) {
-        const Bucket& own = buckets_[b];
-        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
     }
 
     /// P and Q are averaged: writes their product to the gradients.

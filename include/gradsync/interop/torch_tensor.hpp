@@ -78,7 +78,7 @@ private:
         return detail::text(c10::toString(t.scalar_type()), " [", shape, "] on ", t.device().str());
     }
 
-    [[noreturn]] static void refuse(const std::string& what) { detail::raise(Errc::invalid_argument, what); }
+    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) { detail::raise(Errc::invalid_argument, what); }
 };
 
 /// A parameter with the gradient that autograd leaves in it. If there is none yet, let gradients live in the buckets

@@ -154,10 +154,8 @@ private:
     /// Waits a while until all work is complete, here and in NCCL's threads; returns whether it is.
     bool finalise() noexcept {
         ncclResult_t code = ncclCommFinalize(comm_);
-        for (const auto deadline = Clock::now() + patience; code == ncclInProgress && Clock::now() < deadline;) {
-            std::this_thread::yield();
-            if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) return false;
-        }
+        poll_until(Clock::now() + patience, std::chrono::microseconds(10),
+                   [&] { return code != ncclInProgress || ncclCommGetAsyncError(comm_, &code) != ncclSuccess; });
         return code == ncclSuccess;
     }
     bool is_aborting() const noexcept { return aborting_ && !aborting_->load(std::memory_order_acquire); }

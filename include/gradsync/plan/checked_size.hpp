@@ -11,7 +11,7 @@ namespace gradsync::inline v0_2::plan {
 namespace detail {
 
 template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
     gradsync::detail::raise(Errc::invalid_argument, gradsync::detail::text(parts...), {.operation = "plan"});
 }
 
