@@ -100,6 +100,10 @@ constexpr CallCost flat_cost(Collective what, Algorithm algorithm, int p, Link l
     }
 }
 
+constexpr Link slower(Link a, Link b) noexcept {
+    return {gradsync::detail::larger(a.alpha, b.alpha), gradsync::detail::larger(a.beta, b.beta)};
+}
+
 }  // namespace detail
 
 /// The cost of a collective over all ranks. The n bytes of `CallCost` are those of the whole buffer.
@@ -124,11 +128,8 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
         const Algorithm flat = algorithm != Algorithm::hierarchical ? algorithm : nodes == 1 ? Algorithm::ring : cluster.across;
         return overhead + detail::flat_cost(what, flat, cluster.ranks, nodes == 1 ? cluster.within : cluster.between);
     }
-    if (algorithm == Algorithm::ring || algorithm == Algorithm::tree) {
-        const Link &a = cluster.between, &b = cluster.within;
-        const Link slower{gradsync::detail::larger(a.alpha, b.alpha), gradsync::detail::larger(a.beta, b.beta)};
-        return overhead + detail::flat_cost(what, algorithm, cluster.ranks, slower);
-    }
+    if (algorithm == Algorithm::ring || algorithm == Algorithm::tree)
+        return overhead + detail::flat_cost(what, algorithm, cluster.ranks, detail::slower(cluster.between, cluster.within));
 
     const bool by_halves = algorithm == Algorithm::recursive_halving;
     const Algorithm inner = by_halves ? algorithm : Algorithm::ring, outer = by_halves ? algorithm : cluster.across;
