@@ -5,7 +5,7 @@
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
-#include <gradsync/plan/contention.hpp>
+#include <gradsync/plan/backward.hpp>
 #include <gradsync/plan/partition.hpp>
 
 #include "command.hpp"

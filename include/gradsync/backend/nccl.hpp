@@ -188,7 +188,7 @@ private:
             .compute = options.stream, .max_ctas = options.max_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().hooks());
-        detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings);
+        detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings.max_ctas);
         return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(comm), settings);
     }
 
@@ -203,7 +203,7 @@ private:
                             ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
                             "; both must have the same ranks in the same order",
                         {.operation = "NcclBackend", .rank = rank});
-        auto adopted = detail::NcclCommunicator::adopt(comm, takes_ownership);
+        detail::NcclCommunicator adopted(comm, takes_ownership);
         return NcclBackend(connect(rendezvous, options), options, &adopted);
     }
 

@@ -2,12 +2,8 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <memory>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
 

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <span>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
 
@@ -23,11 +20,10 @@ inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const st
 
 /// The loop that bucket policies share. It takes the parameters in `order` and keeps one open bucket for each kind (dtype, memory space). A
 /// parameter joins the open bucket if the total stays within the bucket's cap. Otherwise, or if it is the first of its kind, it opens the
-/// next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the last cap repeats. If `apart(info)` is true, the parameter gets a
-/// bucket of its own, which uses up no cap and closes no bucket.
-template <class Apart>
-BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order, std::span<const std::size_t> caps,
-                          Apart apart) {
+/// next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the last cap repeats. With `spares_copies`, a parameter that is
+/// `cheaper_alone` gets a bucket of its own, which uses up no cap and closes no bucket.
+inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order,
+                                 std::span<const std::size_t> caps, bool spares_copies) {
     struct Sequence {  // the buckets of one kind
         std::size_t opened = 0;
         std::size_t open = 0;  ///< number of the open bucket, if opened > 0
@@ -39,7 +35,7 @@ BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<c
 
     for (std::size_t at = 0; at < order.size(); ++at) {
         const ParameterInfo& parameter = parameters[order[at]];
-        if (apart(parameter)) {
+        if (spares_copies && parameter.cheaper_alone) {
             bucket_of[at] = buckets++;
             continue;
         }

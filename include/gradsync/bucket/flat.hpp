@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-
 #include "../core/bucket_plan.hpp"
 #include "assign_buckets.hpp"
 
@@ -16,7 +11,7 @@ namespace gradsync::inline v0_2 {
 struct Flat {
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         constexpr std::size_t no_cap[] = {SIZE_MAX};
-        return detail::assign_buckets(parameters, order, no_cap, [](const ParameterInfo&) { return false; });
+        return detail::assign_buckets(parameters, order, no_cap, false);
     }
 
     std::string describe() const { return "Flat"; }

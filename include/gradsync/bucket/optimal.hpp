@@ -2,15 +2,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdio>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../plan/backward.hpp"
 #include "../plan/cost_model.hpp"
@@ -51,8 +46,8 @@ public:
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (ready_.empty()) return SizeCappedBuckets().plan(parameters, order);
         if (ready_.size() != parameters.size())
-            detail::refuse("OptimalBuckets", "there are times of readiness for " + std::to_string(ready_.size()) + " parameters, not for " +
-                                                 std::to_string(parameters.size()) + "; measure them again for this model");
+            detail::refuse("OptimalBuckets", detail::text("there are times of readiness for ", ready_.size(), " parameters, not for ",
+                                                          parameters.size(), "; measure them again for this model"));
         std::array<std::size_t, ParameterInfo::kind_count> kind_of{};  // 1 + the kind's number; 0: not seen yet
         plan::KindedGradients gradients;
         gradients.kind_count = 0;
@@ -79,7 +74,7 @@ public:
 private:
     static void check(const char* what, double value) {
         if (!(value >= 0) || !detail::is_finite(value))
-            detail::refuse("OptimalBuckets", std::string(what) + " must be a finite number of 0 or more, not " + std::to_string(value));
+            detail::refuse("OptimalBuckets", detail::text(what, " must be a finite number of 0 or more, not ", std::to_string(value)));
     }
 
     plan::CallCost cost_;

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
-
 #include "../core/bucket_plan.hpp"
 
 namespace gradsync::inline v0_2 {

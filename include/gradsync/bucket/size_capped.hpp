@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -48,16 +43,15 @@ public:
     std::span<const std::size_t> caps() const noexcept { return {caps_.data(), caps_.size()}; }
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
-        return detail::assign_buckets(parameters, order, caps(), [](const ParameterInfo& p) { return p.cheaper_alone; });
+        return detail::assign_buckets(parameters, order, caps(), true);
     }
 
     /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; from three caps on: "SizeCappedBuckets{caps=[1, 2, 4]}".
     std::string describe() const {
-        if (caps_.size() <= 2)
-            return "SizeCappedBuckets{cap=" + std::to_string(caps_.back()) + ", first_cap=" + std::to_string(caps_.front()) + "}";
+        if (caps_.size() <= 2) return detail::text("SizeCappedBuckets{cap=", caps_.back(), ", first_cap=", caps_.front(), "}");
         std::string list;
-        for (std::size_t cap : caps_) list += (list.empty() ? "" : ", ") + std::to_string(cap);
-        return "SizeCappedBuckets{caps=[" + list + "]}";
+        for (std::size_t cap : caps_) list += detail::text(list.empty() ? "" : ", ", cap);
+        return detail::text("SizeCappedBuckets{caps=[", list, "]}");
     }
 
     friend bool operator==(const SizeCappedBuckets&, const SizeCappedBuckets&) = default;

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -22,8 +17,8 @@ public:
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
-                detail::refuse("Units", "there is a parameter of unit " + std::to_string(static_cast<std::ptrdiff_t>(unit)) +
-                                            "; number units from 0, and give frozen parameters one, too");
+                detail::refuse("Units", detail::text("there is a parameter of unit ", static_cast<std::ptrdiff_t>(unit),
+                                                     "; number units from 0, and give frozen parameters one, too"));
             count_ = unit < count_ ? count_ : unit + 1;
         }
     }
@@ -35,8 +30,7 @@ public:
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (parameters.size() != unit_of_.size())
-            detail::refuse("Units", "there are " + std::to_string(parameters.size()) + " parameters, but units for " +
-                                        std::to_string(unit_of_.size()));
+            detail::refuse("Units", detail::text("there are ", parameters.size(), " parameters, but units for ", unit_of_.size()));
         struct Bucket {
             std::size_t kind, number;
         };
@@ -54,7 +48,7 @@ public:
         return detail::plan_of(order, bucket_of, buckets);
     }
 
-    std::string describe() const { return "Units{" + std::to_string(count_) + "}"; }
+    std::string describe() const { return detail::text("Units{", count_, "}"); }
 
     friend bool operator==(const Units&, const Units&) = default;
 

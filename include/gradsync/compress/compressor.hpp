@@ -2,15 +2,10 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <string>
+#include <utility>
 
-#include "../core/backend.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
-#include "../core/exchange.hpp"
+#include "error_feedback.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -44,14 +39,59 @@ concept Compressor = ExchangePolicy<X, B> && !ExchangeOver<X, B>::traits.scatter
 
 namespace detail {
 
-/// Compressors work in host memory only.
-template <Backend B>
-consteval bool compresses_on() {
+/// The common part of compressors: settings, residuals, and the number of steps of each bucket. Settings has `start_step` (steps before it
+/// are not compressed) and `describe()`.
+template <Backend B, class Settings>
+class CompressedExchange {
     static_assert(
         B::memory_space == MemorySpace::host,
         "gradsync: TopK, PowerSgd and Quantizer compress in host memory; on a device send fewer bits (ReducerOptions::reduce_dtype)");
-    return true;
-}
+
+public:
+    static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
+
+    CompressedExchange(const CompressedExchange&) = delete;  // works point to it
+    CompressedExchange& operator=(const CompressedExchange&) = delete;
+
+    bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
+    std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
+    std::string describe() const { return settings_.describe(); }
+
+    BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
+    BufferView shared(std::size_t) const noexcept { return {}; }
+    std::uint64_t steps() const noexcept { return steps_.empty() ? 0 : steps_.front(); }
+    void set_steps(std::uint64_t n) noexcept {
+        for (std::uint64_t& steps : steps_) steps = n;
+    }
+
+protected:
+    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
+
+    explicit CompressedExchange(const Settings& settings) : settings_(settings) {}
+    ~CompressedExchange() = default;
+
+    void adopt(std::span<const BucketContents> contents) {
+        residuals_.adopt_plan(contents);
+        steps_.assign(contents.size(), steps());
+    }
+
+    /// Counts a step of bucket b; returns false if it travels whole in this step, with `contribution`, which may change. `shrinks()`: is its
+    /// compressed form smaller? It is called only if there are other ranks.
+    template <class Shrinks>
+    bool compresses(const B& backend, std::size_t b, BufferView bucket, Contribution& contribution, Shrinks&& shrinks) {
+        if (is_single_rank(backend) || steps_[b]++ < settings_.start_step || !is_compressible(bucket.dtype)) return false;
+        if (shrinks()) return true;
+        contribution = residuals_.release(b, bucket, contribution);
+        return false;
+    }
+    /// Was the last step of bucket b too early to be compressed?
+    bool was_early(std::size_t b) const noexcept { return steps_[b] <= settings_.start_step; }
+
+    const Settings settings_;
+    ErrorFeedback residuals_;
+    std::vector<std::uint64_t> steps_;  ///< by bucket
+    std::chrono::nanoseconds computed_{};
+};
 
 /// 17 digits: different numbers get different texts.
 inline std::string text_of(double x) {

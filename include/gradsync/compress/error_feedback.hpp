@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <cstring>
-#include <span>
 #include <utility>
-#include <vector>
 
-#include "../core/buffer_view.hpp"
 #include "../core/exchange.hpp"
-#include "../core/math.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "../kernel/largest.hpp"

@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
-#include "error_feedback.hpp"
 #include "staged_work.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -31,8 +23,7 @@ struct Messages {
 /// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each adds them up in rank
 /// order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
-/// Settings has `start_step` (steps before it are not compressed) and `describe()`. Codec defines the words. It is made of the settings and
-/// has:
+/// Codec defines the words. It is made of the settings and has:
 /// - `adopt_plan(contents, rank)`: takes the contents of the buckets from now on;
 /// - `words(b)`: the number of words of a message of bucket b;
 /// - `write(b, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
@@ -41,15 +32,12 @@ struct Messages {
 /// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages. Elements that no message mentions become 0; gaps
 ///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
 template <Backend B, class Settings, class Codec>
-class GatheredExchange {
-    static_assert(compresses_on<B>());
+class GatheredExchange : public CompressedExchange<B, Settings> {
+    using Base = CompressedExchange<B, Settings>;
+    using Base::computed_, Base::residuals_;
 
 public:
-    static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
-
-    explicit GatheredExchange(const Settings& settings) : settings_(settings), codec_(settings) {}
-    GatheredExchange(const GatheredExchange&) = delete;  // works point to it
-    GatheredExchange& operator=(const GatheredExchange&) = delete;
+    explicit GatheredExchange(const Settings& settings) : Base(settings), codec_(settings) {}
 
     /// The second stage: adds up the gathered words.
     struct Sum {
@@ -72,14 +60,12 @@ public:
     void adopt_plan(B& backend, std::span<const BucketContents> contents) {
         size_ = static_cast<std::size_t>(backend.size());
         rank_ = static_cast<std::size_t>(backend.rank());
-        residuals_.adopt_plan(contents);
+        Base::adopt(contents);
         codec_.adopt_plan(contents, backend.rank());
-        const std::uint64_t seen = steps();
         buckets_.assign(contents.size(), {});
         std::size_t words = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b];
-            bucket.steps = seen;
             if (!is_compressible(contents[b].dtype)) continue;
             std::size_t elements = 0;
             for (const BucketContents::Part& part : contents[b].parts) {
@@ -96,11 +82,9 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-        if (is_single_rank(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
-        Bucket& own = buckets_[b];
-        const bool early = own.steps++ < settings_.start_step;
-        if (early || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
-        if (own.words == 0) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
+        if (!Base::compresses(backend, b, bucket, contribution, [&] { return buckets_[b].words != 0; }))
+            return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        const Bucket& own = buckets_[b];
         const double unit = residuals_.unit_of(contribution);
         double weight = contribution.weight;
         std::uint32_t* const message = message_of(own, rank_);
@@ -119,29 +103,17 @@ public:
         return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket, unit});
     }
 
-    bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
-        const Bucket& own = buckets_[b];
-        const bool whole = own.words == 0 || own.steps <= settings_.start_step;
-        return {whole ? bucket.bytes() : own.words * size_ * sizeof(std::uint32_t), 1};
-    }
-    std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
-    std::string describe() const { return settings_.describe(); }
-
-    BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
-    BufferView shared(std::size_t) const noexcept { return {}; }
-    std::uint64_t steps() const noexcept { return buckets_.empty() ? 0 : buckets_.front().steps; }
-    void set_steps(std::uint64_t n) noexcept {
-        for (Bucket& bucket : buckets_) bucket.steps = n;
+        const std::size_t words = buckets_[b].words;
+        return {words == 0 || Base::was_early(b) ? bucket.bytes() : words * size_ * sizeof(std::uint32_t), 1};
     }
 
 private:
     static constexpr std::size_t weight_words = sizeof(double) / sizeof(std::uint32_t);
 
     struct Bucket {
-        std::size_t words = 0;  ///< words of a rank's message, its weight included; 0: the bucket travels whole
-        std::size_t first = 0;  ///< index of its messages in `gathered_`
-        std::uint64_t steps = 0;
+        std::size_t words = 0;              ///< words of a rank's message, its weight included; 0: the bucket travels whole
+        std::size_t first = 0;              ///< index of its messages in `gathered_`
         std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
     };
 
@@ -179,15 +151,10 @@ private:
         });
     }
 
-    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
-
-    const Settings settings_;
     Codec codec_;
     std::size_t size_ = 1, rank_ = 0;
-    ErrorFeedback residuals_;
     std::vector<Bucket> buckets_;
-    Memory gathered_{};
-    std::chrono::nanoseconds computed_{};
+    typename Base::Memory gathered_{};
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/math.hpp"
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
-#include "error_feedback.hpp"
 #include "staged_work.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -46,26 +38,24 @@ struct PowerSgd {
     using Exchange = detail::PowerSgdExchange<B>;
 
     std::string describe() const {
-        return "PowerSgd{rank=" + std::to_string(rank) + ", start_step=" + std::to_string(start_step) +
-               ", min_compression_rate=" + detail::text_of(min_compression_rate) + ", seed=" + std::to_string(seed) + "}";
+        return detail::text("PowerSgd{rank=", rank, ", start_step=", start_step,
+                            ", min_compression_rate=", detail::text_of(min_compression_rate), ", seed=", seed, "}");
     }
 };
 
 namespace detail {
 
 template <Backend B>
-class PowerSgdExchange {
-    static_assert(compresses_on<B>());
+class PowerSgdExchange : public CompressedExchange<B, PowerSgd> {
+    using Base = CompressedExchange<B, PowerSgd>;
+    using Base::computed_, Base::residuals_, Base::settings_;
+    using typename Base::Memory;
 
 public:
-    static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
-
-    explicit PowerSgdExchange(const PowerSgd& settings) : settings_(settings) {
+    explicit PowerSgdExchange(const PowerSgd& settings) : Base(settings) {
         if (settings.rank == 0) refuse("PowerSgd", "the rank must be 1 at least");
         if (!(settings.min_compression_rate > 0)) refuse("PowerSgd", "min_compression_rate must be more than 0");
     }
-    PowerSgdExchange(const PowerSgdExchange&) = delete;  // works point to it
-    PowerSgdExchange& operator=(const PowerSgdExchange&) = delete;
 
     /// The stages after the average of P, and after that of Q.
     struct Rest {
@@ -82,7 +72,8 @@ public:
                 has = Has::left;
             }
             if (has == Has::left) {
-                work = owner->average_right(b, weight);
+                const Bucket& own = owner->buckets_[b];
+                work = owner->second_->all_reduce(BufferView{owner->right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
                 has = Has::right;
                 return true;
             }
@@ -98,14 +89,12 @@ public:
 
     void adopt_plan(B& backend, std::span<const BucketContents> contents) {
         if (!second_) second_.emplace(backend.duplicate());
-        residuals_.adopt_plan(contents);
-        const std::uint64_t seen = steps();
+        Base::adopt(contents);
         buckets_.assign(contents.size(), {});
         std::vector<NumbersOf> rights(parameters_of(contents));
         std::size_t lefts = 0, right_numbers = 0, largest = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b] = split(contents[b]);
-            bucket.steps = seen;
             bucket.left = lefts;
             bucket.right = right_numbers;
             std::size_t right = right_numbers;
@@ -123,11 +112,9 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-        if (is_single_rank(backend)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
-        Bucket& own = buckets_[b];
-        const std::uint64_t step = own.steps++;
-        if (step < settings_.start_step || !is_compressible(bucket.dtype)) return WorkType<B>(backend.all_reduce(bucket, op, contribution));
-        if (own.matrices.empty()) return WorkType<B>(backend.all_reduce(bucket, op, residuals_.release(b, bucket, contribution)));
+        if (!Base::compresses(backend, b, bucket, contribution, [&] { return !buckets_[b].matrices.empty(); }))
+            return WorkType<B>(backend.all_reduce(bucket, op, contribution));
+        const Bucket& own = buckets_[b];
         second_->set_timeout(backend.timeout());
         const double unit = residuals_.unit_of(contribution);
         if (unit == 0) {
@@ -135,31 +122,23 @@ public:
             std::memset(left_of(own), 0, own.left_count * sizeof(float));
         } else {
             residuals_.begin(b, bucket, contribution.scale, unit);
-            make_left(b, step);
+            make_left(b);
         }
         // The scale of 1 is right: these numbers contain the gradients with their scale already.
         return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
                            Rest{this, b, bucket, contribution.weight, unit});
     }
 
-    bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
         const Bucket& own = buckets_[b];
-        if (own.matrices.empty() || own.steps <= settings_.start_step) return {bucket.bytes(), 1};
+        if (own.matrices.empty() || Base::was_early(b)) return {bucket.bytes(), 1};
         return {(own.left_count + own.right_count) * sizeof(float), 2};
     }
     std::chrono::nanoseconds progress_time() const noexcept {
         return second_ ? computed_ + std::chrono::nanoseconds(second_->progress_time()) : computed_;
     }
-    std::string describe() const { return settings_.describe(); }
-
-    BufferView residual(std::size_t i) const noexcept { return residuals_.parameter(i); }
     /// Q, with which the next step starts: up to `rank` vectors of n elements.
     BufferView shared(std::size_t i) const noexcept { return right_.of(i); }
-    std::uint64_t steps() const noexcept { return buckets_.empty() ? 0 : buckets_.front().steps; }
-    void set_steps(std::uint64_t n) noexcept {
-        for (Bucket& bucket : buckets_) bucket.steps = n;
-    }
 
 private:
     struct Matrix {
@@ -173,7 +152,6 @@ private:
         std::vector<NumbersOf> whole;            ///< the parameters that travel whole
         std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
-        std::uint64_t steps = 0;
     };
 
     Matrix matrix_of(const BucketContents::Part& part) const noexcept {
@@ -237,8 +215,9 @@ private:
     }
 
     /// Computes P of this rank's matrices, and copies the parameters that travel whole behind it.
-    void make_left(std::size_t b, std::uint64_t step) {
+    void make_left(std::size_t b) {
         const Bucket& own = buckets_[b];
+        const std::uint64_t step = Base::steps_[b] - 1;
         float* to = for_matrices(own, [&](const Matrix& m, float* left, float* right) {
             prepare(m, right, step);
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
@@ -270,10 +249,6 @@ private:
         });
         computed_ += std::chrono::steady_clock::now() - begin;
     }
-    typename B::WorkType average_right(std::size_t b, double weight) {
-        const Bucket& own = buckets_[b];
-        return second_->all_reduce(BufferView{right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
-    }
 
     /// P and Q are averaged: writes their product to the gradients.
     void expand(std::size_t b, BufferView bucket, double unit) {
@@ -300,16 +275,11 @@ private:
         std::memset(right, 0, m.rank * m.columns * sizeof(float));
     }
 
-    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
-
-    const PowerSgd settings_;
     std::optional<B> second_;  ///< a communicator of its own for the averages of Q, whose order differs from that of P
-    ErrorFeedback residuals_;
     std::vector<Bucket> buckets_;
     Memory left_{};
     Remembered<Memory> right_;
     kernel::HostBuffer product_;  ///< product of a matrix of low precision, in f32
-    std::chrono::nanoseconds computed_{};
 };
 
 }  // namespace detail

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "../core/backend.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/quantize.hpp"
@@ -36,7 +30,7 @@ struct Quantizer {
     template <Backend B>
     using Exchange = detail::GatheredExchange<B, Quantizer, detail::QuantizerCodec>;
 
-    std::string describe() const { return "Quantizer{bits=" + std::to_string(bits) + ", start_step=" + std::to_string(start_step) + "}"; }
+    std::string describe() const { return detail::text("Quantizer{bits=", bits, ", start_step=", start_step, "}"); }
 };
 
 namespace detail {
@@ -45,7 +39,7 @@ namespace detail {
 class QuantizerCodec {
 public:
     explicit QuantizerCodec(const Quantizer& settings) : bits_(settings.bits) {
-        if (bits_ != 8 && bits_ != 4 && bits_ != 1) refuse("Quantizer", "an element has 8, 4 or 1 bits, not " + std::to_string(bits_));
+        if (bits_ != 8 && bits_ != 4 && bits_ != 1) refuse("Quantizer", text("an element has 8, 4 or 1 bits, not ", bits_));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int) {

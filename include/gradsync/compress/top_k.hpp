@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/math.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/largest.hpp"
 #include "gathered.hpp"
@@ -36,7 +30,7 @@ struct TopK {
     template <Backend B>
     using Exchange = detail::GatheredExchange<B, TopK, detail::TopKCodec>;
 
-    std::string describe() const { return "TopK{density=" + detail::text_of(density) + ", start_step=" + std::to_string(start_step) + "}"; }
+    std::string describe() const { return detail::text("TopK{density=", detail::text_of(density), ", start_step=", start_step, "}"); }
 };
 
 namespace detail {
@@ -46,7 +40,7 @@ class TopKCodec {
 public:
     explicit TopKCodec(const TopK& settings) : density_(settings.density) {
         if (!(density_ > 0 && density_ <= 1))
-            refuse("TopK", "the density must be more than 0 and 1 at most, not " + std::to_string(density_));
+            refuse("TopK", text("the density must be more than 0 and 1 at most, not ", std::to_string(density_)));
     }
 
     void adopt_plan(std::span<const BucketContents> contents, int rank) {
@@ -57,10 +51,9 @@ public:
             std::size_t elements = 0;
             for (const BucketContents::Part& part : contents[b].parts) elements += part.count;
             if (contents[b].count > std::numeric_limits<std::uint32_t>::max())
-                throw Error(Errc::invalid_argument,
-                            "TopK: a bucket has " + std::to_string(contents[b].count) +
-                                " elements, and 2^32 - 1 is the most; use SizeCappedBuckets",
-                            {.operation = "TopK", .rank = rank, .bucket = static_cast<std::ptrdiff_t>(b)});
+                raise(Errc::invalid_argument,
+                      text("TopK: a bucket has ", contents[b].count, " elements, and 2^32 - 1 is the most; use SizeCappedBuckets"),
+                      {.operation = "TopK", .rank = rank, .bucket = static_cast<std::ptrdiff_t>(b)});
             k_[b] = static_cast<std::size_t>(density_ * static_cast<double>(elements));
             if (k_[b] == 0 && elements != 0) k_[b] = 1;
             if (contents[b].dtype != DType::f32) largest = larger(largest, contents[b].count);

@@ -3,13 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "passes.hpp"
 #include "runtime.hpp"
 
@@ -22,10 +19,10 @@ class DevicePasses {
 public:
     explicit DevicePasses(std::shared_ptr<const Engine> engine) : engine_(std::move(engine)) {
         if (!cuda::linked())
-            throw Error(Errc::invalid_argument,
-                        "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile "
-                        "gradsync/cuda/passes.cu with nvcc into the program",
-                        {.operation = "Reducer"});
+            raise(Errc::invalid_argument,
+                  "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile "
+                  "gradsync/cuda/passes.cu with nvcc into the program",
+                  {.operation = "Reducer"});
     }
 
     void copy(ConstBufferView from, BufferView to) const {

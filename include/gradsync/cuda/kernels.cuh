@@ -33,17 +33,12 @@ __device__ A widen(T x) {
 /// Rounds once, to nearest, even from double to 16 and 8 bits. In 8 bits a value out of range becomes the largest number.
 template <class T, class A>
 __device__ T narrow(A x) {
-    if constexpr (is_fp8<T>) {
-        return T(x);
-    } else if constexpr (std::is_same_v<T, __half>) {
-        if constexpr (std::is_same_v<A, double>) return __double2half(x);
-        else return __float2half_rn(x);
-    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        if constexpr (std::is_same_v<A, double>) return __double2bfloat16(x);
-        else return __float2bfloat16_rn(x);
-    } else {
-        return static_cast<T>(x);
-    }
+    constexpr bool in_double = std::is_same_v<A, double>;
+    if constexpr (std::is_same_v<T, __half> && in_double) return __double2half(x);
+    else if constexpr (std::is_same_v<T, __half>) return __float2half_rn(x);
+    else if constexpr (std::is_same_v<T, __nv_bfloat16> && in_double) return __double2bfloat16(x);
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
+    else return T(x);
 }
 
 /// `n` elements that are loaded and stored at once.
@@ -66,14 +61,14 @@ __global__ void __launch_bounds__(threads) transform_packs(To* to, const From* f
     constexpr int n = pack_size<To, From>;
     auto* const to_packs = reinterpret_cast<Pack<To, n>*>(to);
     const auto* const from_packs = reinterpret_cast<const Pack<From, n>*>(from);
-    const F ready = f.prepared();
+    f.prepare();
     for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < packs; i += gridDim.x * std::size_t{threads}) {
         Pack<To, n> out;
         if constexpr (F::reads_to) out = to_packs[i];
-        if (ready.reads_from()) {
+        if (f.reads_from()) {
             const Pack<From, n> in = from_packs[i];
 #pragma unroll
-            for (int k = 0; k < n; ++k) out.elements[k] = ready(in.elements[k], out.elements[k]);
+            for (int k = 0; k < n; ++k) out.elements[k] = f(in.elements[k], out.elements[k]);
         } else {
 #pragma unroll
             for (int k = 0; k < n; ++k) out.elements[k] = To();
@@ -83,20 +78,20 @@ __global__ void __launch_bounds__(threads) transform_packs(To* to, const From* f
 }
 template <class To, class From, class F>
 __global__ void __launch_bounds__(threads) transform_elements(To* to, const From* from, std::size_t count, F f) {
-    const F ready = f.prepared();
+    f.prepare();
     for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < count; i += gridDim.x * std::size_t{threads})
-        to[i] = ready.reads_from() ? ready(from[i], to[i]) : To();
+        to[i] = f.reads_from() ? f(from[i], to[i]) : To();
 }
 
 /// Defaults of a transformation.
 struct Plain {
     static constexpr bool reads_to = false;
+    __device__ void prepare() {}
     __device__ bool reads_from() const { return true; }
 };
 
 template <class To>
 struct Convert : Plain {
-    __device__ Convert prepared() const { return *this; }
     template <class From>
     __device__ To operator()(From x, To) const {
         return narrow<To>(widen<Accumulator<From>>(x));
@@ -107,7 +102,6 @@ template <class To>
 struct Add : Plain {
     static constexpr bool reads_to = true;
     using A = Accumulator<To>;
-    __device__ Add prepared() const { return *this; }
     template <class From>
     __device__ To operator()(From x, To y) const {
         return narrow<To>(widen<A>(y) + widen<A>(x));
@@ -117,7 +111,6 @@ struct Add : Plain {
 template <class T>
 struct Scale : Plain {
     Accumulator<T> factor;
-    __device__ Scale prepared() const { return *this; }
     __device__ T operator()(T x, T) const { return narrow<T>(widen<Accumulator<T>>(x) * factor); }
 };
 
@@ -126,7 +119,7 @@ template <class T>
 struct ScaleBy : Plain {
     const double* source;
     Accumulator<T> factor;
-    __device__ ScaleBy prepared() const { return {{}, source, static_cast<Accumulator<T>>(*source)}; }
+    __device__ void prepare() { factor = static_cast<Accumulator<T>>(*source); }
     __device__ bool reads_from() const { return factor != 0; }
     __device__ T operator()(T x, T) const { return narrow<T>(widen<Accumulator<T>>(x) * factor); }
 };
@@ -134,7 +127,6 @@ struct ScaleBy : Plain {
 template <class T>
 struct Clamp : Plain {
     Accumulator<T> limit;
-    __device__ Clamp prepared() const { return *this; }
     __device__ T operator()(T x, T) const {
         const auto value = widen<Accumulator<T>>(x);
         return value > limit ? narrow<T>(limit) : value < -limit ? narrow<T>(-limit) : x;  // a NaN fails both tests
@@ -143,42 +135,36 @@ struct Clamp : Plain {
 
 // -------------------------------------------------------------------------------------------- types known at run time only
 
-template <class T, int n, class A>
-__device__ void load_as(const void* data, std::size_t place, A* values) {
-    const Pack<T, n> pack = static_cast<const Pack<T, n>*>(data)[place];
-#pragma unroll
-    for (int k = 0; k < n; ++k) values[k] = widen<A>(pack.elements[k]);
-}
-template <class T, int n, class A>
-__device__ void store_as(void* data, std::size_t place, const A* values) {
-    Pack<T, n> pack;
-#pragma unroll
-    for (int k = 0; k < n; ++k) pack.elements[k] = narrow<T>(values[k]);
-    static_cast<Pack<T, n>*>(data)[place] = pack;
+/// Calls `use` with a null pointer to the element type of a floating dtype; Double stands for f64.
+template <class Double, class Use>
+__device__ void with_element(DType dtype, Use&& use) {
+    switch (dtype) {
+        case DType::f16: return use(static_cast<__half*>(nullptr));
+        case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
+        case DType::f8e4m3: return use(static_cast<__nv_fp8_e4m3*>(nullptr));
+        case DType::f8e5m2: return use(static_cast<__nv_fp8_e5m2*>(nullptr));
+        case DType::f64: return use(static_cast<Double*>(nullptr));
+        default: return use(static_cast<float*>(nullptr));
+    }
 }
 
 /// Loads `n` elements of a floating type; they must be aligned as a whole. f64 needs an A of double.
 template <int n, class A>
-__device__ void load(const void* data, DType type, std::size_t place, A* values) {
-    switch (type) {
-        case DType::f16: return load_as<__half, n>(data, place, values);
-        case DType::bf16: return load_as<__nv_bfloat16, n>(data, place, values);
-        case DType::f8e4m3: return load_as<__nv_fp8_e4m3, n>(data, place, values);
-        case DType::f8e5m2: return load_as<__nv_fp8_e5m2, n>(data, place, values);
-        case DType::f64: return load_as<A, n>(data, place, values);
-        default: return load_as<float, n>(data, place, values);
-    }
+__device__ void load(const void* data, DType dtype, std::size_t place, A* values) {
+    with_element<A>(dtype, [&]<class T>(T*) {
+        const Pack<T, n> pack = static_cast<const Pack<T, n>*>(data)[place];
+#pragma unroll
+        for (int k = 0; k < n; ++k) values[k] = widen<A>(pack.elements[k]);
+    });
 }
 template <int n, class A>
-__device__ void store(void* data, DType type, std::size_t place, const A* values) {
-    switch (type) {
-        case DType::f16: return store_as<__half, n>(data, place, values);
-        case DType::bf16: return store_as<__nv_bfloat16, n>(data, place, values);
-        case DType::f8e4m3: return store_as<__nv_fp8_e4m3, n>(data, place, values);
-        case DType::f8e5m2: return store_as<__nv_fp8_e5m2, n>(data, place, values);
-        case DType::f64: return store_as<A, n>(data, place, values);
-        default: return store_as<float, n>(data, place, values);
-    }
+__device__ void store(void* data, DType dtype, std::size_t place, const A* values) {
+    with_element<A>(dtype, [&]<class T>(T*) {
+        Pack<T, n> pack;
+#pragma unroll
+        for (int k = 0; k < n; ++k) pack.elements[k] = narrow<T>(values[k]);
+        static_cast<Pack<T, n>*>(data)[place] = pack;
+    });
 }
 
 /// Elements per load of a thread of `transform_any`.
@@ -250,14 +236,7 @@ template <class = void>  // a template, so that several files may include it
 __global__ void __launch_bounds__(threads) sums_of_squares(const NormBlock* blocks, double* sums) {
     const NormBlock block = blocks[blockIdx.x];
     double sum = 0;
-    switch (block.dtype) {
-        case DType::f16: sum = thread_sum<__half>(block.data, block.count); break;
-        case DType::bf16: sum = thread_sum<__nv_bfloat16>(block.data, block.count); break;
-        case DType::f64: sum = thread_sum<double>(block.data, block.count); break;
-        case DType::f8e4m3: sum = thread_sum<__nv_fp8_e4m3>(block.data, block.count); break;
-        case DType::f8e5m2: sum = thread_sum<__nv_fp8_e5m2>(block.data, block.count); break;
-        default: sum = thread_sum<float>(block.data, block.count); break;
-    }
+    with_element<double>(block.dtype, [&]<class T>(T*) { sum = thread_sum<T>(block.data, block.count); });
     sum = block_sum(sum);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }

@@ -15,9 +15,8 @@ namespace gradsync::inline v0_2::cuda {
 namespace {
 
 [[noreturn]] void refuse(DType dtype, const char* pass) {
-    throw Error(Errc::invalid_argument,
-                std::string("the device pass ") + pass + " is for floating types, not for " + std::string(name_of(dtype)),
-                {.operation = pass});
+    detail::raise(Errc::invalid_argument, detail::text("the device pass ", pass, " is for floating types, not for ", dtype),
+                  {.operation = pass});
 }
 
 /// Calls `use` with a null pointer to the element type of a floating dtype. Without `float8` it refuses 8-bit types.
@@ -28,14 +27,13 @@ void with_type(DType dtype, const char* pass, Use&& use) {
         case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
         case DType::f32: return use(static_cast<float*>(nullptr));
         case DType::f64: return use(static_cast<double*>(nullptr));
-        case DType::f8e4m3:
-            if constexpr (float8) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
-            [[fallthrough]];
-        case DType::f8e5m2:
-            if constexpr (float8) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
-            [[fallthrough]];
-        default: refuse(dtype, pass);
+        default: break;
     }
+    if constexpr (float8) {
+        if (dtype == DType::f8e4m3) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
+        if (dtype == DType::f8e5m2) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
+    }
+    refuse(dtype, pass);
 }
 
 /// The number of thread blocks: enough to fill any device. Threads process several pieces if there are more.
@@ -75,60 +73,51 @@ void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, cons
     check(cudaGetLastError(), pass);
 }
 
-/// Runs the transformation if one type has 8 bits; otherwise returns false.
-bool transform_float8(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
-    if (!is_float8(to.dtype) && !is_float8(from.dtype)) return false;
-    for (const DType dtype : {from.dtype, to.dtype})
-        if (!is_floating(dtype)) refuse(dtype, pass);
-    const bool in_double = to.dtype == DType::f64 || from.dtype == DType::f64;
-    if (in_double) transform_packs_of_any<double>(to, from, adds, pass, stream);
-    else transform_packs_of_any<float>(to, from, adds, pass, stream);
-    return true;
+/// to[i] = f(from[i], to[i]), of any two floating types. F<To> makes elements of type To.
+template <template <class> class F>
+void transform_types(BufferView to, ConstBufferView from, const char* pass, cudaStream_t stream) {
+    constexpr bool adds = F<float>::reads_to;
+    if (is_float8(to.dtype) || is_float8(from.dtype)) {
+        for (const DType dtype : {from.dtype, to.dtype})
+            if (!is_floating(dtype)) refuse(dtype, pass);
+        const bool in_double = to.dtype == DType::f64 || from.dtype == DType::f64;
+        return in_double ? transform_packs_of_any<double>(to, from, adds, pass, stream)
+                         : transform_packs_of_any<float>(to, from, adds, pass, stream);
+    }
+    with_type<false>(from.dtype, pass, [&]<class From>(From*) {
+        with_type<false>(to.dtype, pass, [&]<class To>(To*) {
+            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, F<To>{}, pass, stream);
+        });
+    });
+}
+
+/// buffer[i] = f(buffer[i]), for a transformation with a number.
+template <template <class> class F>
+void transform_in_place(BufferView buffer, double number, const char* pass, cudaStream_t stream) {
+    with_type(buffer.dtype, pass, [&]<class T>(T*) {
+        auto* const data = static_cast<T*>(buffer.data);
+        transform(data, data, buffer.count, F<T>{{}, static_cast<kernels::Accumulator<T>>(number)}, pass, stream);
+    });
 }
 
 }  // namespace
 
 void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
-    if (from.dtype == to.dtype) {
-        if (to.bytes() != 0 && to.data != from.data)
-            check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
-        return;
-    }
-    if (transform_float8(to, from, false, "convert", stream)) return;
-    with_type<false>(from.dtype, "convert", [&]<class From>(From*) {
-        with_type<false>(to.dtype, "convert", [&]<class To>(To*) {
-            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Convert<To>{}, "convert", stream);
-        });
-    });
+    if (from.dtype != to.dtype) return transform_types<kernels::Convert>(to, from, "convert", stream);
+    if (to.bytes() != 0 && to.data != from.data)
+        check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
 }
 
-void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
-    if (transform_float8(to, from, true, "add", stream)) return;
-    with_type<false>(from.dtype, "add", [&]<class From>(From*) {
-        with_type<false>(to.dtype, "add", [&]<class To>(To*) {
-            transform(static_cast<To*>(to.data), static_cast<const From*>(from.data), to.count, kernels::Add<To>{}, "add", stream);
-        });
-    });
-}
+void add(BufferView to, ConstBufferView from, cudaStream_t stream) { transform_types<kernels::Add>(to, from, "add", stream); }
 
-void scale(BufferView buffer, double factor, cudaStream_t stream) {
-    with_type(buffer.dtype, "scale", [&]<class T>(T*) {
-        auto* const data = static_cast<T*>(buffer.data);
-        transform(data, data, buffer.count, kernels::Scale<T>{{}, static_cast<kernels::Accumulator<T>>(factor)}, "scale", stream);
-    });
-}
+void scale(BufferView buffer, double factor, cudaStream_t stream) { transform_in_place<kernels::Scale>(buffer, factor, "scale", stream); }
+
+void clamp(BufferView buffer, double limit, cudaStream_t stream) { transform_in_place<kernels::Clamp>(buffer, limit, "clamp", stream); }
 
 void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
     with_type(to.dtype, "scale_by", [&]<class T>(T*) {
         transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}}, "scale_by",
                   stream);
-    });
-}
-
-void clamp(BufferView buffer, double limit, cudaStream_t stream) {
-    with_type(buffer.dtype, "clamp", [&]<class T>(T*) {
-        auto* const data = static_cast<T*>(buffer.data);
-        transform(data, data, buffer.count, kernels::Clamp<T>{{}, static_cast<kernels::Accumulator<T>>(limit)}, "clamp", stream);
     });
 }
 

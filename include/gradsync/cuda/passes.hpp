@@ -3,8 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
 #include "../core/buffer_view.hpp"
 
 /// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw Error(device_failed) if they

@@ -3,9 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstring>
-#include <string>
 
 #include "../core/error.hpp"
 #include "../core/unique_handle.hpp"
@@ -17,7 +15,7 @@ namespace gradsync::inline v0_2::cuda {
 /// Throws Error(device_failed) if a runtime call has failed.
 inline void check(cudaError_t code, const char* call) {
     if (code == cudaSuccess) return;
-    throw Error(Errc::device_failed, std::string(call) + ": " + cudaGetErrorString(code), {.operation = call});
+    detail::raise(Errc::device_failed, detail::text(call, ": ", cudaGetErrorString(code)), {.operation = call});
 }
 
 using Stream = UniqueHandle<cudaStream_t, cudaStreamDestroy>;

@@ -4,11 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -18,12 +15,9 @@
 #include "../collective/in_flight.hpp"
 #include "../collective/world.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "device_watch.hpp"
-#include "runtime.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -101,7 +95,7 @@ public:
     /// Repeated tests time out in the host's backend, which knows the limit and which rank to name.
     void look(std::uint64_t n, collective::Deadline&) {
         const std::lock_guard lock(mutex_);
-        if (!started_.is_over(n) && !failed_ && is_reducing()) on_host([&] { pieces_.oldest().work.test(); });
+        if (!started_.is_over(n) && !failed_ && is_reducing()) keep_error([&] { pieces_.oldest().work.test(); });
     }
 
     void wait(std::uint64_t n) {
@@ -126,7 +120,7 @@ public:
             if (is_returning(n)) return;
             what = collective::name_of(started_[n].call, n);
         }
-        fail("dropped " + what + " before it was complete; keep the Work and wait() for it");
+        fail(text("dropped ", what, " before it was complete; keep the Work and wait() for it"));
     }
 
     /// Buffers of collectives are not touched afterwards.
@@ -182,12 +176,19 @@ private:
 
     void advance() noexcept {
         if (failed_) return;
-        try {
+        keep_error([this] {
             host_.progress();
             pieces_.retire([this](Piece& oldest) { return comes_back(oldest); });
             while (reducing_ < pieces_.next() && cuda::is_over(pieces_[reducing_].copied)) start_on_host(pieces_[reducing_++]);
             for (std::uint64_t p = pieces_.first(); p < reducing_; ++p) return_to_device(pieces_[p]);
             while (pieces_.size() < most_pieces && opening_ < started_.next()) open_piece();
+        });
+    }
+    /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later calls.
+    template <class F>
+    void keep_error(F&& f) {
+        try {
+            f();
         } catch (const Error& error) {
             failed_ = std::make_unique<Error>(error);
             settle_copies();
@@ -202,17 +203,11 @@ private:
     }
     void open(Piece& piece, const Started& whole) {
         const Call& call = whole.call;
-        const std::size_t width = size_of(call.dtype);
+        const std::size_t width = size_of(call.dtype), each = elements_of_piece(call), first = whole.opened * each;
+        const bool in_place = divides(call.operation);
         piece.number = opening_;
         piece.call = call;
-        std::size_t first = 0;
-        if (divides(call.operation)) {
-            const std::size_t each = elements_of_piece(call);
-            first = whole.opened * each;
-            piece.call.in_count = piece.call.out_count = call.in_count - first < each ? call.in_count - first : each;
-        }
-        const auto* const in = static_cast<const std::byte*>(call.in) + first * width;
-        const bool in_place = divides(call.operation);
+        if (in_place) piece.call.in_count = piece.call.out_count = smaller(call.in_count - first, each);
         const bool reads = call.operation != Operation::broadcast || rank() == call.root;
         const bool writes = (call.operation != Operation::reduce && call.operation != Operation::gather) || rank() == call.root;
         const std::size_t in_bytes = piece.call.in_count * width, out_bytes = piece.call.out_count * width;
@@ -223,7 +218,9 @@ private:
         piece.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
         if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
         if (reads && in_bytes != 0)
-            cuda::check(cudaMemcpyAsync(piece.in_memory.data(), in, in_bytes, cudaMemcpyDeviceToHost, down_.get()), "cudaMemcpyAsync");
+            cuda::check(cudaMemcpyAsync(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes,
+                                        cudaMemcpyDeviceToHost, down_.get()),
+                        "cudaMemcpyAsync");
         cuda::check(cudaEventRecord(piece.copied.get(), down_.get()), "cudaEventRecord");
         piece.returning = false;
     }
@@ -278,21 +275,10 @@ private:
                 if (over()) return;
                 if (failed_) throw Error(*failed_);
                 if (moves() != before) idle = 0;
-                if (idle >= spins && is_reducing()) on_host([&] { pieces_.oldest().work.wait(); });
+                if (idle >= spins && is_reducing()) keep_error([&] { pieces_.oldest().work.wait(); });
             }
             if (idle < spins) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
-    }
-
-    /// The host's backend knows how to wait, for how long, and which rank to name.
-    template <class F>
-    void on_host(F&& f) {
-        try {
-            f();
-        } catch (const Error& error) {
-            failed_ = std::make_unique<Error>(error);
-            settle_copies();
         }
     }
 

@@ -3,7 +3,6 @@
 
 #include "../backend/mpi.hpp"  // before anything else that includes mpi.h: without its C++ bindings
 
-#include <string>
 #include <utility>
 
 #include <boost/mpi/communicator.hpp>
@@ -42,7 +41,7 @@ inline AdoptedCommunicator adopt_communicator(Adoption tag, const boost::mpi::co
         case boost::mpi::comm_attach: return adopt_communicator(tag, comm, MpiCommunicator::attach);
         case boost::mpi::comm_take_ownership: return adopt_communicator(tag, comm, MpiCommunicator::take_ownership);
     }
-    throw Error(Errc::invalid_argument, "MpiBackend: a boost::mpi::comm_create_kind that is none; use comm_duplicate");
+    raise(Errc::invalid_argument, "MpiBackend: a boost::mpi::comm_create_kind that is none; use comm_duplicate");
 }
 
 }  // namespace detail
@@ -57,8 +56,8 @@ decltype(auto) with_typed_errors(F&& f) {
         const bootstrap::MpiFailure failure = bootstrap::mpi_failure(error.result_code());
         int rank = -1;
         if (boost::mpi::environment::initialized() && !boost::mpi::environment::finalized()) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        throw Error(failure.errc, (rank < 0 ? "" : "rank " + std::to_string(rank) + ": ") + error.what() + "; " + failure.remedy,
-                    {.operation = error.routine(), .rank = rank});
+        const std::string who = rank < 0 ? "" : detail::text("rank ", rank, ": ");
+        detail::raise(failure.errc, detail::text(who, error.what(), "; ", failure.remedy), {.operation = error.routine(), .rank = rank});
     }
 }
 

@@ -4,12 +4,9 @@
 #include <Eigen/Core>
 
 #include <array>
-#include <cstddef>
-#include <string>
 #include <type_traits>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
+#include "pointer.hpp"
 
 /// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be contiguous, such as
 /// `m.middleCols(2, 3)` of a column-major matrix.
@@ -41,8 +38,8 @@ struct buffer_traits<T> {
     static constexpr bool owns = detail::EigenStorage<T>;
 
     /// Throws Error(invalid_argument) if a block or map has gaps.
-    static auto view(T& t) { return view_as<is_writable>(t); }
-    static auto view(const T& t) { return view_as<false>(t); }
+    static auto view(T& t) { return view_of(t); }
+    static auto view(const T& t) { return view_of(t); }
 
     static auto shape(const T& t) {
         if constexpr (T::IsVectorAtCompileTime) return std::array{static_cast<std::size_t>(t.size())};
@@ -51,25 +48,24 @@ struct buffer_traits<T> {
 
 private:
     using Scalar = typename T::Scalar;
-    static constexpr bool is_writable = (Eigen::internal::traits<T>::Flags & Eigen::LvalueBit) != 0;
 
-    template <bool writable, class Dense>
-    static auto view_as(Dense& t) {
+    /// Of const elements if Eigen gives no others.
+    template <class Dense>
+    static auto view_of(Dense& t) {
         constexpr bool has_memory = (Eigen::internal::traits<T>::Flags & Eigen::DirectAccessBit) != 0;
         static_assert(has_memory, "gradsync: evaluate this Eigen expression into a matrix first: it has no memory of its own");
         static_assert(Element<Scalar>,
                       "gradsync: use float, double, Eigen::half, Eigen::bfloat16, or an integer of 1, 4 or 8 bytes: this scalar type is "
                       "not supported");
-        using View = BasicBufferView<std::conditional_t<writable, void, const void>>;
         if constexpr (has_memory && Element<Scalar>) {
             if (!is_contiguous(t))
-                throw Error(Errc::invalid_argument, "an Eigen block of " + std::to_string(t.rows()) + " x " + std::to_string(t.cols()) +
-                                                        " is not contiguous (inner stride " + std::to_string(t.innerStride()) +
-                                                        ", outer stride " + std::to_string(t.outerStride()) +
-                                                        "): copy it into a matrix, or pass the whole that it is a part of");
-            return View{t.data(), static_cast<std::size_t>(t.size()), dtype_of<Scalar>, space};
+                detail::raise(
+                    Errc::invalid_argument,
+                    detail::text("an Eigen block of ", t.rows(), " x ", t.cols(), " is not contiguous (inner stride ", t.innerStride(),
+                                 ", outer stride ", t.outerStride(), "): copy it into a matrix, or pass the whole that it is a part of"));
+            return host_buffer(t.data(), static_cast<std::size_t>(t.size()));
         } else {
-            return View{};
+            return BufferView{};
         }
     }
 

@@ -2,13 +2,9 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <string>
-#include <type_traits>
 #include <vector>
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
+#include "pointer.hpp"
 
 /// Multi-dimensional views with the interface of std::mdspan, such as the standard's own and Kokkos's for C++20.
 
@@ -41,11 +37,12 @@ struct buffer_traits<M> {
             "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element type is not "
             "supported");
         if (!m.mapping().is_exhaustive())
-            throw Error(Errc::invalid_argument, "an mdspan of " + describe(m) +
-                                                    " elements is not contiguous (its mapping is not exhaustive): copy it into one with "
-                                                    "layout_right, or pass the whole that it is a part of");
-        using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
-        return View{static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()), dtype_of<T>, space};
+            detail::raise(
+                Errc::invalid_argument,
+                detail::text(
+                    "an mdspan of ", describe(m),
+                    " elements is not contiguous (its mapping is not exhaustive): copy it into one with layout_right, or pass the whole that it is a part of"));
+        return host_buffer(static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()));
     }
 
     static std::vector<std::size_t> shape(const M& m) {
@@ -57,7 +54,7 @@ struct buffer_traits<M> {
 private:
     static std::string describe(const M& m) {
         std::string text;
-        for (const std::size_t extent : shape(m)) text += (text.empty() ? "" : " x ") + std::to_string(extent);
+        for (const std::size_t extent : shape(m)) text += detail::text(text.empty() ? "" : " x ", extent);
         return text;
     }
 };

@@ -4,11 +4,6 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <array>
-#include <cstddef>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "../core/bucket_plan.hpp"
 #include "../core/unique_handle.hpp"
@@ -41,15 +36,15 @@ public:
             labels.by_index.clear();
             labels.other = std::string(name_of(activity));
             if (activity == Activity::copy) {
-                for (const std::string_view name : names) labels.by_index.push_back(labels.other + " " + std::string(name));
+                for (const std::string_view name : names) labels.by_index.push_back(detail::text(activity, " ", name));
             } else if (activity != Activity::progress && activity != Activity::finish) {
                 for (std::size_t b = 0; b < plan.size(); ++b)
-                    labels.by_index.push_back(labels.other + " bucket " + std::to_string(b) + " (" + std::to_string(bytes[b]) + " bytes)");
+                    labels.by_index.push_back(detail::text(activity, " bucket ", b, " (", bytes[b], " bytes)"));
             }
         }
         ready_.other = "ready";
         ready_.by_index.clear();
-        for (const std::string_view name : names) ready_.by_index.push_back("ready " + std::string(name));
+        for (const std::string_view name : names) ready_.by_index.push_back(detail::text("ready ", name));
         for (auto& ranges : ranges_) ranges.assign(plan.size(), 0);
     }
 

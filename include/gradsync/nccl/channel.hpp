@@ -4,14 +4,10 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstddef>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "../collective/call.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "../core/shard_range.hpp"
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"
@@ -49,16 +45,14 @@ public:
     /// Throws Error(invalid_argument) if this program cannot run the call.
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
-            throw Error(Errc::invalid_argument,
-                        std::string(name_of(call.operation)) +
-                            ": a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
-                            "with nvcc into the program",
-                        {.operation = std::string(name_of(call.operation))});
+            refuse(name_of(call.operation).data(),
+                   "a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
+                   "with nvcc into the program");
     }
 
     /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in flight.
     void add(const Call& call, std::size_t slot) {
-        pending_.push_back({&call, slot, {call.in, nccl_op(call.op)}});
+        pending_.push_back({&call, slot, call.in, nccl_op(call.op)});
         culprit_ = pending_.size();
     }
 
@@ -69,9 +63,9 @@ public:
     void launch(Wanted&& wanted) {
         const auto settle = [&](ncclResult_t code, const char* what) { comm_.settle(code, what, wanted); };
         scale_means(settle);
-        together([this](const Pending& next, Batch& batch) { post(next, batch); }, settle);
+        together([this](const Pending& next) { post(next); }, settle);
         for (const Pending& done : pending_)
-            if (done.operand.own_op) ncclRedOpDestroy(done.operand.op, comm_.get());
+            if (done.own_op) ncclRedOpDestroy(done.op, comm_.get());
         pending_.clear();
         culprit_ = 0;
     }
@@ -79,60 +73,47 @@ public:
     std::size_t culprit() const noexcept { return culprit_; }
 
 private:
-    /// The input of a reduction: the elements, and the operation.
-    struct Operand {
-        const void* data;
-        ncclRedOp_t op;
-        bool own_op = false;
-    };
     struct Pending {
         const Call* call;
         std::size_t slot;
-        Operand operand;
+        const void* data;  ///< what a reduction adds up
+        ncclRedOp_t op;
+        bool own_op = false;  ///< `op` was made for this call
 
         bool is_mean() const noexcept { return collective::reduces(call->operation) && call->op == ReduceOp::mean; }
         std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
     };
 
-    /// A group of NCCL calls. The destructor closes NCCL's group of this thread: an open one would swallow later calls on any communicator.
-    class Batch {
+    /// NCCL's group of this thread. The destructor closes it: an open one would swallow later calls on any communicator.
+    class Group {
     public:
-        Batch() { add(ncclGroupStart(), "ncclGroupStart"); }
-        Batch(const Batch&) = delete;
-        Batch& operator=(const Batch&) = delete;
-        ~Batch() {
+        Group() = default;
+        Group(const Group&) = delete;
+        Group& operator=(const Group&) = delete;
+        ~Group() {
             if (open_) ncclGroupEnd();
         }
-        void add(ncclResult_t code, const char* function) noexcept {
-            if (failed() || code == ncclSuccess || code == ncclInProgress) return;
-            code_ = code;
-            function_ = function;
-        }
-        bool failed() const noexcept { return code_ != ncclSuccess; }
         ncclResult_t end() noexcept {
             open_ = false;
-            const ncclResult_t code = ncclGroupEnd();
-            return failed() ? code_ : code;
+            return ncclGroupEnd();
         }
-        /// The NCCL function whose result `end()` returns.
-        const char* function() const noexcept { return function_; }
 
     private:
         bool open_ = true;
-        ncclResult_t code_ = ncclSuccess;
-        const char* function_ = "ncclGroupEnd";
     };
 
-    /// Calls `post(call, batch)` for all pending calls, as one launch.
+    /// Calls `post(call)` for all pending calls, as one launch.
     template <class Post, class Settle>
     void together(Post&& post, Settle&& settle) {
-        Batch batch;
-        for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_) {
-            post(pending_[culprit_], batch);
-            if (batch.failed()) break;
-        }
-        const ncclResult_t code = batch.end();
-        settle(code, batch.function());
+        culprit_ = 0;
+        check(ncclGroupStart(), "ncclGroupStart");
+        Group group;
+        for (; culprit_ < pending_.size(); ++culprit_) post(pending_[culprit_]);
+        settle(group.end(), "ncclGroupEnd");
+    }
+    /// Throws NcclError if a call that does not wait has failed.
+    void check(ncclResult_t code, const char* function) const {
+        if (code != ncclSuccess && code != ncclInProgress) throw_nccl_error(code, function, comm_.get());
     }
 
     /// NCCL takes the address of what it only reads as a pointer to const.
@@ -168,41 +149,40 @@ private:
         }
         if (!any) return;
         together(
-            [this](const Pending& next, Batch& batch) {
+            [this](const Pending& next) {
                 if (!next.is_mean()) return;
                 double* const weight = &cell(next)->weight;
-                batch.add(ncclAllReduce(weight, weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()), "ncclAllReduce");
+                check(ncclAllReduce(weight, weight, 1, ncclFloat64, ncclSum, comm_.get(), stream()), "ncclAllReduce");
             },
             settle);
         std::byte* scratch = room == 0 ? nullptr : this->scratch(room);
         for (culprit_ = 0; culprit_ < pending_.size(); ++culprit_)
             if (Pending& next = pending_[culprit_]; next.is_mean()) {
                 cuda::mean_factor(cell(next), next.call->contribution.scale, stream());
-                next.operand = scaled(next, scratch, settle);
+                scale(next, scratch, settle);
                 scratch += scratch_bytes(next);
             }
     }
 
     template <class Settle>
-    Operand scaled(const Pending& mean, std::byte* scratch, Settle&& settle) {
+    void scale(Pending& mean, std::byte* scratch, Settle&& settle) {
         const Call& call = *mean.call;
         void* const to = may_write(call) ? call.out : scratch;
         if (multiplied_here(call.dtype)) {
+            mean.data = to;
             if (mean.bytes() != 0)
                 cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
                                {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
-            return {to, ncclSum};
+            return;
         }
-        const void* data = call.in;
         if (call.contribution.scale == 0 && mean.bytes() != 0) {  // not read, because it may hold NaNs
             cuda::check(cudaMemsetAsync(to, 0, mean.bytes(), stream()), "cudaMemsetAsync");
-            data = to;
+            mean.data = to;
         }
         void* const factor = call.dtype == DType::f64 ? static_cast<void*>(&cell(mean)->factor) : &cell(mean)->factor32;
-        Operand operand{data, ncclSum, true};
-        settle(ncclRedOpCreatePreMulSum(&operand.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()),
+        settle(ncclRedOpCreatePreMulSum(&mean.op, factor, nccl_type(call.dtype), ncclScalarDevice, comm_.get()),
                "ncclRedOpCreatePreMulSum");
-        return operand;
+        mean.own_op = true;
     }
 
     /// May `out` hold the scaled elements? Only if it is as long as `in`.
@@ -224,60 +204,60 @@ private:
 
     // -------------------------------------------------------------------------------------------- the calls themselves
 
-    void post(const Pending& next, Batch& batch) {
+    void post(const Pending& next) {
         const Call& call = *next.call;
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
-        if (collective::reduces(call.operation)) return reduce(call, next.operand, batch);
+        if (collective::reduces(call.operation)) return reduce(next);
         switch (call.operation) {
             case Operation::broadcast:
                 if (call.out_count != 0)
-                    batch.add(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclBroadcast");
+                    check(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclBroadcast");
                 break;
-            case Operation::all_gather: all_gather(call, batch); break;
+            case Operation::all_gather: all_gather(call); break;
             case Operation::gather:
-            case Operation::scatter: exchange_shards(call, batch); break;
-            default: batch.add(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()), "ncclAllReduce");
+            case Operation::scatter: exchange_shards(call); break;
+            default: check(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()), "ncclAllReduce");
         }
     }
 
-    void reduce(const Call& call, const Operand& operand, Batch& batch) {
+    void reduce(const Pending& next) {
+        const Call& call = *next.call;
         const ncclDataType_t type = nccl_type(call.dtype);
         const std::size_t whole = call.in_count;
         if (whole == 0) return;
         if (call.operation == Operation::all_reduce)
-            return batch.add(ncclAllReduce(operand.data, call.out, whole, type, operand.op, comm_.get(), stream()), "ncclAllReduce");
+            return check(ncclAllReduce(next.data, call.out, whole, type, next.op, comm_.get(), stream()), "ncclAllReduce");
         if (call.operation == Operation::reduce)
-            return batch.add(ncclReduce(operand.data, call.out, whole, type, operand.op, call.root, comm_.get(), stream()), "ncclReduce");
+            return check(ncclReduce(next.data, call.out, whole, type, next.op, call.root, comm_.get(), stream()), "ncclReduce");
         if (is_even(whole))
-            return batch.add(ncclReduceScatter(operand.data, call.out, call.out_count, type, operand.op, comm_.get(), stream()),
-                             "ncclReduceScatter");
+            return check(ncclReduceScatter(next.data, call.out, call.out_count, type, next.op, comm_.get(), stream()), "ncclReduceScatter");
         for_shards(whole, [&](int r, ElementRange own) {
-            batch.add(ncclReduce(element(operand.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type,
-                                 operand.op, r, comm_.get(), stream()),
-                      "ncclReduce");
+            check(ncclReduce(element(next.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type, next.op, r,
+                             comm_.get(), stream()),
+                  "ncclReduce");
         });
     }
 
-    void all_gather(const Call& call, Batch& batch) {
+    void all_gather(const Call& call) {
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
-        if (is_even(whole)) return batch.add(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
+        if (is_even(whole)) return check(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
         for_shards(whole, [&](int r, ElementRange part) {
             void* const to = element(call.out, part.first, call.dtype);
-            batch.add(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
+            check(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
         });
     }
 
     /// Gathers or scatters: the root exchanges shards with each other rank, and copies its own.
-    void exchange_shards(const Call& call, Batch& batch) {
+    void exchange_shards(const Call& call) {
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
         const bool gathers = call.operation == Operation::gather;
         const auto send = [&](const void* from, std::size_t count, int to) {
-            if (count != 0) batch.add(ncclSend(from, count, type, to, comm_.get(), stream()), "ncclSend");
+            if (count != 0) check(ncclSend(from, count, type, to, comm_.get(), stream()), "ncclSend");
         };
         const auto receive = [&](void* to, std::size_t count, int from) {
-            if (count != 0) batch.add(ncclRecv(to, count, type, from, comm_.get(), stream()), "ncclRecv");
+            if (count != 0) check(ncclRecv(to, count, type, from, comm_.get(), stream()), "ncclRecv");
         };
         if (rank_ != call.root) return gathers ? send(call.in, call.in_count, call.root) : receive(call.out, call.out_count, call.root);
         for_shards(gathers ? call.out_count : call.in_count, [&](int r, ElementRange part) {

@@ -5,13 +5,12 @@
 
 #include <atomic>
 #include <cassert>
-#include <cstddef>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 
+#include "../collective/messages/message_engine.hpp"
 #include "../core/clock.hpp"
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"
@@ -60,11 +59,14 @@ struct NcclError : Error {
     using Error::Error;
 };
 
-[[noreturn]] inline void throw_nccl_error(ncclResult_t code, const char* call, ncclComm_t comm) {
-    std::string what = std::string(call) + ": " + ncclGetErrorString(code);
+/// NCCL's words for the failure of a call.
+[[gnu::cold, gnu::noinline]] inline std::string nccl_message(ncclResult_t code, ncclComm_t comm) {
     const char* const last = ncclGetLastError(comm);
-    if (last != nullptr && *last != '\0') (what += ": ") += last;
-    throw NcclError(Errc::device_failed, what + "; NCCL_DEBUG=INFO tells more", {.operation = call});
+    return last == nullptr || *last == '\0' ? ncclGetErrorString(code) : text(ncclGetErrorString(code), ": ", last);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_nccl_error(ncclResult_t code, const char* call, ncclComm_t comm) {
+    throw NcclError(Errc::device_failed, text(call, ": ", nccl_message(code, comm), "; NCCL_DEBUG=INFO tells more"), {.operation = call});
 }
 
 /// One rank's side of an NCCL communicator. Its calls do not block: `settle` each call before the next one and before work on its stream.
@@ -77,11 +79,13 @@ class NcclCommunicator {
 
 public:
     NcclCommunicator() = default;
+    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
+    NcclCommunicator(ncclComm_t comm, bool takes_ownership) noexcept : comm_(comm), owns_(takes_ownership) {}
 
     /// Makes a communicator. Collective over the `size` ranks that have `id`. `wanted()` returns false to give up. Throws
     /// Error(device_failed).
     template <class Wanted>
-    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, int max_ctas, Wanted&& wanted) {
+    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, [[maybe_unused]] int max_ctas, Wanted&& wanted) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
@@ -89,21 +93,11 @@ public:
             config.maxCTAs = max_ctas;
             config.minCTAs = 1;
         }
-#else
-        (void)max_ctas;
 #endif
         NcclCommunicator made;
         const ncclResult_t code = ncclCommInitRankConfig(&made.comm_, size, id, rank, &config);
         made.settle(code, "ncclCommInitRankConfig", wanted);
         return made;
-    }
-
-    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
-    static NcclCommunicator adopt(ncclComm_t comm, bool takes_ownership) noexcept {
-        NcclCommunicator adopted;
-        adopted.comm_ = comm;
-        adopted.owns_ = takes_ownership;
-        return adopted;
     }
 
     NcclCommunicator(NcclCommunicator&& other) noexcept
@@ -118,21 +112,15 @@ public:
 
     ncclComm_t get() const noexcept { return comm_; }
 
-    /// Waits until the call that returned `code` is no longer in progress, and returns its result. Throws Error(device_failed) if
+    /// Waits until the call that returned `code` is no longer in progress. Throws NcclError if it failed, and Error(device_failed) if
     /// `wanted()` is false.
     template <class Wanted>
-    ncclResult_t outcome(ncclResult_t code, const char* call, Wanted&& wanted) {
+    void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
         while (code == ncclInProgress) {
-            if (!wanted()) throw Error(Errc::device_failed, std::string(call) + " was given up", {.operation = call});
+            if (!wanted()) raise(Errc::device_failed, text(call, " was given up"), {.operation = call});
             std::this_thread::yield();
             if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) code = ncclInternalError;
         }
-        return code;
-    }
-    /// The same, but throws NcclError if the call failed, too.
-    template <class Wanted>
-    void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
-        code = outcome(code, call, wanted);
         if (code != ncclSuccess) throw_nccl_error(code, call, comm_);
     }
 
@@ -141,8 +129,7 @@ public:
         ncclResult_t code = ncclSuccess;
         if (comm_ == nullptr || (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
             return {};
-        const char* const last = ncclGetLastError(comm_);
-        return std::string(ncclGetErrorString(code)) + (last != nullptr && *last != '\0' ? std::string(": ") + last : "");
+        return nccl_message(code, comm_);
     }
 
     /// Aborts all work on this rank and empties this object. Returns at once, because NCCL's own call may hang.
@@ -167,10 +154,8 @@ private:
     /// Waits a while until all work is complete, here and in NCCL's threads; returns whether it is.
     bool finalise() noexcept {
         ncclResult_t code = ncclCommFinalize(comm_);
-        for (const auto deadline = Clock::now() + patience; code == ncclInProgress && Clock::now() < deadline;) {
-            std::this_thread::yield();
-            if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) return false;
-        }
+        poll_until(Clock::now() + patience, std::chrono::microseconds(10),
+                   [&] { return code != ncclInProgress || ncclCommGetAsyncError(comm_, &code) != ncclSuccess; });
         return code == ncclSuccess;
     }
     bool is_aborting() const noexcept { return aborting_ && !aborting_->load(std::memory_order_acquire); }
@@ -179,5 +164,31 @@ private:
     bool owns_ = true;
     std::shared_ptr<std::atomic<bool>> aborting_;  ///< true once NCCL has returned
 };
+
+/// Makes a communicator of the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
+/// first.
+inline NcclCommunicator make_communicator(message_passing::MessageEngine& control, int max_ctas) {
+    const int self = control.own_world_rank();
+    ncclUniqueId id{};
+    if (control.rank() == 0)
+        if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
+            const std::string what = text("ncclGetUniqueId: ", ncclGetErrorString(code));
+            control.fail({Errc::device_failed, self, what});
+            raise(Errc::device_failed, what, {.operation = "NcclBackend", .rank = self, .peer = self});
+        }
+    id = control.exchange(id).front();
+    const auto deadline = std::chrono::steady_clock::now() + control.timeout();
+    try {
+        return NcclCommunicator::make(id, control.rank(), control.size(), max_ctas, [&] {
+            control.progress();
+            return !control.world().failed() && std::chrono::steady_clock::now() < deadline;
+        });
+    } catch (const Error& error) {
+        control.fail({Errc::device_failed, self, text("rank ", self, " cannot make a communicator of NCCL: ", error.what())});
+        const collective::Failure failure = control.world().failure();
+        raise(failure.code, text("rank ", self, ": ", failure.message),
+              {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
+    }
+}
 
 }  // namespace gradsync::inline v0_2::detail

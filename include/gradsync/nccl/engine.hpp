@@ -2,14 +2,10 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -18,17 +14,49 @@
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
 #include "../collective/messages/message_engine.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
-#include "../core/math.hpp"
 #include "../cuda/device_watch.hpp"
 #include "../cuda/runtime.hpp"
 #include "channel.hpp"
-#include "communicator.hpp"
 #include "memory.hpp"
-#include "settings.hpp"
 
 namespace gradsync::inline v0_2::detail {
+
+/// The settings of an NCCL communicator.
+struct NcclSettings {
+    cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
+    int max_ctas = 0;                ///< of an NCCL kernel; 0: NCCL decides
+    NcclMemoryChoice memory = {};    ///< the kind of memory from `allocate`
+    std::size_t group_bytes = 0;     ///< the most bytes of a Reducer's buckets that are launched together
+    std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" if they can
+};
+
+/// Agrees on `settings`. Throws Error(parameter_mismatch), the same on all ranks, if their requests differ. Afterwards `memory` and
+/// `no_float8` say what all ranks can have. Collective.
+inline void agree(message_passing::MessageEngine& control, NcclSettings& settings) {
+    struct Wish {
+        std::uint64_t group_bytes;
+        std::int32_t memory, version;  ///< the lower of the NCCL versions compiled for and found
+        std::int32_t capability;       ///< of the current device
+    };
+    const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
+                                           smaller(nccl_version(), NCCL_VERSION_CODE), cuda::compute_capability()});
+    const auto has = [&](std::size_t r) {
+        return text("rank ", control.world_rank(static_cast<int>(r)), " has ", static_cast<NcclMemory>(all[r].memory), " and group_bytes ",
+                    all[r].group_bytes);
+    };
+    for (std::size_t r = 0; r < all.size(); ++r) {
+        const int rank = control.world_rank(static_cast<int>(r));
+        if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes)
+            raise(Errc::parameter_mismatch, text("the NcclOptions differ: ", has(0), ", ", has(r), "; they must be the same on all ranks"),
+                  {.operation = "NcclBackend", .rank = control.own_world_rank(), .peer = rank});
+        const std::string old = text("rank ", rank, " has, or was compiled for, NCCL ", nccl_version_text(all[r].version));
+        if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
+        else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
+            settings.no_float8 =
+                text("rank ", rank, " has a device of compute capability ", all[r].capability / 10, ".", all[r].capability % 10);
+        if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind) settings.memory = {best, old};
+    }
+}
 
 /// A communicator whose data NCCL moves between device buffers, on a stream of its own.
 ///
@@ -104,11 +132,17 @@ public:
     }
 
     /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type.
-    void check_reduces(DType dtype, std::string_view operation) const { settings_.check_reduces(dtype, operation, own_world_rank()); }
+    void check_reduces(DType dtype, const char* operation) const {
+        if (!is_float8(dtype) || settings_.no_float8.empty()) return;
+        raise(Errc::invalid_argument,
+              text(operation, ": NCCL adds up ", dtype, " from 2.24.3 on, on devices of compute capability 9.0 and later, but ",
+                   settings_.no_float8, "; let gradients travel in another type (ReducerOptions::reduce_dtype)"),
+              {.operation = operation, .rank = own_world_rank()});
+    }
 
     std::uint64_t start(const Call& call) override {
         NcclChannel::check(call);
-        if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation));
+        if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation).data());
         return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
             std::lock_guard lock(mutex_);
             if (started_.size() == slots) advance();
@@ -190,7 +224,7 @@ public:
             settings.memory = memory_.choice();
         }
         auto control = std::static_pointer_cast<MessageEngine>(control_->split(group));
-        NcclCommunicator comm = make_communicator(*control, settings);
+        NcclCommunicator comm = make_communicator(*control, settings.max_ctas);
         return std::make_shared<NcclEngine>(std::move(control), watch_, std::move(comm), settings);
     }
 
@@ -358,7 +392,7 @@ private:
 
     void fail_device(const std::string& what, const std::string& why) noexcept {
         const int self = own_world_rank();
-        world().fail({Errc::device_failed, self, "rank " + std::to_string(self) + ": " + what + " failed on its device: " + why});
+        world().fail({Errc::device_failed, self, text("rank ", self, ": ", what, " failed on its device: ", why)});
         abort();
     }
 

@@ -4,19 +4,14 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "../collective/engine.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "../core/leak_until_exit.hpp"
+#include "../core/unique_handle.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
 
@@ -43,9 +38,7 @@ inline int nccl_version() noexcept {
     return version;
 }
 /// The version as text, such as "2.28.9".
-inline std::string nccl_version_text(int version) {
-    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
-}
+inline std::string nccl_version_text(int version) { return text(version / 10000, ".", version / 100 % 100, ".", version % 100); }
 
 constexpr NcclMemory best_nccl_memory(int version) noexcept {
     if (version >= NCCL_VERSION(2, 27, 3)) return NcclMemory::windows;
@@ -64,33 +57,28 @@ struct NcclMemoryChoice {
 class RegisteredMemory {
 public:
     explicit RegisteredMemory(std::size_t bytes) : bytes_(bytes) {
-        if (const ncclResult_t code = ncclMemAlloc(&data_, bytes); code != ncclSuccess) throw_nccl_error(code, "ncclMemAlloc", nullptr);
-        const cudaError_t set = cudaMemset(data_, 0, bytes);
-        const cudaError_t done = set == cudaSuccess ? cudaStreamSynchronize(nullptr) : set;
-        if (done == cudaSuccess) return;
-        ncclMemFree(data_);
-        cuda::check(done, "cudaMemset");
+        void* data = nullptr;
+        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess) throw_nccl_error(code, "ncclMemAlloc", nullptr);
+        data_ = Owner(data);
+        cuda::check(cudaMemset(data, 0, bytes), "cudaMemset");
+        cuda::check(cudaStreamSynchronize(nullptr), "cudaMemset");
     }
-    RegisteredMemory(const RegisteredMemory&) = delete;
-    RegisteredMemory& operator=(const RegisteredMemory&) = delete;
-    ~RegisteredMemory() { ncclMemFree(data_); }
 
-    void* data() const noexcept { return data_; }
+    void* data() const noexcept { return data_.get(); }
 
     /// Registers the memory. `wanted()` returns false to give up. Throws Error(device_failed).
     template <class Wanted>
     void enlist(NcclCommunicator& comm, Wanted&& wanted) {
-        comm.settle(ncclCommRegister(comm.get(), data_, bytes_, &registration_), "ncclCommRegister", wanted);
+        comm.settle(ncclCommRegister(comm.get(), data(), bytes_, &registration_), "ncclCommRegister", wanted);
     }
     /// Registers the memory as a symmetric window; false if NCCL has none here. Collective, with the same number of bytes on all ranks.
     template <class Wanted>
     bool open_window([[maybe_unused]] NcclCommunicator& comm, [[maybe_unused]] Wanted&& wanted) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
-        const char* const call = "ncclCommWindowRegister";
-        const ncclResult_t begun = ncclCommWindowRegister(comm.get(), data_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC);
+        const ncclResult_t begun = ncclCommWindowRegister(comm.get(), data(), bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC);
         if (begun == ncclInvalidArgument) return false;
         // It may return ncclSuccess while in progress: only the communicator's state tells when the window is written.
-        comm.settle(begun == ncclSuccess ? ncclInProgress : begun, call, wanted);
+        comm.settle(begun == ncclSuccess ? ncclInProgress : begun, "ncclCommWindowRegister", wanted);
         return window_ != nullptr;
 #else
         return false;
@@ -108,7 +96,8 @@ public:
     }
 
 private:
-    void* data_ = nullptr;
+    using Owner = UniqueHandle<void*, &ncclMemFree>;
+    Owner data_;
     std::size_t bytes_;
     void* registration_ = nullptr;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
@@ -120,7 +109,7 @@ private:
 
 /// Allocates memory that is registered with an NCCL communicator, and takes it back. The engine that has the communicator must provide:
 ///
-/// - `control()`, `world()`, `rank()`, `world_rank(r)`, `timeout()`: the ranks, on the host
+/// - `control()`, `world()`, `world_rank(r)`, `own_world_rank()`, `timeout()`: the ranks, on the host
 /// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`, for NCCL's calls, is
 ///   false after a failure. At the deadline it is false too, and fails the world with a time-out in `what`
 /// - `fail_on_device(what, why)`: fails the world, unless it has failed already; called in an exception handler
@@ -141,7 +130,7 @@ public:
     /// "buckets in symmetric windows" or another kind, and why; "" for plain memory, if that was requested.
     std::string describe() const {
         if (choice_.kind == NcclMemory::plain && choice_.why.empty()) return "";
-        return "buckets in " + std::string(gradsync::name_of(choice_.kind)) + (choice_.why.empty() ? "" : ", as " + choice_.why);
+        return text("buckets in ", choice_.kind, choice_.why.empty() ? "" : ", as ", choice_.why);
     }
 
     /// Returns zeroed memory. Collective. For registered memory and windows: if the ranks ask for different sizes, all throw
@@ -161,7 +150,7 @@ private:
 
     /// The ranks meet on the host first, because NCCL would wait for a missing rank without naming it.
     collective::Memory allocate_registered(Engine& engine, std::size_t bytes) {
-        const std::string what = "allocate(" + std::to_string(bytes) + " bytes)";
+        const std::string what = text("allocate(", bytes, " bytes)");
         std::shared_ptr<RegisteredMemory> memory;
         std::vector<std::uint64_t> sizes;
         try {
@@ -173,12 +162,18 @@ private:
             const collective::Failure failure = engine.world().failure();
             engine.control()->fail(failure);  // tells the other ranks
             engine.become_quiet();            // NCCL may still use the memory
-            const int self = engine.world_rank(engine.rank());
-            const std::string where = failure.message.find(what) == std::string::npos ? "in " + what + ": " : "";
-            throw Error(failure.code, "rank " + std::to_string(self) + ": " + where + failure.message,
-                        {.operation = "allocate", .rank = self, .peer = failure.culprit});
+            const int self = engine.own_world_rank();
+            const std::string where = failure.message.find(what) == std::string::npos ? text("in ", what, ": ") : "";
+            raise(failure.code, text("rank ", self, ": ", where, failure.message),
+                  {.operation = "allocate", .rank = self, .peer = failure.culprit});
         }
-        if (const std::size_t r = first_unlike(sizes); r != 0) refuse_sizes(engine, sizes[0], sizes[r], static_cast<int>(r));
+        if (const std::size_t r = first_unlike(sizes); r != 0) {
+            const int other = engine.world_rank(static_cast<int>(r));
+            raise(Errc::parameter_mismatch,
+                  text("allocate: rank ", engine.world_rank(0), " asks for ", sizes[0], " bytes, rank ", other, " for ", sizes[r],
+                       "; all ranks must allocate the same, in the same order"),
+                  {.operation = "allocate", .rank = engine.own_world_rank(), .peer = other});
+        }
         void* const data = memory->data();
         return collective::Memory(
             std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
@@ -189,14 +184,6 @@ private:
         for (std::size_t r = 1; r < numbers.size(); ++r)
             if (numbers[r] != numbers[0]) return r;
         return 0;
-    }
-
-    [[noreturn]] static void refuse_sizes(Engine& engine, std::uint64_t first, std::uint64_t other, int r) {
-        throw Error(Errc::parameter_mismatch,
-                    "allocate: rank " + std::to_string(engine.world_rank(0)) + " asks for " + std::to_string(first) + " bytes, rank " +
-                        std::to_string(engine.world_rank(r)) + " for " + std::to_string(other) +
-                        "; all ranks must allocate the same, in the same order",
-                    {.operation = "allocate", .rank = engine.world_rank(engine.rank()), .peer = engine.world_rank(r)});
     }
 
     void register_everywhere(Engine& engine, RegisteredMemory& memory, const std::string& what) {

@@ -2,14 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdio>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "../core/clock.hpp"
-#include "observer.hpp"
 #include "timeline.hpp"
 
 namespace gradsync::inline v0_2 {

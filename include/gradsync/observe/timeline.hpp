@@ -4,15 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "../core/bucket_plan.hpp"
-#include "../core/clock.hpp"
 #include "observer.hpp"
 
 namespace gradsync::inline v0_2 {

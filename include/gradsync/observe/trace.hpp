@@ -5,21 +5,12 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
-#include "observer.hpp"
 #include "timeline.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -34,8 +25,8 @@ public:
 
     /// Times count from `zero`.
     TraceWriter(int rank, Observer::Time zero) : rank_(rank), zero_(zero) {
-        event("M", "process_name", 0, arguments("name", quoted("rank " + std::to_string(rank))));
-        event("M", "process_sort_index", 0, arguments("sort_index", std::to_string(rank)));
+        event("M", "process_name", 0, arguments("name", quoted(text("rank ", rank))));
+        event("M", "process_sort_index", 0, arguments("sort_index", text(rank)));
         for (std::size_t lane = 0; lane < lanes; ++lane) name_thread(lane, lane_names[lane]);
     }
 
@@ -47,26 +38,25 @@ public:
         for (;; ++below) {
             if (below == below_lane.size()) {
                 below_lane.emplace_back();
-                if (below != 0) name_thread(lane + lanes * below, std::string(lane_names[lane]) + " (" + std::to_string(below + 1) + ")");
+                if (below != 0) name_thread(lane + lanes * below, text(lane_names[lane], " (", below + 1, ")"));
             }
             std::vector<Observer::Time>& ends = below_lane[below];
             while (!ends.empty() && ends.back() <= s.begin) ends.pop_back();
             if (ends.empty() || s.end <= ends.back()) break;
         }
         below_lane[below].push_back(s.end);
+        const bool has_index = s.name == nullptr && s.index != Timeline::Span::no_index;
         event("X", name, lane + lanes * below,
-              time("ts", s.begin - zero_) + time("dur", s.end - s.begin) +
-                  (s.name == nullptr && s.index != Timeline::Span::no_index ? arguments("index", std::to_string(s.index)) : ""));
+              text(time("ts", s.begin - zero_), time("dur", s.end - s.begin), has_index ? arguments("index", text(s.index)) : ""));
     }
     /// Adds a span that may overlap others in any way. Each has a track of its own, by name and number. `bytes` is 0 if unknown.
-    void overlapping_span(std::string_view name, const std::string& category, std::size_t number, const Timeline::Span& s,
-                          std::size_t bytes) {
-        const std::string track = ",\"cat\":" + quoted(category) + ",\"id2\":{\"local\":\"" + category + std::to_string(number) + "\"}";
-        const std::string bucket = arguments("bucket", std::to_string(s.index) + (bytes != 0 ? ",\"bytes\":" + std::to_string(bytes) : ""));
-        event("b", name, trainer, track + time("ts", s.begin - zero_) + bucket);
-        if (s.finished) event("e", name, trainer, track + time("ts", s.end - zero_) + bucket);
+    void overlapping_span(std::string_view name, std::size_t number, const Timeline::Span& s, std::size_t bytes) {
+        const std::string track = text(",\"cat\":\"", s.activity, "\",\"id2\":{\"local\":\"", s.activity, number, "\"}");
+        const std::string bucket = arguments("bucket", text(s.index, bytes != 0 ? text(",\"bytes\":", bytes) : ""));
+        event("b", name, trainer, text(track, time("ts", s.begin - zero_), bucket));
+        if (s.finished) event("e", name, trainer, text(track, time("ts", s.end - zero_), bucket));
     }
-    void mark(std::string_view name, Lane lane, Observer::Time at) { event("i", name, lane, ",\"s\":\"t\"" + time("ts", at - zero_)); }
+    void mark(std::string_view name, Observer::Time at) { event("i", name, ready, text(",\"s\":\"t\"", time("ts", at - zero_))); }
 
     std::string take() { return std::move(text_); }
 
@@ -77,17 +67,14 @@ private:
     void name_thread(std::size_t thread, const std::string& name) { event("M", "thread_name", thread, arguments("name", quoted(name))); }
     /// Adds an event with further `fields`, each with a comma before it.
     void event(const char* phase, std::string_view name, std::size_t lane, const std::string& fields) {
-        text_ += std::string("{\"ph\":\"") + phase + "\",\"name\":" + quoted(name) + ",\"pid\":" + std::to_string(rank_) +
-                 ",\"tid\":" + std::to_string(lane) + fields + "},\n";
+        text_ += text("{\"ph\":\"", phase, "\",\"name\":", quoted(name), ",\"pid\":", rank_, ",\"tid\":", lane, fields, "},\n");
     }
-    static std::string arguments(const char* key, const std::string& value) {
-        return std::string(",\"args\":{\"") + key + "\":" + value + "}";
-    }
+    static std::string arguments(const char* key, const std::string& value) { return text(",\"args\":{\"", key, "\":", value, "}"); }
     static std::string time(const char* key, Observer::Time::duration d) {
         const double microseconds = std::chrono::duration<double, std::micro>(d).count();
         std::array<char, 40> digits{};
         const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), microseconds, std::chars_format::fixed, 3).ptr;
-        return std::string(",\"") + key + "\":" + std::string(digits.data(), end);
+        return text(",\"", key, "\":", std::string_view(digits.data(), end));
     }
     /// A name in quotes. Bytes that are not UTF-8 become question marks.
     static std::string quoted(std::string_view s) {
@@ -130,37 +117,35 @@ inline std::string trace_events(const Timeline& timeline, int rank, Observer::Ti
     TraceWriter writer(rank, zero);
     const auto bytes = timeline.bucket_bytes();
     const auto names = timeline.parameter_names();
-    const auto parameter = [&](std::uint32_t i) { return i < names.size() ? names[i] : "gradient " + std::to_string(i); };
+    const auto parameter = [&](std::uint32_t i) { return i < names.size() ? names[i] : text("gradient ", i); };
     std::size_t number = 0;
     for (const Timeline::Span& s : timeline.spans_and_unfinished()) {
         if (s.name != nullptr) {
             writer.span(s.name, TraceWriter::trainer, s);
             continue;
         }
-        const std::string bucket = (s.index == Timeline::Span::no_index ? "for memory" : "bucket " + std::to_string(s.index)) +
-                                   (s.finished ? "" : " (unfinished)");
+        const char* const state = s.finished ? "" : " (unfinished)";
+        const std::string bucket = text(s.index == Timeline::Span::no_index ? "for memory" : text("bucket ", s.index), state);
         switch (s.activity) {
             case Activity::collective:
             case Activity::gather:
-                writer.overlapping_span((s.activity == Activity::gather ? "gather of " : "") + bucket,
-                                        s.activity == Activity::gather ? "gather" : "collective", number++, s,
+                writer.overlapping_span(text(s.activity == Activity::gather ? "gather of " : "", bucket), number++, s,
                                         s.of_this_plan && s.index < bytes.size() ? bytes[s.index] : 0);
                 break;
-            case Activity::launch: writer.span("launch " + bucket, TraceWriter::launch, s); break;
+            case Activity::launch: writer.span(text("launch ", bucket), TraceWriter::launch, s); break;
             case Activity::progress: writer.span("progress", TraceWriter::progress, s); break;
-            case Activity::copy: writer.span("copy " + parameter(s.index), TraceWriter::ready, s); break;
-            case Activity::wait:
-            case Activity::optimizer: writer.span(std::string(name_of(s.activity)) + " " + bucket, TraceWriter::trainer, s); break;
-            case Activity::finish: writer.span(s.finished ? "finish" : "finish (unfinished)", TraceWriter::trainer, s); break;
+            case Activity::copy: writer.span(text("copy ", parameter(s.index)), TraceWriter::ready, s); break;
+            case Activity::finish: writer.span(text("finish", state), TraceWriter::trainer, s); break;
+            default: writer.span(text(s.activity, " ", bucket), TraceWriter::trainer, s);
         }
     }
-    for (const Timeline::Mark& m : timeline.marks()) writer.mark(parameter(m.parameter), TraceWriter::ready, m.at);
+    for (const Timeline::Mark& m : timeline.marks()) writer.mark(parameter(m.parameter), m.at);
     return writer.take();
 }
 
 inline std::string trace_text(std::string events) {
     if (!events.empty()) events.erase(events.size() - 2);  // the last comma
-    return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" + events + "\n]}\n";
+    return text("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", events, "\n]}\n");
 }
 
 /// The time of the first event that is kept; Time::max() if there is none.
@@ -180,9 +165,9 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
         error = errno;
     }
     if (!written)
-        throw Error(Errc::storage,
-                    "write_trace: cannot write '" + path + "': " + std::strerror(error) + "; name a file that you may write to",
-                    {.operation = "write_trace", .rank = rank});
+        raise(Errc::storage,
+              detail::text("write_trace: cannot write '", path, "': ", std::strerror(error), "; name a file that you may write to"),
+              {.operation = "write_trace", .rank = rank});
 }
 
 /// How far this rank's clock is ahead of rank 0's. It is 0 if both share a clock, as on one machine and in a simulation. The error is at

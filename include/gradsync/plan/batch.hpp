@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -75,10 +72,10 @@ inline BatchChoice batch_choice(const BatchTarget& target, BatchRounding roundin
 /// The exact numbers for a target, and the ways to run it in whole numbers. Throws Error(invalid_argument) if a number of the target is 0,
 /// or if a result does not fit into 64 bits.
 inline BatchPlan plan_batch(const BatchTarget& target) {
-    detail::positive(target.global_tokens, "the number of tokens");
-    detail::positive(target.sequence, "the sequence length");
-    detail::positive(target.micro_batch, "the micro-batch");
-    detail::positive(target.devices, "the number of devices");
+    detail::check_positive({{target.global_tokens, "the number of tokens"},
+                            {target.sequence, "the sequence length"},
+                            {target.micro_batch, "the micro-batch"},
+                            {target.devices, "the number of devices"}});
     const std::uint64_t step = (CheckedSize(target.micro_batch) * target.sequence).value();  // tokens per micro-batch
     const std::uint64_t round = (CheckedSize(step) * target.devices).value();                // with one on every device
 
@@ -115,7 +112,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         if (const auto d = divisor(micro_batches, devices / 2 + 1, devices < micro_batches ? devices : micro_batches);
             d != 0 && d != devices)
             add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
-    if (plan.more_devices_than_work && micro_batches > 0 && (plan.choices.back().rounding != BatchRounding::fewer_devices))
+    if (plan.more_devices_than_work && micro_batches > 0 && plan.choices.back().rounding != BatchRounding::fewer_devices)
         add(BatchRounding::fewer_devices, micro, std::uint64_t{1}, micro_batches);
     // Smaller micro-batches on all devices, which divide the samples of a device.
     if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {  // tokens, of one sample on every device
@@ -135,7 +132,8 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
 /// Error(invalid_argument) if `limit` is 0.
 template <class Fits>
 std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{1} << 20) {
-    std::uint64_t good = 0, bad = detail::positive(limit, "the limit of the micro-batch") + 1;
+    detail::check_positive({{limit, "the limit of the micro-batch"}});
+    std::uint64_t good = 0, bad = limit + 1;
     for (std::uint64_t next = 1; next < bad;) {
         if (fits(next)) good = next;
         else bad = next;

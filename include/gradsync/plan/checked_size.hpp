@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdint>
+#include <initializer_list>
 #include <limits>
-#include <string>
 
 #include "../core/error.hpp"
 
@@ -11,12 +10,19 @@ namespace gradsync::inline v0_2::plan {
 
 namespace detail {
 
-[[noreturn]] inline void refuse(const std::string& what) { throw Error(Errc::invalid_argument, what, {.operation = "plan"}); }
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
+    gradsync::detail::raise(Errc::invalid_argument, gradsync::detail::text(parts...), {.operation = "plan"});
+}
 
-/// Returns `value`. Throws Error(invalid_argument) if it is 0.
-inline std::uint64_t positive(std::uint64_t value, const char* what) {
-    if (value == 0) refuse(std::string(what) + " is 0, but must be positive");
-    return value;
+struct Named {
+    std::uint64_t value;
+    const char* name;
+};
+/// Throws Error(invalid_argument) if a number is 0.
+inline void check_positive(std::initializer_list<Named> numbers) {
+    for (const Named& number : numbers)
+        if (number.value == 0) refuse(number.name, " is 0, but must be positive");
 }
 
 }  // namespace detail
@@ -30,11 +36,11 @@ public:
     constexpr std::uint64_t value() const noexcept { return value_; }
 
     friend constexpr CheckedSize operator+(CheckedSize a, CheckedSize b) {
-        if (a.value_ > most - b.value_) refuse(a.value_, '+', b.value_);
+        if (a.value_ > most - b.value_) refuse(a.value_, " + ", b.value_);
         return a.value_ + b.value_;
     }
     friend constexpr CheckedSize operator*(CheckedSize a, CheckedSize b) {
-        if (b.value_ != 0 && a.value_ > most / b.value_) refuse(a.value_, '*', b.value_);
+        if (b.value_ != 0 && a.value_ > most / b.value_) refuse(a.value_, " * ", b.value_);
         return a.value_ * b.value_;
     }
     friend constexpr bool operator==(CheckedSize, CheckedSize) = default;
@@ -42,9 +48,8 @@ public:
 private:
     static constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
 
-    [[noreturn]] static void refuse(std::uint64_t a, char operation, std::uint64_t b) {
-        detail::refuse(std::to_string(a) + " " + operation + " " + std::to_string(b) +
-                       " is more than 64 bits hold; look for a typing error in the sizes");
+    [[noreturn]] static void refuse(std::uint64_t a, const char* operation, std::uint64_t b) {
+        detail::refuse(a, operation, b, " is more than 64 bits hold; look for a typing error in the sizes");
     }
 
     std::uint64_t value_;

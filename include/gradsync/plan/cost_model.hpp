@@ -2,13 +2,9 @@
 #pragma once
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
 
-#include "../core/error.hpp"
 #include "../core/math.hpp"
+#include "checked_size.hpp"
 
 /// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 /// MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is left out.
@@ -62,14 +58,14 @@ struct Cluster {
 
 /// Throws Error(invalid_argument) if the cluster is invalid.
 inline void check(const Cluster& c) {
-    const auto refuse = [](const std::string& what) { throw Error(Errc::invalid_argument, what, {.operation = "plan"}); };
-    if (c.ranks < 1) refuse("a cluster has at least 1 rank, not " + std::to_string(c.ranks));
-    if (c.ranks_per_node < 1) refuse("a node has at least 1 rank, not " + std::to_string(c.ranks_per_node));
+    using detail::refuse;
+    if (c.ranks < 1) refuse("a cluster has at least 1 rank, not ", c.ranks);
+    if (c.ranks_per_node < 1) refuse("a node has at least 1 rank, not ", c.ranks_per_node);
     if (c.ranks > c.ranks_per_node && c.ranks % c.ranks_per_node != 0)
-        refuse(std::to_string(c.ranks) + " ranks do not fill nodes of " + std::to_string(c.ranks_per_node) + "; choose a multiple of it");
+        refuse(c.ranks, " ranks do not fill nodes of ", c.ranks_per_node, "; choose a multiple of it");
     for (const double x : {c.between.alpha, c.between.beta, c.within.alpha, c.within.beta, c.call_overhead})
         if (!(x >= 0) || !gradsync::detail::is_finite(x))
-            refuse("latencies, times a byte and overheads are finite numbers of 0 or more, not " + std::to_string(x));
+            refuse("latencies, times a byte and overheads are finite numbers of 0 or more, not ", std::to_string(x));
     if (c.across == Algorithm::hierarchical) refuse("nodes are not made of nodes; choose ring, tree or recursive_halving across them");
 }
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "checked_size.hpp"
@@ -49,7 +46,7 @@ struct StateMemory {
 /// parameters and n ranks, the stages take 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n. Throws Error(invalid_argument) if `ranks` is 0,
 /// or a number does not fit into 64 bits.
 inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, ZeroStage stage, std::uint64_t ranks) {
-    detail::positive(ranks, "the number of ranks");
+    detail::check_positive({{ranks, "the number of ranks"}});
     const std::uint64_t shard = parameters / ranks + (parameters % ranks != 0);
     const auto of = [&](std::uint64_t each, ZeroStage split_from) {
         return (CheckedSize(stage >= split_from ? shard : parameters) * each).value();
@@ -83,7 +80,7 @@ struct Mlp {
 private:
     void check() const {
         if (widths.size() < 2) detail::refuse("an MLP needs at least two widths, of its input and its output");
-        for (const std::uint64_t width : widths) detail::positive(width, "a width of the MLP");
+        for (const std::uint64_t width : widths) detail::check_positive({{width, "a width of the MLP"}});
     }
 };
 
@@ -106,11 +103,7 @@ struct FeedForward {
     }
 
 private:
-    void check() const {
-        detail::positive(d_model, "d_model");
-        detail::positive(d_ff, "d_ff");
-        detail::positive(blocks, "the number of blocks");
-    }
+    void check() const { detail::check_positive({{d_model, "d_model"}, {d_ff, "d_ff"}, {blocks, "the number of blocks"}}); }
 };
 
 /// A decoder-only transformer.
@@ -148,10 +141,8 @@ struct Transformer {
 
 private:
     void check() const {
-        detail::positive(vocabulary, "the vocabulary");
-        detail::positive(d_model, "d_model");
-        detail::positive(blocks, "the number of blocks");
-        detail::positive(heads, "the number of heads");
+        detail::check_positive(
+            {{vocabulary, "the vocabulary"}, {d_model, "d_model"}, {blocks, "the number of blocks"}, {heads, "the number of heads"}});
     }
 };
 

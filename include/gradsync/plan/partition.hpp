@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <limits>
-#include <span>
-#include <vector>
 
-#include "../core/math.hpp"
 #include "backward.hpp"
-#include "cost_model.hpp"
 
 /// Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are in order of readiness; times
 /// do not decrease and are not negative. A bucket holds gradients of one kind. If all are of one kind, a result lists the ends of the
@@ -107,11 +102,15 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
 ///     F(i) = min over j < i of  max(F(j), r_i) + alpha kinds(j, i) + beta (S_i - S_j)
 ///
 /// kinds(j, i) takes few values, and changes with j only at the last place of each kind. A minimum for each value is enough: O(n K log n),
-/// and O(n) for one kind (see `optimal_ends`).
+/// and O(n) if all are of one kind (see `optimal_ends`).
 inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost) {
     const std::size_t n = all.gradients.size();
     std::vector<double> bytes(n + 1);  // prefix sums
-    for (std::size_t i = 0; i < n; ++i) bytes[i + 1] = bytes[i] + static_cast<double>(all.gradients[i].bytes);
+    bool one_kind = true;
+    for (std::size_t i = 0; i < n; ++i) {
+        bytes[i + 1] = bytes[i] + static_cast<double>(all.gradients[i].bytes);
+        one_kind = one_kind && all.kinds[i] == all.kinds[0];
+    }
     std::vector<double> finish(n + 1), rest(n + 1);  // rest[j] = F(j) - beta S_j
     std::vector<std::size_t> previous(n + 1);
     std::vector<std::size_t> least;                 // places whose rest increases: the first at or behind j has the least rest from j on
@@ -137,8 +136,7 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
         const auto consider = [&](std::size_t j, std::size_t calls) {
             const double start = gradsync::detail::larger(finish[j], gradient.ready), more = bytes[i] - bytes[j];
             // For one kind it is what `schedule` computes, to the bit.
-            const double f =
-                all.kind_count == 1 ? start + cost.seconds(more) : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
+            const double f = one_kind ? start + cost.seconds(more) : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
             if (f < finish[i]) {
                 finish[i] = f;
                 previous[i] = j;
@@ -205,12 +203,8 @@ inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, 
         used += count != 0;
         product = product <= states / (count + 1) ? product * (count + 1) : states + 1;
     }
-    if (used == 1) {
-        std::vector<bool> closes(all.gradients.size());
-        for (const std::size_t end : optimal_ends(all.gradients, cost)) closes[end - 1] = true;
-        return detail::number_buckets(all, closes);
-    }
-    return detail::number_buckets(all, product <= states ? detail::optimal_closes(all, cost, product) : detail::common_closes(all, cost));
+    const bool by_kind = used > 1 && product <= states;
+    return detail::number_buckets(all, by_kind ? detail::optimal_closes(all, cost, product) : detail::common_closes(all, cost));
 }
 
 /// The rule of MG-WFBP (arXiv 1811.11141): a gradient that becomes ready at r joins the bucket before it iff

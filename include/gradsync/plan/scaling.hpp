@@ -2,14 +2,9 @@
 #pragma once
 
 #include <bit>
-#include <cstdint>
 #include <optional>
-#include <span>
-#include <vector>
 
-#include "../core/math.hpp"
 #include "backward.hpp"
-#include "cost_model.hpp"
 
 namespace gradsync::inline v0_2::plan {
 

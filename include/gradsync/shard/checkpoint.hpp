@@ -5,20 +5,16 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/verification.hpp"
@@ -40,8 +36,8 @@ namespace detail {
 inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; a longer text means a damaged file
 inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
 
-[[noreturn]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
-    throw Error(Errc::storage, path.string() + " " + what, {.operation = "checkpoint"});
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
+    raise(Errc::storage, detail::text(path.string(), " ", what), {.operation = "checkpoint"});
 }
 
 using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
@@ -76,7 +72,7 @@ public:
     }
 
 private:
-    [[noreturn]] void fail() const { refuse_file(path_, std::string("cannot be written: ") + std::strerror(errno)); }
+    [[noreturn]] void fail() const { refuse_file(path_, detail::text("cannot be written: ", std::strerror(errno))); }
 
     std::filesystem::path path_;
     ShardFile file_;
@@ -87,14 +83,14 @@ private:
 class ShardReader {
 public:
     explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb"), &std::fclose) {
-        if (!file_) refuse_file(path_, std::string("cannot be read: ") + std::strerror(errno));
+        if (!file_) refuse_file(path_, detail::text("cannot be read: ", std::strerror(errno)));
     }
 
     /// Refuses a file whose magic is another one: it "is not `what`".
     void check_magic(const char* what) {
         char magic[sizeof shard_magic];
         bytes(magic, sizeof magic);
-        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path_, std::string("is not ") + what);
+        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path_, detail::text("is not ", what));
     }
     void bytes(void* data, std::size_t n) {
         if (n != 0 && std::fread(data, n, 1, file_.get()) != 1) torn();
@@ -144,8 +140,7 @@ struct ShardManifest {
 
     static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
     std::filesystem::path file(const std::filesystem::path& directory, std::size_t rank) const {
-        return directory /
-               ("shard-" + std::to_string(generation) + "-" + std::to_string(rank) + "-of-" + std::to_string(digests.size()) + ".gradsync");
+        return directory / text("shard-", generation, "-", rank, "-of-", digests.size(), ".gradsync");
     }
 
     static ShardManifest read(const std::filesystem::path& directory) {
@@ -194,8 +189,8 @@ void agree_on_success(B& backend, F&& f) {
     const List<std::string> failures = gather_texts(backend, failure);
     for (std::size_t r = 0; r < failures.size(); ++r)
         if (!failures[r].empty())
-            throw Error(Errc::storage, "rank " + std::to_string(r) + ": " + failures[r],
-                        {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)});
+            raise(Errc::storage, text("rank ", r, ": ", failures[r]),
+                  {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)});
 }
 
 }  // namespace detail
@@ -210,9 +205,8 @@ template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto comm = sharded.backend();
     if (sharded.replica() != 0)
-        throw Error(Errc::invalid_argument,
-                    "save_shards: this is group " + std::to_string(sharded.replica()) + "; with hybrid sharding group 0 alone saves",
-                    {.operation = "save_shards", .rank = comm.rank()});
+        detail::refuse("save_shards", detail::text("this is group ", sharded.replica(), "; with hybrid sharding group 0 alone saves"),
+                       comm.rank());
     detail::ShardManifest before, manifest;
     detail::agree_on_success(comm, [&] {
         if (comm.rank() != 0) return;
@@ -220,8 +214,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         std::unordered_set<std::string> names;
         for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
             if (!names.insert(sharded.parameters()[i].name).second)
-                throw std::invalid_argument("two parameters are named '" + sharded.parameters()[i].name +
-                                            "'; a checkpoint tells them by their names");
+                throw std::invalid_argument(
+                    detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint tells them by their names"));
         std::filesystem::create_directories(directory);
         if (!std::filesystem::exists(detail::ShardManifest::path(directory))) return;
         before = detail::ShardManifest::read(directory);
@@ -299,10 +293,9 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
                     Wanted& w = found->second;
                     const ParameterView& p = sharded.parameters()[w.parameter];
                     if (p.gradient.count != whole || static_cast<std::uint64_t>(w.arrays[0].dtype) != dtype || w.arrays.size() != arrays)
-                        detail::refuse_file(path, "has '" + name + "' with " + std::to_string(whole) + " elements of " +
-                                                      std::string(name_of(static_cast<DType>(dtype))) + " and " + std::to_string(arrays) +
-                                                      " arrays; this training has " + std::to_string(p.gradient.count) + " of " +
-                                                      std::string(name_of(w.arrays[0].dtype)) + " and " + std::to_string(w.arrays.size()));
+                        detail::refuse_file(path, detail::text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype),
+                                                               " and ", arrays, " arrays; this training has ", p.gradient.count, " of ",
+                                                               w.arrays[0].dtype, " and ", w.arrays.size()));
                     const std::uint64_t from = detail::larger<std::uint64_t>(first, w.first);
                     const std::uint64_t to = detail::smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
                     if (from < to) {
@@ -322,7 +315,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
         for (const auto& [name, w] : wanted)
             if (w.found != w.arrays[0].count)
                 detail::refuse_file(detail::ShardManifest::path(directory),
-                                    "is of other parameters: it does not have all of '" + name + "'");
+                                    detail::text("is of other parameters: it does not have all of '", name, "'"));
     });
     sharded.publish();
     return note;

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <string>
 #include <utility>
 
 #include "../compress/staged_work.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
 #include "../core/exchange.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -71,7 +68,7 @@ public:
         B replicas = replicas_;
         use(replicas);
     }
-    std::string describe() const { return "HybridReduceScatter{" + std::to_string(replicas_.size()) + "}"; }
+    std::string describe() const { return detail::text("HybridReduceScatter{", replicas_.size(), "}"); }
 
 private:
     B replicas_;
@@ -89,8 +86,7 @@ struct HybridGroups {
 template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)
-        detail::refuse("hybrid_groups",
-                       "groups of " + std::to_string(ranks_per_group) + " ranks do not divide " + std::to_string(world.size()) + " ranks",
+        detail::refuse("hybrid_groups", detail::text("groups of ", ranks_per_group, " ranks do not divide ", world.size(), " ranks"),
                        world.rank());
     const int rank = world.rank();
     B group = world.split(rank / ranks_per_group, rank);

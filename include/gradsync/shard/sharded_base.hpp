@@ -1,31 +1,34 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/error.hpp"
-#include "../core/parameter.hpp"
 #include "../core/requirements.hpp"
+#include "../engine/arguments.hpp"
 #include "../engine/deferred_gather.hpp"
 #include "../engine/gradient_engine.hpp"
 #include "../engine/guard.hpp"
 #include "../engine/no_sync.hpp"
+#include "../engine/options.hpp"
 #include "../engine/policies.hpp"
 #include "../engine/verification.hpp"
 #include "../observe/statistics.hpp"
-#include "flat_optimizer.hpp"
-#include "options.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
 
-namespace gradsync::inline v0_2::detail {
+namespace gradsync::inline v0_2 {
+
+/// Bytes of library memory per rank, gaps between parameters included.
+struct ShardMemory {
+    std::size_t parameters = 0;      ///< weights that the model computes with
+    std::size_t gradients = 0;       ///< buckets and shards of gradients
+    std::size_t master_weights = 0;  ///< those kept in addition to the weights
+    std::size_t optimizer_state = 0;
+};
+
+namespace detail {
 
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
 /// which moves between ranks only to be saved or loaded.
@@ -169,21 +172,23 @@ public:
     }
 
 protected:
-    ShardedBase(B backend, List<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets, Overlap overlap,
-                Exchange exchange)
+    /// The overlap policy and the exchange are among the `arguments`.
+    template <class... Arguments>
+    ShardedBase(B backend, List<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets,
+                Arguments&... arguments)
         : Guard<B>(std::move(backend), "this object"),
           parameters_(std::move(parameters)),
           engine_options_(options),
           buckets_(std::move(buckets)),
-          overlap_(std::move(overlap)),
-          exchange_(std::move(exchange)),
+          overlap_(choose<Overlap, Role::overlap, B>(arguments...)),
+          exchange_(choose<Exchange, Role::exchange, B>(arguments...)),
           optimizer_(std::move(optimizer)) {
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
                 refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
         if (optimizer_.state_count() > ShardState<B>::max_states)
-            refuse(Derived::name, "an optimizer may keep " + std::to_string(ShardState<B>::max_states) + " arrays of state, not " +
-                                      std::to_string(optimizer_.state_count()));
+            refuse(Derived::name,
+                   text("an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ", optimizer_.state_count()));
     }
 
     /// Makes the engine, after comparing between ranks what the engine does not know: `settings` and the types of values. `copies`: the
@@ -194,9 +199,9 @@ protected:
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
-                    refuse(Derived::name, "parameter '" + p.name + "' is f64, and the optimizer has no step(OptimizerSlice<double>)",
+                    refuse(Derived::name, text("parameter '", p.name, "' is f64, and the optimizer has no step(OptimizerSlice<double>)"),
                            p.name);
-        const std::string all = settings + " states=" + std::to_string(optimizer_.state_count());
+        const std::string all = text(settings, " states=", optimizer_.state_count());
         verify<B>(backend_, parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.
         List<ParameterView> views = parameters_;
@@ -207,8 +212,7 @@ protected:
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
-        exchange_.with_replicas(
-            [&](B& replicas) { verify<B>(replicas, parameters_, engine_->plan(), all + " " + describe(engine_options_)); });
+        exchange_.with_replicas([&](B& replicas) { verify<B>(replicas, parameters_, plan(), text(all, " ", describe(engine_options_))); });
     }
 
     /// Allocates the state of the current plan, after its values. Collective.
@@ -236,7 +240,7 @@ protected:
         for (const ParameterView& p : parameters_)
             if (!p.requires_grad && p.value.data == nullptr && p.gradient.count != 0)
                 refuse("broadcast_parameters",
-                       "frozen parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
+                       text("frozen parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
     }
 
     /// Gives every rank the root's buffer. With hybrid sharding it is that of the first group's root.
@@ -265,14 +269,14 @@ protected:
         });
     }
 
-    /// The frame of a step: `gather(gradient_scale)` steps the shards and distributes the new weights.
+    /// The frame of a step: `gather()` steps the shards and distributes the new weights.
     template <class Gather>
-    void step(double gradient_scale, Gather&& gather) {
+    void step(Gather&& gather) {
         check_usable("step");
         if (micro_batches_ == 0) refuse("step", "there are no averaged gradients; call finish() first");
         guard([&] {
             optimizer_.begin_step();
-            gather(gradient_scale);
+            gather();
             micro_batches_ = 0;
             engine_->add_to_shards(false);
             take_times();
@@ -312,4 +316,6 @@ protected:
     Statistics statistics_;
 };
 
-}  // namespace gradsync::inline v0_2::detail
+}  // namespace detail
+
+}  // namespace gradsync::inline v0_2

@@ -1,22 +1,43 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <initializer_list>
-#include <span>
-#include <string>
 #include <utility>
 
 #include "../bucket/size_capped.hpp"
-#include "../core/exchange.hpp"
 #include "../engine/arguments.hpp"
+#include "../engine/options.hpp"
 #include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "options.hpp"
-#include "shard_state.hpp"
 #include "sharded_base.hpp"
 
 namespace gradsync::inline v0_2 {
+
+/// The stages of ZeRO (Rajbhandari et al., arXiv 1910.02054) say which data are sharded.
+
+/// Stage 1 shards the optimizer state and the master weights. Gradients are whole, and live where `ReducerOptions::gradients` says;
+/// micro-batches add up there under `no_sync()`.
+struct Zero1 {
+    static constexpr bool shards_gradients = false;
+};
+
+/// Stage 2 shards the gradients too. A bucket has memory only while it is filled and reduced. This rank's shard stays, in f32 (f64 for
+/// f64); further micro-batches are reduced and added to it.
+struct Zero2 {
+    static constexpr bool shards_gradients = true;
+};
+
+/// The memory of the weights that the model computes with.
+enum class ParameterStorage : std::uint8_t {
+    borrowed,    ///< in the trainer's memory: the gathered weights are copied there
+    in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
+};
+
+struct ShardingOptions {
+    /// As for a Reducer. `gradients` applies to stage 1; stage 2 always pools them.
+    ReducerOptions reducer = {};
+    ParameterStorage parameters = ParameterStorage::borrowed;
+};
 
 /// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
 /// (`Zero1`), and of the gradients too (`Zero2`). Every rank holds the whole weights.
@@ -44,11 +65,15 @@ class ShardedOptimizer
     : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
+    using Base::backend_, Base::broadcast, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
+        Base::engine_options_, Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse,
+        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
     static constexpr const char* name = "ShardedOptimizer";
     static constexpr bool stage_pools = Stage::shards_gradients;
+    using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
     /// Its weights start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. After the optimizer come the options
@@ -58,34 +83,33 @@ public:
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
                detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).reducer,
-               detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
-               detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
-               detail::choose<Exchange, detail::Role::exchange, B>(first, more...)),
+               detail::choose<Buckets, detail::Role::buckets, B>(first, more...), first, more...),
           storage_(detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).parameters) {
         using detail::Role;
         static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange,
                                       Role::stage>::template check<First, More...>());
         (void)detail::choose<Stage, Role::stage, B>(first, more...);  // it is a type, and compares with the template argument
-        const GradientStorage gradients = this->engine_options_.gradients;
+        const GradientStorage gradients = engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
-            this->refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
-        if (!Stage::shards_gradients && gradients == GradientStorage::pooled) this->refuse(name, "pooled gradients are for stage 2: write Zero2");
-        this->engine_options_ =
-            detail::with_storage(this->engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
-        for (const ParameterView& p : this->parameters_)
+            refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
+        if (!Stage::shards_gradients && gradients == GradientStorage::pooled) refuse(name, "pooled gradients are for stage 2: write Zero2");
+        engine_options_ =
+            detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
+        for (const ParameterView& p : parameters_)
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
-                this->refuse(name, "parameter '" + p.name + "' has no value; give one in its ParameterView or parameter_traits", p.name);
+                refuse(name, detail::text("parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"),
+                       p.name);
         make_engine();
-        this->gathers_.attach(this->backend_);
+        gathers_.attach(backend_);
         make_state();
     }
 
     /// Gives every rank the root's weights, those of frozen parameters too. Collective.
     void broadcast_parameters(int root = 0) {
-        this->check_broadcast(root);
-        this->guard([&] {
+        check_broadcast(root);
+        guard([&] {
             flush();
-            for (std::size_t i = 0; i < this->parameters_.size(); ++i) this->broadcast(parameter_value(i), root);
+            for (std::size_t i = 0; i < parameters_.size(); ++i) broadcast(parameter_value(i), root);
             adopt_values();
         });
     }
@@ -93,18 +117,18 @@ public:
     /// The memory of the weights of parameter i. With ParameterStorage::in_buckets, that of a trainable parameter is this object's, and
     /// valid until `rebuild_buckets` returns true or `unfreeze` is called.
     BufferView parameter_value(std::size_t i) const {
-        this->check_index(i, "parameter_value");
-        const ParameterView& p = this->parameters_[i];
-        return in_buckets() && p.requires_grad ? this->values_.value(i) : p.value;
+        check_index(i, "parameter_value");
+        const ParameterView& p = parameters_[i];
+        return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
     }
 
     /// Updates the master weights after you have changed the weights yourself, in the same way on all ranks. Local.
     void adopt_values() {
         flush();
-        for (std::size_t b = 0; b < this->plan().size(); ++b) {
+        for (std::size_t b = 0; b < plan().size(); ++b) {
             if (!in_buckets())
-                for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->parameters_[i].value, this->values_.value(i));
-            kernel::copy(this->own_values(b), this->state_.array(b, 0));
+                for (std::size_t i : plan().bucket(b)) kernel::copy(parameters_[i].value, values_.value(i));
+            kernel::copy(own_values(b), state_.array(b, 0));
         }
     }
 
@@ -112,21 +136,20 @@ public:
     /// before `step()` add the averages of further micro-batches; the step then uses their mean, or their sum with Averaging::sum.
     /// Collective.
     void finish() {
-        this->check_usable("finish");
-        if (this->gathers_.pending() != 0)
-            this->refuse("finish",
-                         "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+        check_usable("finish");
+        if (gathers_.pending() != 0)
+            refuse("finish", "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
         Base::finish();
     }
 
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, then all ranks get the new weights. Parameters
     /// that no rank used (UnusedParameters::find_unused) do not change. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
-        Base::step(gradient_scale, [&](double scale) {
+        Base::step([&] {
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
-            for (std::size_t b = this->plan().size(); b-- > 0;) {
-                this->step_bucket(b, scale);
-                this->start_gather(b, this->engine_->tag(b));
+            for (std::size_t b = plan().size(); b-- > 0;) {
+                step_bucket(b, gradient_scale);
+                start_gather(b, engine_->tag(b));
             }
             if (!forward) flush();
         });
@@ -135,24 +158,24 @@ public:
     /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collectives: each rank may call it in an
     /// order of its own.
     void wait_parameter(std::size_t i) {
-        this->check_index(i, "wait_parameter");
-        if (this->parameters_[i].requires_grad) land(this->values_.bucket_of(i), "wait_parameter");
+        check_index(i, "wait_parameter");
+        if (parameters_[i].requires_grad) land(values_.bucket_of(i), "wait_parameter");
     }
     /// The same for all parameters.
     void flush() {
-        this->check_usable("flush");
-        for (std::size_t b = this->plan().size(); this->gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
+        check_usable("flush");
+        for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
     /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move to
     /// their new owners. Returns true if the plan changed; ask for all views again then. Collective, between steps.
     [[nodiscard]] bool rebuild_buckets() {
-        this->check_usable("rebuild_buckets");
+        check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
-        return this->guard([&] {
+        return guard([&] {
             flush();
-            const BucketPlan before = this->plan();
-            if (!this->engine_->rebuild_buckets()) return false;
+            const BucketPlan before = plan();
+            if (!engine_->rebuild_buckets()) return false;
             move_state(before);
             return true;
         });
@@ -162,25 +185,25 @@ public:
     /// are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old and new buckets exist side by side for a
     /// moment. Ask for all views, and set a weight, again afterwards. Collective, between steps.
     void unfreeze(std::span<const std::size_t> which) {
-        this->check_usable("unfreeze");
+        check_usable("unfreeze");
         for (std::size_t i : which) {
-            this->check_index(i, "unfreeze");
-            const ParameterView& p = this->parameters_[i];
+            check_index(i, "unfreeze");
+            const ParameterView& p = parameters_[i];
             if (p.value.data == nullptr && p.gradient.count != 0)
-                this->refuse("unfreeze", "parameter '" + p.name + "' has no value", p.name);
-            if (this->engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
-                this->refuse(
-                    "unfreeze",
-                    "parameter '" + p.name + "' has no gradient memory; register it with some, or let gradients live in the buckets",
-                    p.name);
+                refuse("unfreeze", detail::text("parameter '", p.name, "' has no value"), p.name);
+            if (engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
+                refuse("unfreeze",
+                       detail::text("parameter '", p.name,
+                                    "' has no gradient memory; register it with some, or let gradients live in the buckets"),
+                       p.name);
         }
         check_no_gradients("unfreeze");
-        if (this->engine_->accumulates())
-            this->refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
-        this->guard([&] {
+        if (engine_->accumulates())
+            refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
+        guard([&] {
             flush();
-            const BucketPlan before = this->plan();
-            for (std::size_t i : which) this->parameters_[i].requires_grad = true;
+            const BucketPlan before = plan();
+            for (std::size_t i : which) parameters_[i].requires_grad = true;
             make_engine();
             move_state(before);
         });
@@ -190,57 +213,57 @@ private:
     bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
 
     void make_engine() {
-        if (const auto [one, other] = detail::overlapping<&ParameterView::value>(this->parameters_); one != nullptr)
-            this->refuse(name,
-                         "the values of '" + one->name + "' and '" + other->name +
-                             "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2",
-                         other->name);
-        Base::make_engine(std::string("stage=") + (Stage::shards_gradients ? "2" : "1") +
-                              (in_buckets() ? " parameters=in_buckets" : " parameters=borrowed"),
-                          in_buckets());
+        if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters_); one != nullptr)
+            refuse(
+                name,
+                detail::text("the values of '", one->name, "' and '", other->name,
+                             "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2"),
+                other->name);
+        Base::make_engine(
+            detail::text("stage=", Stage::shards_gradients ? "2" : "1", " parameters=", in_buckets() ? "in_buckets" : "borrowed"),
+            in_buckets());
     }
 
     void check_no_gradients(const char* operation) const {
-        if (this->micro_batches_ != 0) this->refuse(operation, "gradients of this step are averaged already; call step() first");
-        if (!this->engine_->between_steps())
-            this->refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
+        if (micro_batches_ != 0) refuse(operation, "gradients of this step are averaged already; call step() first");
+        if (!engine_->between_steps()) refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
     void land(std::size_t b, const char* operation) {
-        this->check_usable(operation);
-        if (!this->gathers_.pending(b)) return this->guard([&] { this->gathers_.poll(); });
-        const auto held = this->watch().hold(Activity::wait, b);
-        this->guard([&] { this->gathers_.wait(b); });
+        check_usable(operation);
+        if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
+        const auto held = watch().hold(Activity::wait, b);
+        guard([&] { gathers_.wait(b); });
         if (!in_buckets())
-            for (std::size_t i : this->plan().bucket(b)) kernel::copy(this->values_.value(i), this->parameters_[i].value);
+            for (std::size_t i : plan().bucket(b)) kernel::copy(values_.value(i), parameters_[i].value);
     }
 
     void renew_values() {
-        for (std::size_t b = 0; b < this->plan().size(); ++b) this->start_gather(b, this->engine_->tag(b));
+        for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b));
         flush();
     }
 
     /// Allocates values and state for the current plan. Collective.
     void make_state() {
-        this->values_ = detail::UnitValues<B>(this->plan(), this->engine_->layout(), this->parameters_, name, this->backend_.rank(), 1, 0,
-                                              [](std::size_t) { return std::size_t{0}; });
-        this->values_.place(this->backend_, 0, true);
+        values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), 1, 0,
+                                        [](std::size_t) { return std::size_t{0}; });
+        values_.place(backend_, 0, true);
         Base::make_state();
-        for (std::size_t b = 0; b < this->plan().size(); ++b)
-            for (std::size_t i : this->plan().bucket(b))
-                if (const BufferView value = this->parameters_[i].value; value.data != nullptr) kernel::copy(value, this->values_.value(i));
+        for (std::size_t b = 0; b < plan().size(); ++b)
+            for (std::size_t i : plan().bucket(b))
+                if (const BufferView value = parameters_[i].value; value.data != nullptr) kernel::copy(value, values_.value(i));
         adopt_values();
     }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
-        const detail::UnitValues<B> old_values = std::move(this->values_);
-        const detail::ShardState<B> old_state = std::move(this->state_);
+        const detail::UnitValues<B> old_values = std::move(values_);
+        const detail::ShardState<B> old_state = std::move(state_);
         make_state();
         for (std::size_t b = 0; b < before.size(); ++b)
-            for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), this->values_.value(i));
-        const detail::StateTransfer<B> to(this->backend_, this->plan(), this->state_, this->parameters_);
-        detail::StateTransfer<B>(this->backend_, before, old_state, this->parameters_)
+            for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
+        const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
+        detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
     }
 

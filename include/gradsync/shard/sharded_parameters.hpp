@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <initializer_list>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../bucket/units.hpp"
-#include "../core/collective_tag.hpp"
-#include "../core/exchange.hpp"
 #include "../engine/arguments.hpp"
+#include "../engine/options.hpp"
 #include "../overlap/overlap_backward.hpp"
-#include "options.hpp"
-#include "shard_state.hpp"
 #include "sharded_base.hpp"
-#include "unit_values.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -54,6 +47,9 @@ template <class B, class O, class Overlap = OverlapBackward, class Exchange = Re
 class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
+    using Base::backend_, Base::broadcast, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
+        Base::engine_options_, Base::exchange_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_, Base::refuse,
+        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
 
 public:
     static constexpr const char* name = "ShardedParameters";
@@ -64,52 +60,50 @@ public:
     template <class Range = std::initializer_list<ParameterView>, class First = ShardedParametersOptions, class... More>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, First first = {}, More... more)
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
-               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units,
-               detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
-               detail::choose<Exchange, detail::Role::exchange, B>(first, more...)),
+               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units, first, more...),
           options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
           given_units_(units),
-          gathering_(this->backend_.duplicate()),
+          gathering_(backend_.duplicate()),
           order_(options_.prefetch) {
         static_assert(
             detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
         if (options_.reducer.gradients != GradientStorage::automatic)
-            this->refuse(name, "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
-        this->engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
+            refuse(name, "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
+        engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
-        for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
+        for (ParameterView& p : parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
                 p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
-        this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
-                              (options_.reshard_after_forward ? " reshard" : " no_reshard") +
-                              " replicate_below=" + std::to_string(options_.replicate_below),
-                          true);
-        this->gathers_.attach(gathering_);
+        make_engine(detail::text("stage=3 prefetch=", options_.prefetch, options_.reshard_after_forward ? " reshard" : " no_reshard",
+                                 " replicate_below=", options_.replicate_below),
+                    true);
+        gathers_.attach(gathering_);
         make_state();
     }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must acquire and release the same units as the
     /// others.
-    [[nodiscard]] bool begin_step(bool has_batch = true) { return Base::begin_step(has_batch); }
+    using Base::begin_step;
+    using Base::plan;
 
     /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Reads the values that the root gave at
     /// construction, so call it only once. Collective.
     void broadcast_parameters(int root = 0) {
-        this->check_broadcast(root);
-        this->guard([&] {
-            for (const ParameterView& p : this->parameters_)
-                if (!p.requires_grad) this->broadcast(p.value, root);
-            detail::StateTransfer<B>(this->backend_, this->plan(), this->state_, this->parameters_)
+        check_broadcast(root);
+        guard([&] {
+            for (const ParameterView& p : parameters_)
+                if (!p.requires_grad) broadcast(p.value, root);
+            detail::StateTransfer<B>(backend_, plan(), state_, parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
-                    const ParameterView& p = this->parameters_[i];
+                    const ParameterView& p = parameters_[i];
                     if (p.value.data == nullptr)
-                        this->refuse("broadcast_parameters", "parameter '" + p.name + "' has no value on the root", p.name);
+                        refuse("broadcast_parameters", detail::text("parameter '", p.name, "' has no value on the root"), p.name);
                     kernel::copy(p.value.subview(first, piece.count), piece);
                 });
-            this->exchange_.with_replicas([&](B& replicas) {
-                for (std::size_t b = 0; b < this->plan().size(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
+            exchange_.with_replicas([&](B& replicas) {
+                for (std::size_t b = 0; b < plan().size(); ++b) replicas.broadcast(state_.array(b, 0), 0).wait();
             });
-            for (ParameterView& p : this->parameters_)  // the trainer may free them now
+            for (ParameterView& p : parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
             renew_values();
         });
@@ -137,45 +131,44 @@ public:
     }
     /// `gather` without a scope: call `release(u)` once for each call.
     void acquire(std::size_t u) {
-        this->check_usable("gather");
+        check_usable("gather");
         check_unit(u, "gather");
-        const Unit& unit = this->values_[u];
+        const Unit& unit = values_[u];
         const bool is_here = unit.bytes == 0 || (unit.slot != detail::UnitValues<B>::none && !unit.gathering);
-        this->guard([&] {
+        guard([&] {
             if (is_here) return use(u);
-            const auto held = this->watch().hold(Activity::wait, unit.buckets.front());
+            const auto held = watch().hold(Activity::wait, unit.buckets.front());
             use(u);
         });
     }
     /// Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
         check_unit(u, "release");
-        if (this->values_[u].users == 0) this->refuse("release", "unit " + std::to_string(u) + " is not in use; acquire() it first");
-        this->values_.release(u);
+        if (values_[u].users == 0) refuse("release", detail::text("unit ", u, " is not in use; acquire() it first"));
+        values_.release(u);
     }
 
     /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
     /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change. `parameter_value(i).as<float>()` has
     /// its type.
     BufferView parameter_value(std::size_t i) const {
-        this->check_index(i, "parameter_value");
-        if (!this->parameters_[i].requires_grad) return this->parameters_[i].value;
-        const Unit& unit = this->values_[this->buckets_.unit_of(i)];
-        const BufferView whole = this->values_.value(i);
+        check_index(i, "parameter_value");
+        if (!parameters_[i].requires_grad) return parameters_[i].value;
+        const Unit& unit = values_[buckets_.unit_of(i)];
+        const BufferView whole = values_.value(i);
         // Weights of units that are not in use may be here too: prefetched ones in flight, or released ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
-            this->refuse(
-                "parameter_value",
-                "the weights of '" + this->parameters_[i].name + "' are not here; call gather(" + std::to_string(unit_of(i)) + ") first",
-                this->parameters_[i].name);
+            refuse("parameter_value",
+                   detail::text("the weights of '", parameters_[i].name, "' are not here; call gather(", unit_of(i), ") first"),
+                   parameters_[i].name);
         return whole;
     }
     /// Returns when no prefetched unit is in flight.
     void flush() {
-        this->check_usable("flush");
-        this->guard([&] {
-            for (std::size_t u = 0; u < this->values_.size(); ++u) wait(this->values_[u]);
+        check_usable("flush");
+        guard([&] {
+            for (std::size_t u = 0; u < values_.size(); ++u) wait(values_[u]);
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }
@@ -185,8 +178,8 @@ public:
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`. Units that are not in use lose their weights,
     /// which are out of date; those in use are gathered again. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
-        Base::step(gradient_scale, [&](double scale) {
-            for (std::size_t b = 0; b < this->plan().size(); ++b) this->step_bucket(b, scale);
+        Base::step([&] {
+            for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, gradient_scale);
             renew_values();
         });
     }
@@ -196,69 +189,67 @@ private:
 
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
-        if (given_units_.size() != this->parameters_.size())
-            this->refuse(name, "there are " + std::to_string(this->parameters_.size()) + " parameters, but units for " +
-                                   std::to_string(given_units_.size()));
-        std::vector<std::size_t> unit_of(this->parameters_.size());
-        for (std::size_t i = 0; i < this->parameters_.size(); ++i) {
-            const ParameterView& p = this->parameters_[i];
+        if (given_units_.size() != parameters_.size())
+            refuse(name, detail::text("there are ", parameters_.size(), " parameters, but units for ", given_units_.size()));
+        std::vector<std::size_t> unit_of(parameters_.size());
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            const ParameterView& p = parameters_[i];
             unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);
         }
-        this->buckets_ = Units(std::move(unit_of));
+        buckets_ = Units(std::move(unit_of));
     }
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        this->values_ = detail::UnitValues<B>(this->plan(), this->engine_->layout(), this->parameters_, name, this->backend_.rank(),
-                                              this->buckets_.count(), unit_count(),
-                                              [&](std::size_t b) { return this->buckets_.unit_of(this->plan().bucket(b).front()); });
+        values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), buckets_.count(), unit_count(),
+                                        [&](std::size_t b) { return buckets_.unit_of(plan().bucket(b).front()); });
         Base::make_state();
-        for (const detail::ShardSlice& slice : this->state_.slices())
-            if (const BufferView value = this->parameters_[slice.parameter].value; value.data != nullptr)
-                kernel::copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
-        if (this->values_.size() > unit_count()) this->values_[unit_count()].users = 1;
+        for (const detail::ShardSlice& slice : state_.slices())
+            if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
+                kernel::copy(value.subview(slice.first, slice.count), state_.array(slice, 0));
+        if (values_.size() > unit_count()) values_[unit_count()].users = 1;
         renew_values();
     }
 
     void check_unit(std::size_t u, const char* operation) const {
-        if (u >= unit_count()) this->refuse(operation, "there is no unit " + std::to_string(u) + " among " + std::to_string(unit_count()));
+        if (u >= unit_count()) refuse(operation, detail::text("there is no unit ", u, " among ", unit_count()));
     }
 
     /// Gathers unit u, and starts to gather those expected next.
     void use(std::size_t u) {
         prefetch(u);
-        ++this->values_[u].users;
+        ++values_[u].users;
         for (const std::size_t next : order_.next(u)) prefetch(next);
-        wait(this->values_[u]);
+        wait(values_[u]);
     }
 
     /// Starts to gather unit u. No-op if it is here or in flight.
     void prefetch(std::size_t u) {
-        const Unit& unit = this->values_[u];
+        const Unit& unit = values_[u];
         if (unit.slot == detail::UnitValues<B>::none && unit.bytes != 0) fill(u, !options_.reshard_after_forward);
     }
 
     /// Gathers the master weights of all ranks into unit u. For `keep` see UnitValues::place.
     void fill(std::size_t u, bool keep) {
-        Unit& unit = this->values_[u];
-        if (unit.slot == detail::UnitValues<B>::none) this->values_.place(gathering_, u, keep);
+        Unit& unit = values_[u];
+        if (unit.slot == detail::UnitValues<B>::none) values_.place(gathering_, u, keep);
         unit.gathering = true;
-        for (const std::size_t b : unit.buckets) this->start_gather(b, {CollectiveTag::Kind::unit, number_, u});
+        for (const std::size_t b : unit.buckets) start_gather(b, {CollectiveTag::Kind::unit, number_, u});
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return this->gathers_.poll();
-        for (const std::size_t b : unit.buckets) this->gathers_.wait(b);
+        if (!unit.gathering) return gathers_.poll();
+        for (const std::size_t b : unit.buckets) gathers_.wait(b);
         unit.gathering = false;
     }
 
     /// After a change of the master weights: drops gathered copies, or gathers them again if they are in use.
     void renew_values() {
-        for (std::size_t u = 0; u < this->values_.size(); ++u) {
-            Unit& unit = this->values_[u];
+        for (std::size_t u = 0; u < values_.size(); ++u) {
+            Unit& unit = values_[u];
             wait(unit);
             if (unit.users == 0) {
-                this->values_.displace(u);
+                values_.displace(u);
                 continue;
             }
             fill(u, false);
@@ -270,7 +261,7 @@ private:
     ShardedParametersOptions options_;
     Units given_units_;  ///< the user's, without the replicated one
     B gathering_;        ///< a communicator of its own: marks from other threads start collectives too
-    std::size_t number_ = detail::next_owner(this->backend_);
+    std::size_t number_ = detail::next_owner(backend_);
     detail::GatherOrder order_;
 };
 

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 
@@ -23,15 +16,15 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
     const ParameterView& first = parameters[plan.bucket(b).front()];
     for (std::size_t i : plan.bucket(b)) {
         const ParameterView& p = parameters[i];
-        const auto refuse = [&](const std::string& what) {
-            throw Error(Errc::invalid_argument, who + (" on rank " + std::to_string(rank)) + ": parameter '" + p.name + "' " + what,
-                        {.operation = who, .rank = rank, .parameter = p.name});
-        };
+        std::string problem;
         if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
-            refuse("is not of a floating type; freeze it (requires_grad = false)");
-        if (p.value.dtype != first.value.dtype)
-            refuse("has values of " + std::string(name_of(p.value.dtype)) + ", but shares bucket " + std::to_string(b) + " with '" +
-                   first.name + "' of " + std::string(name_of(first.value.dtype)) + "; put them in different buckets");
+            problem = "is not of a floating type; freeze it (requires_grad = false)";
+        else if (p.value.dtype != first.value.dtype)
+            problem = text("has values of ", p.value.dtype, ", but shares bucket ", b, " with '", first.name, "' of ", first.value.dtype,
+                           "; put them in different buckets");
+        if (!problem.empty())
+            raise(Errc::invalid_argument, text(who, " on rank ", rank, ": parameter '", p.name, "' ", problem),
+                  {.operation = who, .rank = rank, .parameter = p.name});
     }
     return first.value.dtype;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/plan/contention.hpp>
+#include <gradsync/plan/backward.hpp>
 
 #include <doctest/doctest.h>
 
