@@ -38,7 +38,7 @@ public:
     /// Makes a backend of the job that the environment describes; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
         TcpRendezvous rendezvous(Job::from_environment(),
-                                 {.timeout = detail::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});
+                                 {.timeout = collective::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});
         return TcpBackend(rendezvous, options);
     }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -101,10 +102,10 @@ private:
 };
 
 /// The state that all ranks and communicators of a simulation share.
-class Simulation : collective::OwnState, public collective::World {
+class Simulation : public collective::World {
 public:
     Simulation(const plan::Cluster& cluster, plan::Algorithm algorithm, bool moves_buckets)
-        : World(cluster.ranks, state),
+        : World(cluster.ranks, std::make_shared<State>()),
           scheduler(cluster.ranks),
           network(cluster, algorithm),
           moves_buckets_(moves_buckets),

@@ -65,7 +65,8 @@ std::string outcome(gs::collective::Engine& engine, std::vector<float>& data) {
     try {
         engine.wait(engine.start(all_reduce(data)));
     } catch (const gs::Error& error) {
-        return (error.errc() == gs::Errc::timeout ? "time limit reached, rank " : "another rank failed, rank ") + std::to_string(error.context().peer) + ": " + error.what();
+        return (error.errc() == gs::Errc::timeout ? "time limit reached, rank " : "another rank failed, rank ") +
+               std::to_string(error.context().peer) + ": " + error.what();
     }
     for (const float x : data)
         if (x != static_cast<float>(engine.size())) return "wrong";

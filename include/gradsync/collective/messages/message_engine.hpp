@@ -308,7 +308,7 @@ private:
             if (!next.accepted()) {
                 if (!next.hear(world_->transport())) return;
                 if (const int r = collective::first_misfit(next.calls()); r >= 0) {
-                    world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
+                    world_->fail(collective::mismatch(heard_, next.calls(), r, *world_ranks()));
                     return;
                 }
                 next.accept();

@@ -127,10 +127,9 @@ public:
 private:
     MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
                  std::shared_ptr<State> state, std::shared_ptr<collective::ProgressHooks> hooks)
-        : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size(), std::move(hooks)),
+        : World(ranks_here, std::move(state), static_cast<std::size_t>(ranks_here) < processes.size(), std::move(hooks)),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
-          state_(std::move(state)),
           gone_(processes_.size()) {
         std::lock_guard lock(mutex());
         listen();
@@ -230,7 +229,6 @@ private:
     std::unique_ptr<Transport> transport_;
     const std::vector<collective::ProcessIdentity> processes_;
     std::unique_ptr<Lifeline> lifeline_;
-    const std::shared_ptr<State> state_;
 
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};

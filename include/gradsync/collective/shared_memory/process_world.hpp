@@ -26,9 +26,6 @@ public:
         return std::shared_ptr<ProcessWorld>(new ProcessWorld(segment.memory(), rank, ranks, ranks_here));
     }
 
-    /// The state, for another world that must fail with this one. The pointer keeps the segment alive.
-    std::shared_ptr<State> shared_state() const { return {segment_, &shared().state}; }
-
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_.get() + room_offset(ranks_)}; }
 
@@ -48,7 +45,8 @@ private:
     };
 
     ProcessWorld(std::shared_ptr<std::byte> segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, reinterpret_cast<Shared*>(segment.get())->state, false, std::make_shared<collective::ProgressHooks>()),
+        : World(ranks_here, {segment, &reinterpret_cast<Shared*>(segment.get())->state}, false,
+                std::make_shared<collective::ProgressHooks>()),
           segment_(std::move(segment)),
           ranks_(ranks) {
         processes()[rank].store(self_.number, std::memory_order_release);

@@ -162,7 +162,7 @@ public:
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        throw collective::as_error(board_->world().failure(), operation, own_world_rank());
+        collective::raise_failure(board_->world().failure(), operation, own_world_rank());
     }
 
 private:
@@ -223,7 +223,7 @@ private:
         // After a failure no more work is begun, but a caller may still ask for complete collectives.
         for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
             collect_calls(n);
-            if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
+            if (const int r = first_misfit(calls_); r >= 0) return board_->world().fail(collective::mismatch(n, calls_, r, *world_ranks()));
             const Chunks chunks = chunks_of(n);
             settle_empty_shares(n, chunks);
             if (!world.cores_are_shared) {
@@ -328,10 +328,6 @@ private:
                 return complete() || world.failed() || (own <= n && board_->all_arrived(own));
             });
         }
-    }
-
-    void report_misfit(std::uint64_t n, int r) noexcept {
-        board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
     }
 
     /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because a destructor may be the
