@@ -118,8 +118,8 @@ public:
 
     std::string describe() const {
         const std::string memory = engine_->describe_memory();
-        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " +
-               detail::nccl_version_text(detail::nccl_version()) + (memory.empty() ? "" : ", " + memory);
+        return detail::text(size(), size() == 1 ? " device" : " devices", " over NCCL ", detail::nccl_version_text(detail::nccl_version()),
+                            memory.empty() ? "" : ", ", memory);
     }
 
     /// Sets the compute stream: collectives that are started from now on come after its work. It stays yours, and must live until another
@@ -198,11 +198,10 @@ private:
         int own_rank = -1, own_size = -1;
         if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess ||
             own_rank != rank || own_size != size)
-            throw Error(Errc::invalid_argument,
-                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " + std::to_string(own_size) +
-                            ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                            "; both must have the same ranks in the same order",
-                        {.operation = "NcclBackend", .rank = rank});
+            detail::refuse("NcclBackend",
+                           detail::text("the communicator is of rank ", own_rank, " of ", own_size, ", the rendezvous of rank ", rank,
+                                        " of ", size, "; both must have the same ranks in the same order"),
+                           rank);
         auto adopted = detail::NcclCommunicator::adopt(comm, takes_ownership);
         return NcclBackend(connect(rendezvous, options), options, &adopted);
     }

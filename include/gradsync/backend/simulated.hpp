@@ -58,8 +58,7 @@ public:
     /// "4096 simulated ranks of a cluster of 512 nodes (hierarchical)"
     std::string describe() const {
         const simulation::Network& network = engine_->world().network;
-        return std::to_string(size()) + " simulated ranks of a cluster of " + std::to_string(network.cluster().nodes()) + " nodes (" +
-               std::string(name_of(network.algorithm())) + ")";
+        return detail::text(size(), " simulated ranks of a cluster of ", network.cluster().nodes(), " nodes (", network.algorithm(), ")");
     }
 
     /// Memory that takes no space until it is written; see the concept.
@@ -72,8 +71,8 @@ public:
     /// `seconds` is negative or not finite.
     void compute(double seconds) {
         if (!(seconds >= 0) || !detail::is_finite(seconds))
-            throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
-                        {.operation = "compute", .rank = engine_->own_world_rank()});
+            detail::refuse("compute", "seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
+                           engine_->own_world_rank());
         engine_->pass(seconds * pace_->next());
     }
 
@@ -124,13 +123,11 @@ struct SimulatedRun {
 template <class F>
 auto run_simulated(const SimulatedCluster& options, F&& f) {
     plan::check(options.cluster);
-    const auto refuse = [](const std::string& what) {
-        throw Error(Errc::invalid_argument, "run_simulated: " + what, {.operation = "run_simulated"});
-    };
+    const auto refuse = [](const std::string& what) { detail::refuse("run_simulated", what); };
     std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
     for (const Straggler& s : options.stragglers) {
         if (s.rank < 0 || s.rank >= options.cluster.ranks)
-            refuse("straggler " + std::to_string(s.rank) + " is none of the " + std::to_string(options.cluster.ranks) + " ranks");
+            refuse(detail::text("straggler ", s.rank, " is none of the ", options.cluster.ranks, " ranks"));
         if (!(s.factor >= 0) || !detail::is_finite(s.factor))
             refuse("a straggler's factor must be a finite number of 0 or more, not " + std::to_string(s.factor));
         factors[static_cast<std::size_t>(s.rank)] = s.factor;

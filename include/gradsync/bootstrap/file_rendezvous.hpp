@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <span>
 #include <string>
 #include <thread>
@@ -57,9 +56,8 @@ private:
                 if (::mkdir(folder_.c_str(), 0700) != 0)
                     refuse(Errc::invalid_argument,
                            errno == EEXIST ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
-                                           : std::string("cannot make the folder: ") + std::strerror(errno));
-                std::random_device random;
-                job_ = (static_cast<std::uint64_t>(random()) << 32) | random();
+                                           : bootstrap::text("cannot make the folder: ", std::strerror(errno)));
+                job_ = bootstrap::random_token();
             }
             try {
                 meet();
@@ -86,7 +84,7 @@ private:
         std::vector<Blob> all_gather(std::span<const std::byte> own) {
             bootstrap::check_blob(own.size(), "all_gather", rank());
             std::vector<Blob> all(static_cast<std::size_t>(size()));
-            const std::string exchange = "all_gather-" + std::to_string(next_++);
+            const std::string exchange = bootstrap::text("all_gather-", next_++);
             if (size() > 1) post(exchange, own);
             collect(exchange, others(), all);
             all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());
@@ -114,12 +112,12 @@ private:
             if (rank() == 0) collect(arrival, others(), nothing);
         }
 
-        std::string path(const std::string& exchange, int rank) const { return folder_ + "/" + exchange + "." + std::to_string(rank); }
+        std::string path(const std::string& exchange, int rank) const { return bootstrap::text(folder_, "/", exchange, ".", rank); }
 
         void post(const std::string& exchange, std::span<const std::byte> bytes) {
             if (!write(exchange, bytes))
                 refuse(Errc::peer_failed,
-                       std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
+                       bootstrap::text("cannot write a file: ", std::strerror(errno), "; look for space, and for the folder"));
         }
 
         /// Writes a file that appears with its whole content, or not at all.
@@ -148,16 +146,18 @@ private:
             }
             std::fclose(file);
             if (!good)
-                refuse(Errc::peer_failed, "file " + path(exchange, rank) + " holds nonsense; who else writes into the folder?", rank);
+                refuse(Errc::peer_failed,
+                       bootstrap::text("file ", path(exchange, rank), " holds nonsense; who else writes into the folder?"), rank);
             if (header.size != static_cast<std::uint32_t>(size()))
                 refuse(Errc::parameter_mismatch,
-                       "rank " + std::to_string(rank) + " was told that there are " + std::to_string(header.size) +
-                           " ranks, this one that there are " + std::to_string(size()) + "; give all the same number",
+                       bootstrap::text("rank ", rank, " was told that there are ", header.size, " ranks, this one that there are ", size(),
+                                       "; give all the same number"),
                        rank);
             if (job_ == 0) job_ = header.job;  // rank 0's arrival is the first file that a rank reads
             if (header.job != job_)
                 refuse(Errc::parameter_mismatch,
-                       "file " + path(exchange, rank) + " is of another job; remove the folder, or choose another name", rank);
+                       bootstrap::text("file ", path(exchange, rank), " is of another job; remove the folder, or choose another name"),
+                       rank);
             return true;
         }
 
@@ -170,17 +170,18 @@ private:
                     if (read(exchange, r, all[static_cast<std::size_t>(r)])) return true;
                     if (left)
                         refuse(Errc::peer_left,
-                               "rank " + std::to_string(r) + " left before " + exchange +
-                                   "; all ranks must make the same calls in the same order",
+                               bootstrap::text("rank ", r, " left before ", exchange,
+                                               "; all ranks must make the same calls in the same order"),
                                r);
                     return false;
                 });
                 if (missing.empty()) return;
                 if (Clock::now() >= deadline)
                     refuse(Errc::timeout,
-                           bootstrap::list_ranks(missing) + (exchange == arrival ? " did not arrive" : " did not come to " + exchange) +
-                               " within " + bootstrap::format_duration(timeout()) +
-                               "; look at their output, and whether they see the same folder",
+                           bootstrap::text(bootstrap::list_ranks(missing),
+                                           exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
+                                           bootstrap::format_duration(timeout()),
+                                           "; look at their output, and whether they see the same folder"),
                            missing.front());
             }
         }

@@ -52,7 +52,7 @@ inline std::string mpi_text(const char* function, int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(code, text, &length);
-    return std::string(function) + ": " + text;
+    return gradsync::detail::text(function, ": ", text);
 }
 
 /// The library's word for a failure that MPI reports, and what to do about it.
@@ -256,11 +256,11 @@ private:
         for (int r = 0; r < size_; ++r)
             if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) silent.push_back(r);
         // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
-        const std::string ranks =
-            silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
+        using bootstrap::text;
+        const std::string ranks = silent.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(silent);
         refuse(Errc::timeout,
-               "waited " + bootstrap::format_duration(options_.timeout) + " in " + function + " for " + ranks +
-                   "; every rank has to make its backend, or rendezvous, at the same place in the program",
+               text("waited ", bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
+                    "; every rank has to make its backend, or rendezvous, at the same place in the program"),
                silent.size() == 1 ? silent.front() : -1);
     }
 
@@ -291,12 +291,13 @@ private:
     void check(int code, const char* function) const {
         if (code == MPI_SUCCESS) return;
         const bootstrap::MpiFailure failure = bootstrap::mpi_failure(code);
-        refuse(failure.errc, bootstrap::mpi_text(function, code) + "; " + failure.remedy);
+        refuse(failure.errc, bootstrap::text(bootstrap::mpi_text(function, code), "; ", failure.remedy));
     }
 
-    [[noreturn]] void refuse(Errc code, const std::string& why, int peer = -1) const {
-        throw Error(code, (rank_ < 0 ? "rendezvous over MPI: " : "rendezvous of rank " + std::to_string(rank_) + ": ") + why,
-                    {.operation = "rendezvous", .rank = rank_, .peer = peer});
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const std::string& why, int peer = -1) const {
+        bootstrap::raise(code,
+                         bootstrap::text(rank_ < 0 ? "rendezvous over MPI: " : bootstrap::text("rendezvous of rank ", rank_, ": "), why),
+                         {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
     MPI_Comm comm_;

@@ -160,14 +160,14 @@ private:
             problem = error.what();
         }
         const std::vector<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(part != nullptr));
-        const auto bad = std::find(good.begin(), good.end(), 0);
-        if (bad == good.end()) return part;
-        const int culprit = flat.world_rank(static_cast<int>(bad - good.begin())), rank = flat.world_rank(flat.rank());
-        throw Error(Errc::invalid_argument,
-                    problem.empty() ? "split on rank " + std::to_string(rank) + ": rank " + std::to_string(culprit) +
-                                          " has no shared memory for it; see what it says"
-                                    : problem,
-                    {.operation = "split", .rank = rank, .peer = culprit});
+        for (int r = 0; r < flat.size(); ++r) {
+            if (good[static_cast<std::size_t>(r)]) continue;
+            const int culprit = flat.world_rank(r), self = flat.own_world_rank();
+            if (problem.empty())
+                problem = text("split on rank ", self, ": rank ", culprit, " has no shared memory for it; see what it says");
+            raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = culprit});
+        }
+        return part;
     }
 
     // All functions below require the mutex, unless they say otherwise.
@@ -200,8 +200,8 @@ private:
             } catch (const std::exception& error) {
                 // A start says that the world has failed, which waiting callers notice. After any other error the ranks would start
                 // different collectives.
-                const std::string self = "rank " + std::to_string(own_world_rank());
-                if (!world().failed()) world().fail({Errc::peer_failed, own_world_rank(), self + " cannot go on: " + error.what()});
+                const int self = own_world_rank();
+                if (!world().failed()) world().fail({Errc::peer_failed, self, text("rank ", self, " cannot go on: ", error.what())});
             }
             gates.close_behind(started.stage);
         }

@@ -168,9 +168,10 @@ public:
             } else if (const int rank = scheduler.running();
                        rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
                 fail({Errc::timeout, rank,
-                      "rank " + std::to_string(rank) + " has not let others have their turn for " +
-                          gradsync::detail::format_duration(limits_[static_cast<std::size_t>(rank)]) +
-                          "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with set_timeout()"});
+                      detail::text("rank ", rank, " has not let others have their turn for ",
+                                   detail::format_duration(limits_[static_cast<std::size_t>(rank)]),
+                                   "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with "
+                                   "set_timeout()")});
             }
         }
     }

@@ -124,8 +124,7 @@ public:
 
     void check_thread(Operation operation) const override {
         if (const char* const refusal = world_->transport().refusal())
-            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + refusal,
-                        {.operation = std::string(name_of(operation)), .rank = own_world_rank()});
+            gradsync::detail::refuse(name_of(operation).data(), refusal, own_world_rank());
     }
 
     void look(std::uint64_t n, collective::Deadline& deadline) override {
@@ -195,9 +194,8 @@ public:
         const std::vector<int> proposals = exchange(world_->next_communicator());
         const int number = *std::max_element(proposals.begin(), proposals.end());
         if (number >= world_->transport().last_stream() / static_cast<int>(streams))
-            throw Error(Errc::invalid_argument,
-                        "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
-                        {.operation = "split", .rank = own_world_rank()});
+            gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
+                                     own_world_rank());
         world_->set_next_communicator(number + 1);
         return std::make_shared<MessageEngine>(world_, world_ranks_of(group), group.rank, number, known_, timeout());
     }
@@ -352,7 +350,7 @@ private:
 
     void fail_transport(const std::exception& error) noexcept {
         const int self = own_world_rank();
-        world_->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot communicate: " + error.what()});
+        world_->fail({Errc::peer_failed, self, text("rank ", self, " cannot communicate: ", error.what())});
     }
 
     /// Keeps memory that a message may still be written into.

@@ -179,8 +179,7 @@ private:
 
     static void check_room(std::size_t bytes, const Posted& posted) {
         if (bytes > posted.bytes)
-            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) +
-                                     " were due at most");
+            throw std::runtime_error(text("a message of ", bytes, " bytes came where ", posted.bytes, " were due at most"));
     }
     static void copy(const std::vector<std::byte>& message, const Posted& posted) {
         check_room(message.size(), posted);
@@ -257,7 +256,7 @@ private:
     bool choose_place(int rank, Peer& peer) {
         Incoming& incoming = peer.incoming;
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
-            throw std::runtime_error("rank " + std::to_string(rank) + " sent nonsense");
+            throw std::runtime_error(text("rank ", rank, " sent nonsense"));
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
         if (incoming.keep && incoming.header.bytes > max_copied_at_once && !peer.takes_all) {
@@ -329,11 +328,11 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
     const std::vector<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
     for (int r = 0; r < size; ++r)
         if (const int other = all[at(r)]; other >= 0)
-            throw Error(Errc::peer_failed,
-                        "ranks " + std::to_string(other < r ? other : r) + " and " + std::to_string(other < r ? r : other) +
-                            " cannot reach one another over TCP within " + bootstrap::format_duration(limit) +
-                            "; look at the firewall and the network between their machines",
-                        {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
+            gradsync::detail::raise(
+                Errc::peer_failed,
+                text("ranks ", std::min(other, r), " and ", std::max(other, r), " cannot reach one another over TCP within ",
+                     bootstrap::format_duration(limit), "; look at the firewall and the network between their machines"),
+                {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
     return sockets;
 }
 

@@ -7,7 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "../../core/text.hpp"
+
 namespace gradsync::inline v0_2::message_passing {
+
+using gradsync::detail::text;
 
 /// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
 /// receives match them in the order in which they began. Messages move only inside these calls.

@@ -162,8 +162,8 @@ public:
         SharedSegment shared = share(0, stride * static_cast<std::size_t>(size()));
         if (shared.without >= 0) {
             std::lock_guard lock(mutex_);
-            remark_ = ", but " + std::to_string(bytes) + " bytes that were to be shared are copied: " +
-                      (shared.problem.empty() ? "see rank " + std::to_string(world_rank(shared.without)) : shared.problem);
+            remark_ = text(", but ", bytes, " bytes that were to be shared are copied: ",
+                           shared.problem.empty() ? text("see rank ", world_rank(shared.without)) : shared.problem);
             return collective::Memory::of(kernel::HostBuffer(bytes));
         }
         const auto number = static_cast<std::uint32_t>(shared.number);
@@ -183,10 +183,10 @@ public:
         const std::size_t room = bytes(group.members.size());
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0)
-            throw Error(Errc::invalid_argument,
-                        "split on rank " + std::to_string(own_world_rank()) + ": no shared memory of " + std::to_string(room) + " bytes" +
-                            (shared.problem.empty() ? "" : " (" + shared.problem + ")"),
-                        {.operation = "split", .rank = own_world_rank()});
+            gradsync::detail::raise(Errc::invalid_argument,
+                                    text("split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
+                                         shared.problem.empty() ? "" : " (" + shared.problem + ")"),
+                                    {.operation = "split", .rank = own_world_rank()});
         return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                                static_cast<std::uint32_t>(shared.number), timeout());
     }
