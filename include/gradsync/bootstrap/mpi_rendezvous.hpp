@@ -63,25 +63,15 @@ struct MpiFailure {
 inline MpiFailure mpi_failure(int code) noexcept {
     int error_class = MPI_ERR_OTHER;
     MPI_Error_class(code, &error_class);
-    switch (error_class) {
-        case MPI_ERR_COMM:
-            return {
-                Errc::invalid_argument,
+    if (error_class == MPI_ERR_COMM)
+        return {Errc::invalid_argument,
                 "this rank is in no such communicator (MPI_COMM_NULL), or it was freed; pass one that the rank is in, and free it later"};
-        case MPI_ERR_TRUNCATE:
-            return {Errc::collective_mismatch, "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
-        case MPI_ERR_ARG:
-        case MPI_ERR_BUFFER:
-        case MPI_ERR_COUNT:
-        case MPI_ERR_GROUP:
-        case MPI_ERR_OP:
-        case MPI_ERR_RANK:
-        case MPI_ERR_REQUEST:
-        case MPI_ERR_ROOT:
-        case MPI_ERR_TAG:
-        case MPI_ERR_TYPE: return {Errc::invalid_argument, "correct this argument of the call"};
-        default: return {Errc::peer_failed, "look at MPI's own output"};
-    }
+    if (error_class == MPI_ERR_TRUNCATE)
+        return {Errc::collective_mismatch, "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
+    for (const int argument : {MPI_ERR_ARG, MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_GROUP, MPI_ERR_OP, MPI_ERR_RANK, MPI_ERR_REQUEST,
+                               MPI_ERR_ROOT, MPI_ERR_TAG, MPI_ERR_TYPE})
+        if (error_class == argument) return {Errc::invalid_argument, "correct this argument of the call"};
+    return {Errc::peer_failed, "look at MPI's own output"};
 }
 
 /// The largest tag. The library uses it in the communicators that it is given, while backends are constructed.

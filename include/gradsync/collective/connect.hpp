@@ -66,16 +66,11 @@ struct Connection {
     Paths paths;
 };
 
-/// The state that the ranks of one machine share.
-struct Sharing {
-    std::shared_ptr<shared_memory::ProcessWorld> world;
-    std::shared_ptr<shared_memory::ProcessEngine> engine;
-};
-
 /// Sets up shared memory on each machine. If that fails on any machine, returns nothing on every rank, and sets `problem`. Collective over
 /// all ranks.
 template <Rendezvous R>
-Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout, std::string& problem) {
+std::shared_ptr<shared_memory::ProcessEngine> share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout,
+                                                           std::string& problem) {
     using namespace shared_memory;
     const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
     SharedSegment shared = SharedSegment::share([&](const auto& own) { return bootstrap::exchange(meeting, own); }, ranks.rank,
@@ -85,11 +80,9 @@ Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanosecond
                        "; run them as one user in one container, with /proc mounted");
         return {};
     }
-    auto world = ProcessWorld::join(shared.segment, ranks.rank, ranks.size, ranks.size_here());
-    auto memory = world->memory();
-    auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours,
-                                                  ranks.machines.local_rank(ranks.rank), std::move(memory), 0, timeout);
-    return {std::move(world), std::move(engine)};
+    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here());
+    return std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.machines.local_rank(ranks.rank),
+                                           world->memory(), 0, timeout);
 }
 
 /// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
@@ -104,17 +97,15 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
     else if (!options.shared_memory) problem = "shared memory is switched off";
     else if (several && options.reproducible) problem = "sums are to be reproducible";
 
-    Sharing sharing;
-    if (problem.empty()) sharing = share_memory(meeting, ranks, options.timeout, problem);
-    Connection connection{sharing.engine, {.machines = ranks.machines, .share = sharing.engine != nullptr, .problem = problem}};
-    if (several || !sharing.engine) {
-        auto world = sharing.world ? MessageWorld::make(transport(), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
-                                                        sharing.world->shared_hooks())
-                                   : MessageWorld::make(transport(), ranks.processes, ranks.size_here());
+    std::shared_ptr<shared_memory::ProcessEngine> local;
+    if (problem.empty()) local = share_memory(meeting, ranks, options.timeout, problem);
+    Connection connection{local, {.machines = ranks.machines, .share = local != nullptr, .problem = problem}};
+    if (several || !local) {
+        auto world = MessageWorld::make(transport(), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
         connection.paths.unwatched = watch(*world);
         auto messages =
             std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
-        if (sharing.engine) connection.engine = HierarchicalEngine::combine(std::move(messages), sharing.engine, ranks.machines);
+        if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);
         else connection.engine = std::move(messages);
     }
     bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction

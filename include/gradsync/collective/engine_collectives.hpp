@@ -27,8 +27,10 @@ public:
     NumberedWork() = default;
     NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
     NumberedWork(NumberedWork&&) noexcept = default;
-    NumberedWork& operator=(NumberedWork&& other) noexcept {
-        NumberedWork(std::move(other)).swap(*this);
+    NumberedWork& operator=(NumberedWork other) noexcept {  // which abandons what this was
+        std::swap(engine_, other.engine_);
+        std::swap(number_, other.number_);
+        deadline_ = other.deadline_;
         return *this;
     }
     ~NumberedWork() {
@@ -70,12 +72,6 @@ public:
     }
 
 private:
-    void swap(NumberedWork& other) noexcept {
-        std::swap(engine_, other.engine_);
-        std::swap(number_, other.number_);
-        std::swap(deadline_, other.deadline_);
-    }
-
     std::shared_ptr<Engine> engine_;
     std::uint64_t number_ = 0;
     collective::Deadline deadline_;  ///< time limit of repeated tests
@@ -246,20 +242,16 @@ private:
                                                          : "this backend reads device memory only; use host() for what lies on the host");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
+        if (root < 0 || root >= size())
+            raise(Errc::invalid_argument, text("root ", root, " is not a rank of this communicator of ", size()),
+                  {.rank = engine_->own_world_rank()});
         return {.in = in.data,
                 .out = out.data,
                 .in_count = in.count,
                 .out_count = out.count,
-                .root = checked_root(root),
+                .root = root,
                 .operation = operation,
                 .dtype = in.dtype};
-    }
-
-    int checked_root(int root) const {
-        if (root < 0 || root >= size())
-            raise(Errc::invalid_argument, text("root ", root, " is not a rank of this communicator of ", size()),
-                  {.rank = engine_->own_world_rank()});
-        return root;
     }
 
     void check_shard(Operation operation, const char* side, std::size_t count, std::size_t whole) const {

@@ -191,12 +191,12 @@ public:
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
         // a time, see the concept.)
-        const std::vector<int> proposals = exchange(world_->next_communicator());
+        const std::vector<int> proposals = exchange(world_->next_communicator.load());
         const int number = *std::max_element(proposals.begin(), proposals.end());
         if (number >= world_->transport().last_stream() / static_cast<int>(streams))
             gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
                                      own_world_rank());
-        world_->set_next_communicator(number + 1);
+        world_->next_communicator = number + 1;
         return std::make_shared<MessageEngine>(world_, world_ranks_of(group), group.rank, number, known_, timeout());
     }
 

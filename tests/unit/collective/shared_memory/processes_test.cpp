@@ -107,7 +107,7 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         std::vector<sm::Segment> hole;
         for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
         const sm::Segment mapped = sm::Segment::open(data.ipc_handle());
-        auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ipc_handle()), r, size, size);
+        auto process_world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(world.ipc_handle()), r, size, size);
         auto regions = std::make_shared<sm::Regions>();
         regions->add(0, mapped.data(), mapped.bytes());
         auto board = std::make_shared<sm::Board>(process_world, std::make_shared<const std::vector<int>>(first_ranks(size)),
