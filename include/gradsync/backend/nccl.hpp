@@ -33,10 +33,9 @@ public:
     NcclGroup() = default;
     explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
     NcclGroup(NcclGroup&&) noexcept = default;
-    NcclGroup& operator=(NcclGroup&& other) noexcept {
-        NcclGroup moved(std::move(other));
-        engine_.swap(moved.engine_);
-        std::swap(exceptions_, moved.exceptions_);
+    NcclGroup& operator=(NcclGroup other) noexcept {  // which launches what this was
+        engine_.swap(other.engine_);
+        std::swap(exceptions_, other.exceptions_);
         return *this;
     }
     ~NcclGroup() {

@@ -118,23 +118,13 @@ inline int first_misfit(std::span<const Call> calls) noexcept {
         if (first.operation == Operation::barrier) continue;
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
     }
+    // The side that all ranks have: of a gather or scatter the shard, which the root checks against its whole buffer.
+    const bool scatters = first.operation == Operation::scatter, has_shard = scatters || first.operation == Operation::gather;
+    const bool of_out = scatters || first.operation == Operation::all_gather;
     const std::size_t whole = whole_count(calls);
     for (int r = 0; r < size; ++r) {
         const Call& call = calls[static_cast<std::size_t>(r)];
-        const std::size_t shard = shard_range(whole, size, r).size();
-        switch (first.operation) {
-            case Operation::gather:
-                if (call.in_count != shard) return r;
-                break;
-            case Operation::scatter:
-                if (call.out_count != shard) return r;
-                break;
-            case Operation::all_gather:
-                if (call.out_count != whole) return r;
-                break;
-            default:
-                if (call.in_count != whole) return r;
-        }
+        if ((of_out ? call.out_count : call.in_count) != (has_shard ? shard_range(whole, size, r).size() : whole)) return r;
     }
     return -1;
 }

@@ -111,9 +111,7 @@ public:
     std::optional<Call> advance_to(std::uint64_t n) noexcept override {
         std::lock_guard lock(world_->mutex());
         if (is_complete(n)) return std::nullopt;
-        const auto begun = Clock::now();
-        try_advance_locked();
-        add_progress_time(begun);
+        advance_timed();
         return is_complete(n) ? std::nullopt : std::optional(pending(n).call());
     }
 
@@ -253,15 +251,14 @@ private:
     }
 
     void try_advance() noexcept override {
-        if (world_->transport().refusal() != nullptr) return;
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
-        if (!lock) return;
-        const auto begun = Clock::now();
-        try_advance_locked();
-        add_progress_time(begun);
+        if (lock) advance_timed();
     }
-    void try_advance_locked() noexcept {
-        if (world_->transport().refusal() == nullptr) advance();
+    void advance_timed() noexcept {
+        if (world_->transport().refusal() != nullptr) return;
+        const auto begun = Clock::now();
+        advance();
+        progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
     }
 
     void advance() noexcept {
@@ -285,10 +282,6 @@ private:
         } catch (const std::exception& error) {
             fail_transport(error);
         }
-    }
-
-    void add_progress_time(Clock::time_point begun) noexcept {
-        progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
     }
 
     /// Finds out which ranks have started which collectives.

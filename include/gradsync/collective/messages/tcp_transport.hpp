@@ -304,14 +304,15 @@ private:
     std::uint64_t over_ = 0;
 };
 
-/// Connects every rank with every other; element r is the connection to rank r, and this rank's own is empty. Collective. If a connection
-/// cannot be made within `limit`, every rank throws the same Error, which names the two ranks.
+/// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
+/// the same Error, which names the two ranks.
 template <Rendezvous R>
-std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds limit) {
+std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
+    const std::chrono::nanoseconds limit = std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     std::vector<net::Socket> sockets(at(size));
-    if (size == 1) return sockets;
+    if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
 
     const net::Reception reception = net::Reception::open();
     const std::vector<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
@@ -333,14 +334,7 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
                 text("ranks ", std::min(other, r), " and ", std::max(other, r), " cannot reach one another over TCP within ",
                      bootstrap::format_duration(limit), "; look at the firewall and the network between their machines"),
                 {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
-    return sockets;
-}
-
-/// Makes TCP connections between ranks that meet at a rendezvous. Collective.
-template <Rendezvous R>
-std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
-    return std::make_unique<TcpTransport>(connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))),
-                                          rendezvous.rank());
+    return std::make_unique<TcpTransport>(std::move(sockets), rank);
 }
 
 }  // namespace gradsync::inline v0_2::message_passing
