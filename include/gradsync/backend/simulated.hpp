@@ -82,18 +82,13 @@ private:
     friend auto run_simulated(const SimulatedCluster& options, F&& f);
 
     /// The factor by which a rank's computes are longer than given.
-    class Pace {
-    public:
-        Pace(double factor, double jitter, std::uint64_t seed) : factor_(factor), jitter_(jitter), state_(seed) {}
+    struct Pace {
+        double factor, jitter;
+        std::uint64_t state;
 
         double next() noexcept {
-            if (jitter_ == 0) return factor_;
-            return factor_ * (1 + jitter_ * static_cast<double>(detail::split_mix(state_) >> 11) * 0x1p-53);
+            return jitter == 0 ? factor : factor * (1 + jitter * static_cast<double>(detail::split_mix(state) >> 11) * 0x1p-53);
         }
-
-    private:
-        double factor_, jitter_;
-        std::uint64_t state_;
     };
 
     SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace)
@@ -144,10 +139,9 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
         for (const int r : ranks) {
             const double factor = factors[static_cast<std::size_t>(r)];
             world->set_limit(r, options.timeout);
-            handles.push_back(
-                SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
-                                 std::make_shared<SimulatedBackend::Pace>(
-                                     factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r))));
+            const SimulatedBackend::Pace pace{factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r)};
+            handles.push_back(SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
+                                               std::make_shared<SimulatedBackend::Pace>(pace)));
         }
     }
     const auto take_turns = [&](std::size_t r, auto&& run) {
