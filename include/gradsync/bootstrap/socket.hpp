@@ -125,6 +125,16 @@ inline Addresses resolve(const std::string& host, std::uint16_t port, int flags,
     return Addresses(first);
 }
 
+/// Listens at `name`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
+inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
+    Socket socket = Socket::of_family(name->sa_family);
+    if (!socket) return {};
+    socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port whose last user has just gone
+    if (name->sa_family == AF_INET6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (::bind(socket.get(), name, size) != 0 || ::listen(socket.get(), backlog) != 0) return {};
+    return socket;
+}
+
 /// Listens at an address of `host`; an empty host means all networks of this machine. Returns no socket, and sets `problem`, if that fails.
 inline Socket listen(const std::string& host, std::uint16_t port, int backlog, std::string& problem) {
     const Addresses addresses = resolve(host, port, AI_PASSIVE, problem);
@@ -132,11 +142,7 @@ inline Socket listen(const std::string& host, std::uint16_t port, int backlog, s
         for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
             if ((at->ai_family == AF_INET6) != ipv6) continue;
             if (host == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
-            if (Socket socket = Socket::of_family(at->ai_family)) {
-                socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port whose last user has just gone
-                if (ipv6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
-                if (::bind(socket.get(), at->ai_addr, at->ai_addrlen) == 0 && ::listen(socket.get(), backlog) == 0) return socket;
-            }
+            if (Socket socket = listen(at->ai_addr, at->ai_addrlen, backlog)) return socket;
             problem = std::strerror(errno);
             if (errno == EADDRINUSE) return {};  // ranks that prefer this address would call whoever listens there
         }
