@@ -24,9 +24,10 @@ using ThreadSeat = shared_memory::Seat<shared_memory::OneAddressSpace>;
 /// The world of ranks that are threads. Members of a new group find one another here.
 class ThreadWorld : public collective::World {
 public:
-    explicit ThreadWorld(int ranks) : World(ranks, std::make_shared<State>()) {}
-
     // Templates without arguments: code is generated only where they are called, not wherever this header is included.
+
+    template <class = void>
+    explicit ThreadWorld(int ranks) : World(ranks, std::make_shared<State>()) {}
 
     /// Returns the board that the members of a group share.
     template <class = void>
