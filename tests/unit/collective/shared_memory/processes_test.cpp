@@ -126,7 +126,8 @@ std::vector<std::string> run_engines(int size, int repeats, F&& f) {
         worlds.push_back(sm::ProcessWorld::create(size, sm::ProcessEngine::bytes(static_cast<std::size_t>(size))));
     return run_forked(size, [&](int rank) {
         for (int repeat = 0; repeat < repeats; ++repeat) {
-            auto world = sm::ProcessWorld::join(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank, size, size);
+            auto world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank,
+                                                            size, size);
             sm::ProcessEngine engine(world, std::make_shared<sm::Regions>(), first_ranks(size), rank, world->memory(), 0, 30s);
             f(engine, repeat);
         }
