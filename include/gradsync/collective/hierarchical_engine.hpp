@@ -252,13 +252,13 @@ private:
     ElementRange shard(const Call& call, int owner) const noexcept {
         return owner < shards_ ? shard_range(call.out_count, shards_, owner) : ElementRange{};
     }
-    static void set_in(Call& part, const void* whole, ElementRange range) noexcept {
-        part.in = range.size() == 0 ? nullptr : static_cast<const std::byte*>(whole) + range.first * size_of(part.dtype);
-        part.in_count = range.size();
-    }
-    static void set_out(Call& part, void* whole, ElementRange range) noexcept {
-        part.out = range.size() == 0 ? nullptr : static_cast<std::byte*>(whole) + range.first * size_of(part.dtype);
-        part.out_count = range.size();
+    /// Makes parts of two whole buffers those of a call.
+    static void set_buffers(Call& part, const void* in, ElementRange from, void* out, ElementRange to) noexcept {
+        const std::size_t width = size_of(part.dtype);
+        part.in = from.size() == 0 ? nullptr : static_cast<const std::byte*>(in) + from.first * width;
+        part.out = to.size() == 0 ? nullptr : static_cast<std::byte*>(out) + to.first * width;
+        part.in_count = from.size();
+        part.out_count = to.size();
     }
 
     /// Starts a stage on a machine: one collective of the whole buffer if there is a shard for each rank, otherwise one for each shard.
@@ -310,8 +310,8 @@ private:
             part.operation = even_ ? Operation::reduce_scatter : Operation::reduce;
             part.root = owner;
             part.contribution.weight = weight;
-            set_in(part, call.in, range);
-            set_out(part, call.out, even_ || owner == scatter_->rank() ? shard(call, scatter_->rank()) : ElementRange{});
+            const bool keeps = even_ || owner == scatter_->rank();
+            set_buffers(part, call.in, range, call.out, keeps ? shard(call, scatter_->rank()) : ElementRange{});
             return part;
         });
     }
@@ -324,8 +324,7 @@ private:
         if (scatter_->rank() >= shards_) return enter(started, Stage::crossing, 0, 0);
         Call call = started.call;
         const ElementRange own = shard(call, scatter_->rank());
-        set_out(call, call.out, own);
-        set_in(call, started.call.out, own);
+        set_buffers(call, call.out, own, call.out, own);
         if (call.op == ReduceOp::mean) call.contribution = {started.sums[0], started.sums[1]};
         enter(started, Stage::crossing, 1, across_->start(call));
     }
@@ -333,8 +332,8 @@ private:
     void gather(Started& started) {
         enter(started, Stage::gathering, *gather_, [&](int owner, ElementRange range) {
             Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.call.dtype};
-            set_in(part, started.call.out, even_ ? shard(started.call, gather_->rank()) : range);
-            set_out(part, started.call.out, range);
+            void* const whole = started.call.out;
+            set_buffers(part, whole, even_ ? shard(started.call, gather_->rank()) : range, whole, range);
             return part;
         });
     }

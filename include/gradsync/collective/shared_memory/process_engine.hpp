@@ -156,8 +156,7 @@ public:
     collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
-        constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
-        const std::size_t unit = bytes >= huge_page ? huge_page : page;
+        const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;
         const std::size_t stride = gradsync::detail::round_up(bytes, unit);
         SharedSegment shared = share(0, stride * static_cast<std::size_t>(size()));
         if (shared.without >= 0) {

@@ -74,7 +74,7 @@ public:
         while (next_.load(std::memory_order_relaxed) - min_retired() >= Board::slots) {
             unlock();
             const std::uint64_t oldest = next_.load(std::memory_order_relaxed) - Board::slots;
-            if (!wait_for([&] { return min_retired() > oldest; }, oldest)) throw_failure(call.operation);
+            if (!wait_for(oldest, Until::retired)) throw_failure(call.operation);
             lock();
         }
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
@@ -128,7 +128,7 @@ public:
     /// The same, but returns false instead of throwing. `whole`: the collective of another seat that n is a piece of, if any; every rank
     /// has started it.
     bool await(std::uint64_t n, const Whole* whole = nullptr) {
-        if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n, whole)) return false;
+        if (!board_->done(n) && !wait_for(n, Until::done, whole)) return false;
         // Others can reuse a slot only once every rank has retired it: do not make them wait for this rank.
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
         return true;
@@ -302,9 +302,11 @@ private:
         board_->presence(rank_).retired.store(n, std::memory_order_release);
     }
 
-    /// Works and waits until `complete()`; `n` is the collective that error messages name. Returns false if the world fails before.
-    template <class Predicate>
-    bool wait_for(Predicate&& complete, std::uint64_t n, const Whole* whole = nullptr) {
+    enum class Until { done, retired };
+
+    /// Works and waits until collective n is done, or retired by all ranks. Returns false if the world fails before.
+    bool wait_for(std::uint64_t n, Until until, const Whole* whole = nullptr) {
+        const auto complete = [&] { return until == Until::done ? board_->done(n) : min_retired() > n; };
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
         collective::Deadline deadline;

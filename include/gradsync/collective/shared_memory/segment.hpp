@@ -31,6 +31,8 @@ using gradsync::detail::text;
 /// mapping of its own. For one thread at a time.
 class Segment {
 public:
+    static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
+
     /// The data that another process of this machine needs to open the segment. Plain bytes, to be sent.
     struct IpcHandle {
         std::uint64_t bytes = 0;
@@ -82,8 +84,6 @@ public:
 
 private:
     using Descriptor = UniqueHandle<int, ::close, -1>;
-
-    static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
 
     /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
