@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <type_traits>
-#include <utility>
-
 #include "../bootstrap/mpi_rendezvous.hpp"
 #include "../collective/connect.hpp"
 #include "../collective/messages/lifeline.hpp"

@@ -4,11 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <exception>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "../bootstrap/job.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"

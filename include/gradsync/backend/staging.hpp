@@ -3,11 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"

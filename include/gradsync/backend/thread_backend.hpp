@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../collective/engine_collectives.hpp"
 #include "../collective/shared_memory/seat.hpp"
 #include "../core/backend.hpp"

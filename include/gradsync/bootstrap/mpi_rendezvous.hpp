@@ -10,15 +10,10 @@
 #endif
 #include <mpi.h>
 
-#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <span>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"

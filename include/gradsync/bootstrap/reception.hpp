@@ -7,16 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <span>
-#include <string>
-#include <system_error>
 #include <thread>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "rendezvous.hpp"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../bootstrap/rendezvous.hpp"
 #include "../core/backend_abilities.hpp"
 #include "../core/clock.hpp"

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdint>
 #include <exception>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "../core/clock.hpp"

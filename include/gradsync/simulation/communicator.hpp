@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "../collective/call.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"

@@ -3,12 +3,7 @@
 
 #include <sys/mman.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <new>
-#include <string>
-#include <utility>
 
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"

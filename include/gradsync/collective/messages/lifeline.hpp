@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <mutex>
-#include <span>
-#include <vector>
 
 #include "../../bootstrap/reception.hpp"
 #include "../../core/clock.hpp"

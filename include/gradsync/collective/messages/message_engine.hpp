@@ -1,18 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../../core/clock.hpp"
 #include "../../core/leak_until_exit.hpp"
 #include "../../kernel/host_buffer.hpp"

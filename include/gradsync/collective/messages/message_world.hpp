@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <span>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "../../core/clock.hpp"
 #include "../process.hpp"

@@ -4,13 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <mutex>
 #include <stdexcept>
-#include <utility>
-#include <vector>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"
 #include "transport.hpp"

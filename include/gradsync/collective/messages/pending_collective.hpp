@@ -3,12 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <utility>
-#include <vector>
-
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../../kernel/host_buffer.hpp"

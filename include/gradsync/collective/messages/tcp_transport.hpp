@@ -3,17 +3,9 @@
 
 #include <sys/uio.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "../../bootstrap/reception.hpp"
 #include "../../bootstrap/rendezvous.hpp"

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-
 #include "../../core/math.hpp"
 #include "../process.hpp"
 #include "../world.hpp"

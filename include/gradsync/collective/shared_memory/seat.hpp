@@ -2,15 +2,7 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "../../core/clock.hpp"
 #include "../deadline.hpp"

@@ -4,16 +4,9 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
-#include <string>
-#include <system_error>
 
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../core/math.hpp"
