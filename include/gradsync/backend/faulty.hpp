@@ -45,37 +45,23 @@ public:
     FaultyBackend(B backend, Fault fault) : FaultyBackend(std::move(backend), std::make_shared<const Fault>(std::move(fault))) {}
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
-        reach("all_reduce", buffer.bytes());
-        return B::all_reduce(buffer, op, contribution);
+        return reach("all_reduce", buffer.bytes()).all_reduce(buffer, op, contribution);
     }
     WorkType reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
-        reach("reduce", buffer.bytes());
-        return B::reduce(buffer, op, root, contribution);
+        return reach("reduce", buffer.bytes()).reduce(buffer, op, root, contribution);
     }
     WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
-        reach("reduce_scatter", in.bytes());
-        return B::reduce_scatter(in, out, op, contribution);
+        return reach("reduce_scatter", in.bytes()).reduce_scatter(in, out, op, contribution);
     }
-    WorkType all_gather(ConstBufferView in, BufferView out) {
-        reach("all_gather", out.bytes());
-        return B::all_gather(in, out);
-    }
-    WorkType broadcast(BufferView buffer, int root) {
-        reach("broadcast", buffer.bytes());
-        return B::broadcast(buffer, root);
-    }
+    WorkType all_gather(ConstBufferView in, BufferView out) { return reach("all_gather", out.bytes()).all_gather(in, out); }
+    WorkType broadcast(BufferView buffer, int root) { return reach("broadcast", buffer.bytes()).broadcast(buffer, root); }
     WorkType gather(ConstBufferView in, BufferView out, int root) {
-        reach("gather", detail::larger(in.bytes(), out.bytes()));
-        return B::gather(in, out, root);
+        return reach("gather", detail::larger(in.bytes(), out.bytes())).gather(in, out, root);
     }
     WorkType scatter(ConstBufferView in, BufferView out, int root) {
-        reach("scatter", detail::larger(in.bytes(), out.bytes()));
-        return B::scatter(in, out, root);
+        return reach("scatter", detail::larger(in.bytes(), out.bytes())).scatter(in, out, root);
     }
-    WorkType barrier() {
-        reach("barrier", 0);
-        return B::barrier();
-    }
+    WorkType barrier() { return reach("barrier", 0).barrier(); }
 
     FaultyBackend split(int color, int key) { return {B::split(color, key), fault_}; }
     FaultyBackend duplicate() { return {B::duplicate(), fault_}; }
@@ -91,8 +77,9 @@ private:
     FaultyBackend(B backend, std::shared_ptr<const Fault> fault)
         : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
 
-    void reach(std::string_view operation, std::size_t bytes) {
-        if (!state_) return;  // moved from: B throws
+    /// Calls `fault`. Returns what starts the collective then.
+    B& reach(std::string_view operation, std::size_t bytes) {
+        if (!state_) return *this;  // moved from: B throws
         FaultPoint at{.rank = this->rank(), .operation = operation, .bytes = bytes};
         {
             const std::lock_guard lock(state_->mutex);
@@ -106,6 +93,7 @@ private:
             state_->thrown = std::current_exception();
             throw;
         }
+        return *this;
     }
 
     std::shared_ptr<const Fault> fault_;

@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <type_traits>
-#include <utility>
-
 #include "../bootstrap/mpi_rendezvous.hpp"
 #include "../collective/connect.hpp"
 #include "../collective/messages/lifeline.hpp"
@@ -90,7 +81,7 @@ private:
 
     static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
-        MpiRendezvous meeting(comm, {.timeout = detail::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
+        MpiRendezvous meeting(comm, {.timeout = collective::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, given.use);
         if (given.use != MpiCommunicator::duplicate) refuse_second(comm);
         const detail::Placement ranks(meeting, options.domain);
@@ -130,9 +121,9 @@ private:
         const bool takes_mpis_own = communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
         const auto all = detail::exchange_options(meeting, options, static_cast<int>(communicator) * 2 + takes_mpis_own);
         if (takes_mpis_own)
-            throw Error(
-                Errc::invalid_argument,
-                "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; let the backend attach or duplicate");
+            detail::raise(Errc::invalid_argument,
+                          "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; let the backend "
+                          "attach or duplicate");
         detail::check_same_options(all, meeting.rank(), "MpiBackend", "MpiOptions");
     }
 
@@ -144,9 +135,9 @@ private:
         int found = 0;
         MPI_Comm_get_attr(comm, mark, &value, &found);
         if (found)
-            throw Error(
-                Errc::invalid_argument,
-                "MpiBackend: another backend had this communicator before, and its messages may still come; let this one duplicate it");
+            detail::raise(Errc::invalid_argument,
+                          "MpiBackend: another backend had this communicator before, and its messages may still come; let this one "
+                          "duplicate it");
         MPI_Comm_set_attr(comm, mark, nullptr);
     }
 
@@ -162,8 +153,8 @@ private:
         const std::size_t wanted = lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart), got = lifeline->lines();
         world.hold(std::move(lifeline));
         if (got == wanted) return {};
-        return ", but " + std::to_string(wanted - got) + " of " + std::to_string(wanted) +
-               " connections that tell of a process's death could not be made: it would show by the time limit only";
+        return detail::text(", but ", wanted - got, " of ", wanted,
+                            " connections that tell of a process's death could not be made: it would show by the time limit only");
     }
 };
 

@@ -4,11 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <exception>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "../bootstrap/job.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"
@@ -33,10 +28,9 @@ public:
     NcclGroup() = default;
     explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
     NcclGroup(NcclGroup&&) noexcept = default;
-    NcclGroup& operator=(NcclGroup&& other) noexcept {
-        NcclGroup moved(std::move(other));
-        engine_.swap(moved.engine_);
-        std::swap(exceptions_, moved.exceptions_);
+    NcclGroup& operator=(NcclGroup other) noexcept {  // which launches what this was
+        engine_.swap(other.engine_);
+        std::swap(exceptions_, other.exceptions_);
         return *this;
     }
     ~NcclGroup() {
@@ -118,8 +112,8 @@ public:
 
     std::string describe() const {
         const std::string memory = engine_->describe_memory();
-        return std::to_string(size()) + (size() == 1 ? " device" : " devices") + " over NCCL " +
-               detail::nccl_version_text(detail::nccl_version()) + (memory.empty() ? "" : ", " + memory);
+        return detail::text(size(), size() == 1 ? " device" : " devices", " over NCCL ", detail::nccl_version_text(detail::nccl_version()),
+                            memory.empty() ? "" : ", ", memory);
     }
 
     /// Sets the compute stream: collectives that are started from now on come after its work. It stays yours, and must live until another
@@ -198,11 +192,10 @@ private:
         int own_rank = -1, own_size = -1;
         if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess || ncclCommCount(comm, &own_size) != ncclSuccess ||
             own_rank != rank || own_size != size)
-            throw Error(Errc::invalid_argument,
-                        "NcclBackend: the communicator is of rank " + std::to_string(own_rank) + " of " + std::to_string(own_size) +
-                            ", the rendezvous of rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                            "; both must have the same ranks in the same order",
-                        {.operation = "NcclBackend", .rank = rank});
+            detail::refuse("NcclBackend",
+                           detail::text("the communicator is of rank ", own_rank, " of ", own_size, ", the rendezvous of rank ", rank,
+                                        " of ", size, "; both must have the same ranks in the same order"),
+                           rank);
         detail::NcclCommunicator adopted(comm, takes_ownership);
         return NcclBackend(connect(rendezvous, options), options, &adopted);
     }

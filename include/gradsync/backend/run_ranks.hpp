@@ -66,18 +66,21 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
         around(r, run);
     };
 
-    std::vector<std::thread> threads;
-    threads.reserve(handles.size());
+    std::vector<std::thread> threads(handles.size());
+    std::size_t started = 0;
+    const auto join = [&] {
+        for (std::size_t r = 0; r < started; ++r) threads[r].join();
+    };
     try {
-        for (std::size_t r = 0; r < handles.size(); ++r) threads.emplace_back([&run_thread, r] { run_thread(r); });
+        for (; started < handles.size(); ++started) threads[started] = std::thread([&run_thread, r = started] { run_thread(r); });
     } catch (...) {  // no thread can be started: release those that run
         Backend(handles.back()).fail("its thread could not be started");
         const auto nothing = [] {};
-        for (std::size_t r = threads.size(); r < handles.size(); ++r) around(r, nothing);
-        for (std::thread& thread : threads) thread.join();
+        for (std::size_t r = started; r < handles.size(); ++r) around(r, nothing);
+        join();
         throw;
     }
-    for (std::thread& thread : threads) thread.join();
+    join();
 
     // The cause is an exception that blames no other rank; if there is none, the first exception.
     for (const bool causes_only : {true, false})

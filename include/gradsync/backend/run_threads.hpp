@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <utility>
-
 #include "../core/clock.hpp"
 #include "run_ranks.hpp"
 #include "thread_backend.hpp"

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
@@ -58,8 +50,7 @@ public:
     /// "4096 simulated ranks of a cluster of 512 nodes (hierarchical)"
     std::string describe() const {
         const simulation::Network& network = engine_->world().network;
-        return std::to_string(size()) + " simulated ranks of a cluster of " + std::to_string(network.cluster().nodes()) + " nodes (" +
-               std::string(name_of(network.algorithm())) + ")";
+        return detail::text(size(), " simulated ranks of a cluster of ", network.cluster().nodes(), " nodes (", network.algorithm(), ")");
     }
 
     /// Memory that takes no space until it is written; see the concept.
@@ -72,8 +63,8 @@ public:
     /// `seconds` is negative or not finite.
     void compute(double seconds) {
         if (!(seconds >= 0) || !detail::is_finite(seconds))
-            throw Error(Errc::invalid_argument, "compute: seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
-                        {.operation = "compute", .rank = engine_->own_world_rank()});
+            detail::refuse("compute", "seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
+                           engine_->own_world_rank());
         engine_->pass(seconds * pace_->next());
     }
 
@@ -83,18 +74,13 @@ private:
     friend auto run_simulated(const SimulatedCluster& options, F&& f);
 
     /// The factor by which a rank's computes are longer than given.
-    class Pace {
-    public:
-        Pace(double factor, double jitter, std::uint64_t seed) : factor_(factor), jitter_(jitter), state_(seed) {}
+    struct Pace {
+        double factor, jitter;
+        std::uint64_t state;
 
         double next() noexcept {
-            if (jitter_ == 0) return factor_;
-            return factor_ * (1 + jitter_ * static_cast<double>(detail::split_mix(state_) >> 11) * 0x1p-53);
+            return jitter == 0 ? factor : factor * (1 + jitter * static_cast<double>(detail::split_mix(state) >> 11) * 0x1p-53);
         }
-
-    private:
-        double factor_, jitter_;
-        std::uint64_t state_;
     };
 
     SimulatedBackend(std::shared_ptr<simulation::Engine> engine, std::shared_ptr<Pace> pace)
@@ -124,13 +110,11 @@ struct SimulatedRun {
 template <class F>
 auto run_simulated(const SimulatedCluster& options, F&& f) {
     plan::check(options.cluster);
-    const auto refuse = [](const std::string& what) {
-        throw Error(Errc::invalid_argument, "run_simulated: " + what, {.operation = "run_simulated"});
-    };
+    const auto refuse = [](const std::string& what) { detail::refuse("run_simulated", what); };
     std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
     for (const Straggler& s : options.stragglers) {
         if (s.rank < 0 || s.rank >= options.cluster.ranks)
-            refuse("straggler " + std::to_string(s.rank) + " is none of the " + std::to_string(options.cluster.ranks) + " ranks");
+            refuse(detail::text("straggler ", s.rank, " is none of the ", options.cluster.ranks, " ranks"));
         if (!(s.factor >= 0) || !detail::is_finite(s.factor))
             refuse("a straggler's factor must be a finite number of 0 or more, not " + std::to_string(s.factor));
         factors[static_cast<std::size_t>(s.rank)] = s.factor;
@@ -147,10 +131,9 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
         for (const int r : ranks) {
             const double factor = factors[static_cast<std::size_t>(r)];
             world->set_limit(r, options.timeout);
-            handles.push_back(
-                SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
-                                 std::make_shared<SimulatedBackend::Pace>(
-                                     factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r))));
+            const SimulatedBackend::Pace pace{factor, options.jitter, options.seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(r)};
+            handles.push_back(SimulatedBackend(std::make_shared<simulation::Engine>(communicator, r, options.timeout),
+                                               std::make_shared<SimulatedBackend::Pace>(pace)));
         }
     }
     const auto take_turns = [&](std::size_t r, auto&& run) {

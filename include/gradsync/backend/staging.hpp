@@ -3,11 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
@@ -84,7 +79,7 @@ private:
           host_(host.duplicate()) {}
 
     static std::size_t checked(std::size_t piece_bytes) {
-        if (piece_bytes < 64) throw Error(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");
+        if (piece_bytes < 64) detail::raise(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");
         return piece_bytes;
     }
     static int current_device() {

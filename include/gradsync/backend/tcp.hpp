@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <string>
-#include <utility>
-
 #include "../bootstrap/job.hpp"
 #include "../bootstrap/rendezvous.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
@@ -38,7 +35,7 @@ public:
     /// Makes a backend of the job that the environment describes; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
         TcpRendezvous rendezvous(Job::from_environment(),
-                                 {.timeout = detail::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});
+                                 {.timeout = collective::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});
         return TcpBackend(rendezvous, options);
     }
 

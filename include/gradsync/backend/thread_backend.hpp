@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../collective/engine_collectives.hpp"
 #include "../collective/shared_memory/seat.hpp"
 #include "../core/backend.hpp"
@@ -22,11 +15,12 @@ namespace detail {
 using ThreadSeat = shared_memory::Seat<shared_memory::OneAddressSpace>;
 
 /// The world of ranks that are threads. Members of a new group find one another here.
-class ThreadWorld : collective::OwnState, public collective::World {
+class ThreadWorld : public collective::World {
 public:
-    explicit ThreadWorld(int ranks) : World(ranks, state) {}
-
     // Templates without arguments: code is generated only where they are called, not wherever this header is included.
+
+    template <class = void>
+    explicit ThreadWorld(int ranks) : World(ranks, std::make_shared<State>()) {}
 
     /// Returns the board that the members of a group share.
     template <class = void>
@@ -73,7 +67,7 @@ public:
     /// Returns the handles of `size` new ranks, for threads that you run yourself; `run_threads` runs them for you.
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
-        if (size < 1) throw Error(Errc::invalid_argument, "a ThreadBackend needs at least 1 rank, not " + std::to_string(size));
+        if (size < 1) detail::raise(Errc::invalid_argument, detail::text("a ThreadBackend needs at least 1 rank, not ", size));
         const auto board =
             detail::ThreadWorld::board(std::make_shared<detail::ThreadWorld>(size), collective::Group::of_all(size, 0).members);
         std::vector<ThreadBackend> handles;
@@ -81,7 +75,7 @@ public:
         return handles;
     }
 
-    std::string describe() const { return std::to_string(size()) + (size() == 1 ? " thread" : " threads"); }
+    std::string describe() const { return detail::text(size(), size() == 1 ? " thread" : " threads"); }
 
     /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
     /// there are more ranks than cores and few gradients: see docs/performance.md.

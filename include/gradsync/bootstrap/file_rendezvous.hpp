@@ -3,20 +3,9 @@
 
 #include <dirent.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <span>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -32,177 +21,163 @@ struct FileRendezvousOptions {
 ///
 /// Rank 0 makes the folder, which must not exist yet, and removes it when all ranks are done. Remove the folder of a killed job by hand; it
 /// is never taken for this job's. Only its owner can access the folder.
-class FileRendezvous {
+class FileRendezvous : public bootstrap::Participant {
+    using Clock = std::chrono::steady_clock;
+
 public:
     /// Collective. Throws Error if rank 0 finds that the folder exists, another rank does not find it in time, or not all ranks arrive in
     /// time; and Error(invalid_argument) for an invalid rank, size or time limit.
     FileRendezvous(std::string folder, int rank, int size, FileRendezvousOptions options = {})
-        : meeting_(std::make_unique<Meeting>(std::move(folder), rank, size, options.timeout)) {}
-
-    int rank() const noexcept { return meeting_->rank(); }
-    int size() const noexcept { return meeting_->size(); }
+        : Participant(rank, size, options.timeout, " in " + folder), folder_(std::move(folder)) {
+        if (size == 1) return;
+        if (rank == 0) {
+            if (::mkdir(folder_.c_str(), 0700) != 0)
+                refuse(Errc::invalid_argument,
+                       errno == EEXIST ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
+                                       : bootstrap::text("cannot make the folder: ", std::strerror(errno)));
+            job_ = bootstrap::random_token();
+        }
+        try {
+            meet();
+        } catch (...) {
+            if (rank == 0) remove_all();
+            throw;
+        }
+    }
+    FileRendezvous(const FileRendezvous&) = delete;
+    FileRendezvous& operator=(const FileRendezvous&) = delete;
+    /// Says good-bye; rank 0 waits up to a second for the others' good-byes.
+    ~FileRendezvous() {
+        if (size() == 1) return;
+        if (rank() != 0) {
+            write(good_bye, {});
+            return;
+        }
+        const auto deadline = Clock::now() + std::chrono::seconds(1);
+        for (const int r : others())
+            while (::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) pause();
+        remove_all();
+    }
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own) { return meeting_->all_gather(own); }
+    std::vector<Blob> all_gather(std::span<const std::byte> own) {
+        bootstrap::check_blob(own.size(), "all_gather", rank());
+        std::vector<Blob> all(static_cast<std::size_t>(size()));
+        const std::string exchange = bootstrap::text("all_gather-", next_++);
+        if (size() > 1) post(exchange, own);
+        collect(exchange, others(), all);
+        all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());
+        return all;
+    }
 
 private:
-    class Meeting : public bootstrap::Participant {
-        using Clock = std::chrono::steady_clock;
-
-    public:
-        Meeting(std::string folder, int rank, int size, std::chrono::nanoseconds timeout)
-            : Participant(rank, size, timeout, " in " + folder), folder_(std::move(folder)) {
-            if (size == 1) return;
-            if (rank == 0) {
-                if (::mkdir(folder_.c_str(), 0700) != 0)
-                    refuse(Errc::invalid_argument,
-                           errno == EEXIST ? "the folder is there already, left by another run perhaps; remove it, or choose another name"
-                                           : std::string("cannot make the folder: ") + std::strerror(errno));
-                std::random_device random;
-                job_ = (static_cast<std::uint64_t>(random()) << 32) | random();
-            }
-            try {
-                meet();
-            } catch (...) {
-                if (rank == 0) remove_all();
-                throw;
-            }
-        }
-        Meeting(const Meeting&) = delete;
-        Meeting& operator=(const Meeting&) = delete;
-        /// Says good-bye; rank 0 waits up to a second for the others' good-byes.
-        ~Meeting() {
-            if (size() == 1) return;
-            if (rank() != 0) {
-                write(good_bye, {});
-                return;
-            }
-            const auto deadline = Clock::now() + std::chrono::seconds(1);
-            for (const int r : others())
-                while (::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) pause();
-            remove_all();
-        }
-
-        std::vector<Blob> all_gather(std::span<const std::byte> own) {
-            bootstrap::check_blob(own.size(), "all_gather", rank());
-            std::vector<Blob> all(static_cast<std::size_t>(size()));
-            const std::string exchange = "all_gather-" + std::to_string(next_++);
-            if (size() > 1) post(exchange, own);
-            collect(exchange, others(), all);
-            all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());
-            return all;
-        }
-
-    private:
-        struct Header {
-            std::uint64_t magic = 0x31656c6966647267u;
-            std::uint64_t job = 0;  ///< unique to the job
-            std::uint64_t bytes = 0;
-            std::uint32_t rank = 0, size = 0;
-        };
-
-        static constexpr const char* arrival = "arrival";
-        static constexpr const char* good_bye = "good-bye";
-
-        static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
-
-        /// The others take the number of rank 0's job; rank 0 waits until they have it.
-        void meet() {
-            std::vector<Blob> nothing(static_cast<std::size_t>(size()));
-            if (rank() != 0) collect(arrival, {0}, nothing);
-            post(arrival, {});
-            if (rank() == 0) collect(arrival, others(), nothing);
-        }
-
-        std::string path(const std::string& exchange, int rank) const { return folder_ + "/" + exchange + "." + std::to_string(rank); }
-
-        void post(const std::string& exchange, std::span<const std::byte> bytes) {
-            if (!write(exchange, bytes))
-                refuse(Errc::peer_failed,
-                       std::string("cannot write a file: ") + std::strerror(errno) + "; look for space, and for the folder");
-        }
-
-        /// Writes a file that appears with its whole content, or not at all.
-        bool write(const std::string& exchange, std::span<const std::byte> bytes) const noexcept {
-            const std::string name = path(exchange, rank()), unfinished = name + ".new";
-            std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
-            if (file == nullptr) return false;
-            const Header header{
-                .job = job_, .bytes = bytes.size(), .rank = static_cast<std::uint32_t>(rank()), .size = static_cast<std::uint32_t>(size())};
-            const bool written = std::fwrite(&header, sizeof header, 1, file) == 1 &&
-                                 (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1);
-            return (std::fclose(file) == 0) & written && std::rename(unfinished.c_str(), name.c_str()) == 0;
-        }
-
-        /// Returns false while the file does not exist.
-        bool read(const std::string& exchange, int rank, Blob& blob) {
-            std::FILE* const file = std::fopen(path(exchange, rank).c_str(), "rbe");
-            if (file == nullptr) return false;
-            const Header expected;
-            Header header;
-            bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
-                        header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
-            if (good) {
-                blob.resize(header.bytes);
-                good = header.bytes == 0 || std::fread(blob.data(), blob.size(), 1, file) == 1;
-            }
-            std::fclose(file);
-            if (!good)
-                refuse(Errc::peer_failed, "file " + path(exchange, rank) + " holds nonsense; who else writes into the folder?", rank);
-            if (header.size != static_cast<std::uint32_t>(size()))
-                refuse(Errc::parameter_mismatch,
-                       "rank " + std::to_string(rank) + " was told that there are " + std::to_string(header.size) +
-                           " ranks, this one that there are " + std::to_string(size()) + "; give all the same number",
-                       rank);
-            if (job_ == 0) job_ = header.job;  // rank 0's arrival is the first file that a rank reads
-            if (header.job != job_)
-                refuse(Errc::parameter_mismatch,
-                       "file " + path(exchange, rank) + " is of another job; remove the folder, or choose another name", rank);
-            return true;
-        }
-
-        /// Waits for the files of the `missing` ranks, and reads them into `all`.
-        void collect(const std::string& exchange, std::vector<int> missing, std::vector<Blob>& all) {
-            for (const auto deadline = Clock::now() + timeout();; pause()) {
-                std::erase_if(missing, [&](int r) {
-                    Blob nothing;
-                    const bool left = exchange != arrival && read(good_bye, r, nothing);  // before the look: it may post, and then leave
-                    if (read(exchange, r, all[static_cast<std::size_t>(r)])) return true;
-                    if (left)
-                        refuse(Errc::peer_left,
-                               "rank " + std::to_string(r) + " left before " + exchange +
-                                   "; all ranks must make the same calls in the same order",
-                               r);
-                    return false;
-                });
-                if (missing.empty()) return;
-                if (Clock::now() >= deadline)
-                    refuse(Errc::timeout,
-                           bootstrap::list_ranks(missing) + (exchange == arrival ? " did not arrive" : " did not come to " + exchange) +
-                               " within " + bootstrap::format_duration(timeout()) +
-                               "; look at their output, and whether they see the same folder",
-                           missing.front());
-            }
-        }
-
-        void remove_all() const noexcept {
-            for (int tries = 0; tries < 100; ++tries) {
-                DIR* const folder = ::opendir(folder_.c_str());
-                if (folder == nullptr) return;
-                while (const dirent* entry = ::readdir(folder))
-                    if (entry->d_name[0] != '.') ::unlink((folder_ + "/" + entry->d_name).c_str());
-                ::closedir(folder);
-                // Another rank that gives up just now may have put its good-bye there meanwhile; it does so only once.
-                if (::rmdir(folder_.c_str()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
-            }
-        }
-
-        const std::string folder_;
-        std::uint64_t job_ = 0;
-        std::uint64_t next_ = 0;  ///< number of the next exchange
+    struct Header {
+        std::uint64_t magic = 0x31656c6966647267u;
+        std::uint64_t job = 0;  ///< unique to the job
+        std::uint64_t bytes = 0;
+        std::uint32_t rank = 0, size = 0;
     };
 
-    std::unique_ptr<Meeting> meeting_;
+    static constexpr const char* arrival = "arrival";
+    static constexpr const char* good_bye = "good-bye";
+
+    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
+
+    /// The others take the number of rank 0's job; rank 0 waits until they have it.
+    void meet() {
+        std::vector<Blob> nothing(static_cast<std::size_t>(size()));
+        if (rank() != 0) collect(arrival, {0}, nothing);
+        post(arrival, {});
+        if (rank() == 0) collect(arrival, others(), nothing);
+    }
+
+    std::string path(const std::string& exchange, int rank) const { return bootstrap::text(folder_, "/", exchange, ".", rank); }
+
+    void post(const std::string& exchange, std::span<const std::byte> bytes) {
+        if (!write(exchange, bytes))
+            refuse(Errc::peer_failed,
+                   bootstrap::text("cannot write a file: ", std::strerror(errno), "; look for space, and for the folder"));
+    }
+
+    /// Writes a file that appears with its whole content, or not at all.
+    bool write(const std::string& exchange, std::span<const std::byte> bytes) const noexcept {
+        const std::string name = path(exchange, rank()), unfinished = name + ".new";
+        std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
+        if (file == nullptr) return false;
+        const Header header{
+            .job = job_, .bytes = bytes.size(), .rank = static_cast<std::uint32_t>(rank()), .size = static_cast<std::uint32_t>(size())};
+        const bool written =
+            std::fwrite(&header, sizeof header, 1, file) == 1 && (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1);
+        return (std::fclose(file) == 0) & written && std::rename(unfinished.c_str(), name.c_str()) == 0;
+    }
+
+    /// Returns false while the file does not exist.
+    bool read(const std::string& exchange, int rank, Blob& blob) {
+        std::FILE* const file = std::fopen(path(exchange, rank).c_str(), "rbe");
+        if (file == nullptr) return false;
+        const Header expected;
+        Header header;
+        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
+                    header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
+        if (good) {
+            blob.resize(header.bytes);
+            good = header.bytes == 0 || std::fread(blob.data(), blob.size(), 1, file) == 1;
+        }
+        std::fclose(file);
+        if (!good)
+            refuse(Errc::peer_failed, bootstrap::text("file ", path(exchange, rank), " holds nonsense; who else writes into the folder?"),
+                   rank);
+        if (header.size != static_cast<std::uint32_t>(size()))
+            refuse(Errc::parameter_mismatch,
+                   bootstrap::text("rank ", rank, " was told that there are ", header.size, " ranks, this one that there are ", size(),
+                                   "; give all the same number"),
+                   rank);
+        if (job_ == 0) job_ = header.job;  // rank 0's arrival is the first file that a rank reads
+        if (header.job != job_)
+            refuse(Errc::parameter_mismatch,
+                   bootstrap::text("file ", path(exchange, rank), " is of another job; remove the folder, or choose another name"), rank);
+        return true;
+    }
+
+    /// Waits for the files of the `missing` ranks, and reads them into `all`.
+    void collect(const std::string& exchange, std::vector<int> missing, std::vector<Blob>& all) {
+        for (const auto deadline = Clock::now() + timeout();; pause()) {
+            std::erase_if(missing, [&](int r) {
+                Blob nothing;
+                const bool left = exchange != arrival && read(good_bye, r, nothing);  // before the look: it may post, and then leave
+                if (read(exchange, r, all[static_cast<std::size_t>(r)])) return true;
+                if (left)
+                    refuse(Errc::peer_left,
+                           bootstrap::text("rank ", r, " left before ", exchange, "; all ranks must make the same calls in the same order"),
+                           r);
+                return false;
+            });
+            if (missing.empty()) return;
+            if (Clock::now() >= deadline)
+                refuse(
+                    Errc::timeout,
+                    bootstrap::text(bootstrap::list_ranks(missing),
+                                    exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
+                                    bootstrap::format_duration(timeout()), "; look at their output, and whether they see the same folder"),
+                    missing.front());
+        }
+    }
+
+    void remove_all() const noexcept {
+        for (int tries = 0; tries < 100; ++tries) {
+            DIR* const folder = ::opendir(folder_.c_str());
+            if (folder == nullptr) return;
+            while (const dirent* entry = ::readdir(folder))
+                if (entry->d_name[0] != '.') ::unlink((folder_ + "/" + entry->d_name).c_str());
+            ::closedir(folder);
+            // Another rank that gives up just now may have put its good-bye there meanwhile; it does so only once.
+            if (::rmdir(folder_.c_str()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
+        }
+    }
+
+    const std::string folder_;
+    std::uint64_t job_ = 0;
+    std::uint64_t next_ = 0;  ///< number of the next exchange
 };
 
 static_assert(Rendezvous<FileRendezvous>);

@@ -62,6 +62,7 @@ inline std::string first_host(std::string_view list) {
 
 template <class Lookup>
 Job Job::from(Lookup&& lookup) {
+    using detail::raise, detail::text;
     const auto get = [&](const char* name) -> const char* {
         const char* const value = lookup(name);
         return value != nullptr && *value != '\0' ? value : nullptr;
@@ -69,16 +70,16 @@ Job Job::from(Lookup&& lookup) {
     const auto has = [&](const char* name) { return get(name) != nullptr; };
     // Reads a whole number from `least` to `most`.
     const auto number = [&](const char* name, long long least, long long most) {
-        const char* const text = get(name);
-        if (text == nullptr)
-            throw Error(Errc::invalid_argument, std::string("the environment variable ") + name +
-                                                    " is not set; a launcher sets it for every rank, with those beside it");
+        const char* const digits = get(name);
+        if (digits == nullptr)
+            raise(Errc::invalid_argument,
+                  text("the environment variable ", name, " is not set; a launcher sets it for every rank, with those beside it"));
         long long value = 0;
-        const char* at = text;
+        const char* at = digits;
         for (; *at >= '0' && *at <= '9' && value <= most; ++at) value = value * 10 + (*at - '0');
-        if (*at != '\0' || at == text || value < least || value > most)
-            throw Error(Errc::invalid_argument, std::string("the environment variable ") + name + " must be a number from " +
-                                                    std::to_string(least) + " to " + std::to_string(most) + ", not '" + text + "'");
+        if (*at != '\0' || at == digits || value < least || value > most)
+            raise(Errc::invalid_argument,
+                  text("the environment variable ", name, " must be a number from ", least, " to ", most, ", not '", digits, "'"));
         return value;
     };
     constexpr int max_ranks = 1 << 20;
@@ -115,7 +116,7 @@ Job Job::from(Lookup&& lookup) {
         if (has("SLURM_JOB_ID")) {
             const long long id = number("SLURM_JOB_ID", 0, 1LL << 40);
             job.port = static_cast<std::uint16_t>(20000 + id % 20000);
-            job.token = "slurm " + std::to_string(id);
+            job.token = text("slurm ", id);
             const char* const step_id = launcher == slurm ? get("SLURM_STEP_ID") : nullptr;
             if (step_id != nullptr) (job.token += '.') += step_id;
         }
@@ -134,7 +135,7 @@ Job Job::from(Lookup&& lookup) {
     set_port("GRADSYNC_PORT");
     if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
-        throw Error(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
+        raise(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;
 }
 

@@ -10,15 +10,10 @@
 #endif
 #include <mpi.h>
 
-#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <span>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -52,7 +47,7 @@ inline std::string mpi_text(const char* function, int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(code, text, &length);
-    return std::string(function) + ": " + text;
+    return gradsync::detail::text(function, ": ", text);
 }
 
 /// The library's word for a failure that MPI reports, and what to do about it.
@@ -63,25 +58,15 @@ struct MpiFailure {
 inline MpiFailure mpi_failure(int code) noexcept {
     int error_class = MPI_ERR_OTHER;
     MPI_Error_class(code, &error_class);
-    switch (error_class) {
-        case MPI_ERR_COMM:
-            return {
-                Errc::invalid_argument,
+    if (error_class == MPI_ERR_COMM)
+        return {Errc::invalid_argument,
                 "this rank is in no such communicator (MPI_COMM_NULL), or it was freed; pass one that the rank is in, and free it later"};
-        case MPI_ERR_TRUNCATE:
-            return {Errc::collective_mismatch, "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
-        case MPI_ERR_ARG:
-        case MPI_ERR_BUFFER:
-        case MPI_ERR_COUNT:
-        case MPI_ERR_GROUP:
-        case MPI_ERR_OP:
-        case MPI_ERR_RANK:
-        case MPI_ERR_REQUEST:
-        case MPI_ERR_ROOT:
-        case MPI_ERR_TAG:
-        case MPI_ERR_TYPE: return {Errc::invalid_argument, "correct this argument of the call"};
-        default: return {Errc::peer_failed, "look at MPI's own output"};
-    }
+    if (error_class == MPI_ERR_TRUNCATE)
+        return {Errc::collective_mismatch, "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
+    for (const int argument : {MPI_ERR_ARG, MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_GROUP, MPI_ERR_OP, MPI_ERR_RANK, MPI_ERR_REQUEST,
+                               MPI_ERR_ROOT, MPI_ERR_TAG, MPI_ERR_TYPE})
+        if (error_class == argument) return {Errc::invalid_argument, "correct this argument of the call"};
+    return {Errc::peer_failed, "look at MPI's own output"};
 }
 
 /// The largest tag. The library uses it in the communicators that it is given, while backends are constructed.
@@ -256,11 +241,11 @@ private:
         for (int r = 0; r < size_; ++r)
             if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) silent.push_back(r);
         // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
-        const std::string ranks =
-            silent.empty() ? "the " + std::to_string(size_) + " ranks of its communicator" : bootstrap::list_ranks(silent);
+        using bootstrap::text;
+        const std::string ranks = silent.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(silent);
         refuse(Errc::timeout,
-               "waited " + bootstrap::format_duration(options_.timeout) + " in " + function + " for " + ranks +
-                   "; every rank has to make its backend, or rendezvous, at the same place in the program",
+               text("waited ", bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
+                    "; every rank has to make its backend, or rendezvous, at the same place in the program"),
                silent.size() == 1 ? silent.front() : -1);
     }
 
@@ -291,12 +276,13 @@ private:
     void check(int code, const char* function) const {
         if (code == MPI_SUCCESS) return;
         const bootstrap::MpiFailure failure = bootstrap::mpi_failure(code);
-        refuse(failure.errc, bootstrap::mpi_text(function, code) + "; " + failure.remedy);
+        refuse(failure.errc, bootstrap::text(bootstrap::mpi_text(function, code), "; ", failure.remedy));
     }
 
-    [[noreturn]] void refuse(Errc code, const std::string& why, int peer = -1) const {
-        throw Error(code, (rank_ < 0 ? "rendezvous over MPI: " : "rendezvous of rank " + std::to_string(rank_) + ": ") + why,
-                    {.operation = "rendezvous", .rank = rank_, .peer = peer});
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const std::string& why, int peer = -1) const {
+        bootstrap::raise(code,
+                         bootstrap::text(rank_ < 0 ? "rendezvous over MPI: " : bootstrap::text("rendezvous of rank ", rank_, ": "), why),
+                         {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
     MPI_Comm comm_;

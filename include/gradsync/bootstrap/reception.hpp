@@ -7,19 +7,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <random>
-#include <span>
-#include <string>
-#include <system_error>
 #include <thread>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
+#include "rendezvous.hpp"
 #include "socket.hpp"
 
 namespace gradsync::inline v0_2::net {
@@ -74,8 +65,7 @@ public:
         std::string problem;
         reception.listener_ = listen("", 0, backlog, problem);
         if (!reception.listener_) return reception;
-        std::random_device random;
-        reception.contact_.token = (static_cast<std::uint64_t>(random()) << 32) | random();
+        reception.contact_.token = bootstrap::random_token();
         reception.contact_.port = port_of(reception.listener_);
         detail::add_hosts(reception.contact_);
         return reception;

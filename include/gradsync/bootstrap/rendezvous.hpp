@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -35,6 +40,16 @@ concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const 
 
 namespace bootstrap {
 
+using gradsync::detail::format_duration;
+using gradsync::detail::raise;
+using gradsync::detail::text;
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_size(std::size_t bytes, std::size_t due, int sender) {
+    raise(Errc::parameter_mismatch,
+          text("rank ", sender, " sent ", bytes, " bytes where ", due, " were due; all ranks must run the same program"),
+          {.operation = "rendezvous", .peer = sender});
+}
+
 /// Returns `own` of all ranks, by rank. Collective.
 template <class T, Rendezvous R>
     requires std::is_trivially_copyable_v<T>
@@ -42,11 +57,7 @@ std::vector<T> exchange(R& rendezvous, const T& own) {
     std::vector<T> all;
     for (const Blob& blob : rendezvous.all_gather(std::as_bytes(std::span(&own, 1)))) {
         const int sender = static_cast<int>(all.size());
-        if (blob.size() != sizeof(T))
-            throw Error(Errc::parameter_mismatch,
-                        "rank " + std::to_string(sender) + " sent " + std::to_string(blob.size()) + " bytes where " +
-                            std::to_string(sizeof(T)) + " were due; all ranks must run the same program",
-                        {.operation = "rendezvous", .rank = -1, .peer = sender});
+        if (blob.size() != sizeof(T)) refuse_size(blob.size(), sizeof(T), sender);
         std::memcpy(&all.emplace_back(), blob.data(), sizeof(T));
     }
     return all;
@@ -54,22 +65,27 @@ std::vector<T> exchange(R& rendezvous, const T& own) {
 
 inline void check_blob(std::size_t bytes, const char* operation, int rank) {
     if (bytes > largest_blob)
-        throw Error(Errc::invalid_argument,
-                    std::string(operation) + " of a rendezvous: " + std::to_string(bytes) + " bytes are more than the " +
-                        std::to_string(largest_blob) + " that it takes; use a backend's collectives for data",
-                    {.operation = operation, .rank = rank});
+        raise(Errc::invalid_argument,
+              text(operation, " of a rendezvous: ", bytes, " bytes are more than the ", largest_blob,
+                   " that it takes; use a backend's collectives for data"),
+              {.operation = operation, .rank = rank});
 }
 
 /// "rank 3", "ranks 1, 3", "ranks 1, 2, 3, 4 and 60 others"
 inline std::string list_ranks(std::span<const int> ranks) {
     constexpr std::size_t most = 8;
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (std::size_t i = 0; i < ranks.size() && i < most; ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-    if (ranks.size() > most) text += " and " + std::to_string(ranks.size() - most) + " others";
-    return text;
+    std::string list = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < ranks.size() && i < most; ++i) list += text(i ? ", " : "", ranks[i]);
+    if (ranks.size() > most) list += text(" and ", ranks.size() - most, " others");
+    return list;
 }
 
-using gradsync::detail::format_duration;
+/// A number that strangers cannot guess.
+inline std::uint64_t random_token() {
+    std::uint64_t token = 0;
+    if (::getentropy(&token, sizeof token) != 0) throw std::system_error(errno, std::generic_category(), "no random numbers");
+    return token;
+}
 
 /// One rank of those that meet: its arguments, checked, and its errors.
 class Participant {
@@ -82,8 +98,7 @@ protected:
     /// size or time limit.
     Participant(int rank, int size, std::chrono::nanoseconds timeout, std::string place = {})
         : rank_(rank), size_(size), timeout_(gradsync::detail::clamp_timeout(timeout)), place_(std::move(place)) {
-        if (size < 1 || rank < 0 || rank >= size)
-            refuse(Errc::invalid_argument, "rank " + std::to_string(rank) + " is not one of " + std::to_string(size));
+        if (size < 1 || rank < 0 || rank >= size) refuse(Errc::invalid_argument, text("rank ", rank, " is not one of ", size));
         if (timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
@@ -94,8 +109,7 @@ protected:
         return ranks;
     }
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
-        throw Error(code, "rendezvous of rank " + std::to_string(rank_) + place_ + ": " + what,
-                    {.operation = "rendezvous", .rank = rank_, .peer = peer});
+        raise(code, text("rendezvous of rank ", rank_, place_, ": ", what), {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
 private:

@@ -24,9 +24,6 @@ namespace gradsync::inline v0_2::net {
 
 using Clock = std::chrono::steady_clock;
 
-/// The system's text for an error number.
-inline std::string describe_error(int error) { return std::strerror(error); }
-
 /// Owns a descriptor that does not block, and is closed in programs that this one starts.
 class Socket : public UniqueHandle<int, ::close, -1> {
 public:
@@ -146,7 +143,7 @@ inline Socket listen(const std::string& host, std::uint16_t port, int backlog, s
             if ((at->ai_family == AF_INET6) != ipv6) continue;
             if (host == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
             if (Socket socket = listen(at->ai_addr, at->ai_addrlen, backlog)) return socket;
-            problem = describe_error(errno);
+            problem = std::strerror(errno);
             if (errno == EADDRINUSE) return {};  // ranks that prefer this address would call whoever listens there
         }
     return {};

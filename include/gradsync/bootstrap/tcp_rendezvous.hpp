@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <span>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -40,7 +33,7 @@ public:
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {})
         : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
         if (job_.token.size() > longest_token)
-            refuse(Errc::invalid_argument, "the token is longer than " + std::to_string(longest_token) + " bytes");
+            refuse(Errc::invalid_argument, bootstrap::text("the token is longer than ", longest_token, " bytes"));
         if (size() == 1) return;
         if (rank() == 0) await_callers();
         else call();
@@ -87,7 +80,7 @@ private:
 
     std::string place() const {
         const bool colons = job_.address.find(':') != std::string::npos;
-        return (colons ? "[" + job_.address + "]" : job_.address) + ":" + std::to_string(job_.port);
+        return bootstrap::text(colons ? "[" : "", job_.address, colons ? "]:" : ":", job_.port);
     }
 
     // ------------------------------------------------------------------------------------------------ the meeting, rank 0
@@ -108,11 +101,11 @@ private:
         std::string problem;
         net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
         if (socket) return socket;
-        if (problem == net::describe_error(EADDRINUSE))
+        if (problem == std::strerror(EADDRINUSE))
             refuse(Errc::invalid_argument,
-                   "port " + std::to_string(job_.port) + " is in use on this machine, by another job perhaps; choose another MASTER_PORT");
-        refuse(Errc::invalid_argument, "cannot listen at " + (where.empty() ? std::string("any address") : "'" + where + "'") + ", port " +
-                                           std::to_string(job_.port) + ": " + problem);
+                   bootstrap::text("port ", job_.port, " is in use on this machine, by another job perhaps; choose another MASTER_PORT"));
+        where = where.empty() ? "any address" : "'" + where + "'";
+        refuse(Errc::invalid_argument, bootstrap::text("cannot listen at ", where, ", port ", job_.port, ": ", problem));
     }
 
     void await_callers() {
@@ -163,21 +156,21 @@ private:
         if (hello.token_bytes > longest_token || caller.got > sizeof hello + hello.token_bytes) return Verdict::gone;
         if (caller.got < sizeof hello + hello.token_bytes) return Verdict::undecided;
         if (!token_is(caller.words + sizeof hello, hello.token_bytes))
-            return turn_away(caller, "another job listens at " + place() +
-                                         " (the tokens differ); give all ranks of a job the same GRADSYNC_JOB_TOKEN, "
-                                         "and two jobs different ports");
+            return turn_away(caller, bootstrap::text("another job listens at ", place(),
+                                                     " (the tokens differ); give all ranks of a job the same GRADSYNC_JOB_TOKEN, "
+                                                     "and two jobs different ports"));
         const auto caller_rank = static_cast<int>(hello.rank);
         if (hello.size != static_cast<std::uint32_t>(size())) {
-            const std::string what = "rank " + std::to_string(hello.rank) + " was told that there are " + std::to_string(hello.size) +
-                                     " ranks, rank 0 that there are " + std::to_string(size()) + "; give all the same WORLD_SIZE";
+            const std::string what = bootstrap::text("rank ", hello.rank, " was told that there are ", hello.size,
+                                                     " ranks, rank 0 that there are ", size(), "; give all the same WORLD_SIZE");
             turn_away(caller, what);
             tell_all(what);
             refuse(Errc::parameter_mismatch, what, caller_rank);
         }
         if (hello.rank == 0 || hello.rank >= hello.size)
-            return turn_away(caller, "there is no room for another rank " + std::to_string(hello.rank));
+            return turn_away(caller, bootstrap::text("there is no room for another rank ", hello.rank));
         if (peers_[at(caller_rank)])
-            return turn_away(caller, "rank " + std::to_string(hello.rank) + " has arrived already; give every process another RANK");
+            return turn_away(caller, bootstrap::text("rank ", hello.rank, " has arrived already; give every process another RANK"));
         caller.socket.send_without_delay();
         peers_[at(caller_rank)] = std::move(caller.socket);
         --missing_;
@@ -211,10 +204,10 @@ private:
         std::vector<int> missing;
         for (int r = 1; r < size(); ++r)
             if (!peers_[at(r)]) missing.push_back(r);
-        std::string what =
-            bootstrap::list_ranks(missing) + " did not arrive at " + place() + " within " + bootstrap::format_duration(timeout());
-        if (turned_away_ != 0) what += " (" + std::to_string(turned_away_) + " callers were turned away)";
-        what += "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT";
+        const std::string what = bootstrap::text(bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
+                                                 bootstrap::format_duration(timeout()),
+                                                 turned_away_ != 0 ? bootstrap::text(" (", turned_away_, " callers were turned away)") : "",
+                                                 "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT");
         tell_all(what);
         refuse(Errc::timeout, what, missing.front());
     }
@@ -233,12 +226,12 @@ private:
                     peers_[0] = std::move(socket);
                     return introduce_myself(deadline);
                 }
-                problem = net::describe_error(errno);
+                problem = std::strerror(errno);
             }
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,
-                       "rank 0 was not to be reached at " + place() + " within " + bootstrap::format_duration(timeout()) + " (" + problem +
-                           "); look at its output, and at MASTER_ADDR and MASTER_PORT",
+                       bootstrap::text("rank 0 was not to be reached at ", place(), " within ", bootstrap::format_duration(timeout()), " (",
+                                       problem, "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
                        0);
             std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0 may not listen yet
         }
@@ -275,8 +268,8 @@ private:
         const bool known = header.kind == Kind::blob || header.kind == Kind::refusal;
         if (header.magic != expected.magic || header.bytes > largest_blob || !known)
             fail(Errc::peer_failed,
-                 from == 0 ? "what listens at " + place() + " is no rank 0 of gradsync; choose another MASTER_PORT"
-                           : "rank " + std::to_string(from) + " sent nonsense; all ranks must run the same program",
+                 from == 0 ? bootstrap::text("what listens at ", place(), " is no rank 0 of gradsync; choose another MASTER_PORT")
+                           : bootstrap::text("rank ", from, " sent nonsense; all ranks must run the same program"),
                  from);
         Blob blob(header.bytes);
         if (!peer(from).receive_all(blob.data(), blob.size(), deadline)) report_lost(from);
@@ -289,13 +282,14 @@ private:
 
     [[noreturn]] void report_lost(int other) {
         if (!peer(other)) refuse(Errc::peer_failed, "it failed earlier and cannot go on", other);
-        const std::string name = "rank " + std::to_string(other);
-        if (errno == ETIMEDOUT)
+        const int error = errno;
+        if (error == ETIMEDOUT)
             fail(Errc::timeout,
-                 name + " did not answer within " + bootstrap::format_duration(timeout()) + "; look at its output, or allow more time",
+                 bootstrap::text("rank ", other, " did not answer within ", bootstrap::format_duration(timeout()),
+                                 "; look at its output, or allow more time"),
                  other);
-        fail(Errc::peer_failed,
-             name + " is gone" + (errno != 0 ? " (" + net::describe_error(errno) + ")" : "") + "; look at its output for the cause", other);
+        const std::string why = error != 0 ? bootstrap::text(" (", std::strerror(error), ")") : "";
+        fail(Errc::peer_failed, bootstrap::text("rank ", other, " is gone", why, "; look at its output for the cause"), other);
     }
 
     /// The others learn of the failure through rank 0.

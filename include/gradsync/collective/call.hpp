@@ -11,8 +11,11 @@
 #include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
+#include "../core/text.hpp"
 
 namespace gradsync::inline v0_2::collective {
+
+using gradsync::detail::text;
 
 enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
 
@@ -43,27 +46,25 @@ constexpr bool is_rooted(Operation operation) noexcept {
            operation == Operation::scatter;
 }
 
-/// "all_reduce(sum, f32, 1000 elements)"
-inline std::string describe(const Call& call) {
-    std::string text(name_of(call.operation));
-    const std::string group = call.followers == 0 ? "" : " in a group with the next " + std::to_string(call.followers);
-    if (call.operation == Operation::barrier) return text + "()" + group;
-    text += '(';
-    if (call.operation <= Operation::reduce_scatter) (text += name_of(call.op)) += ", ";
-    text += name_of(call.dtype);
-    // Gather and scatter: this rank's shard and, at the root, the whole buffer.
-    const bool gathers = call.operation == Operation::gather;
-    if (gathers || call.operation == Operation::scatter) {
-        const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
-        text += ", " + std::to_string(shard) + (whole != 0 ? " of " + std::to_string(whole) : "") + " elements";
-    } else {
-        text += ", " + std::to_string(gradsync::detail::larger(call.in_count, call.out_count)) + " elements";
-    }
-    if (is_rooted(call.operation)) text += ", root " + std::to_string(call.root);
-    return text + ')' + group;
-}
-
 constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
+
+/// "all_reduce(sum, f32, 1000 elements)"
+[[gnu::cold, gnu::noinline]] inline std::string describe(const Call& call) {
+    std::string said = text(call.operation, "(");
+    if (call.operation != Operation::barrier) {
+        if (reduces(call.operation)) said += text(call.op, ", ");
+        // Gather and scatter: this rank's shard and, at the root, the whole buffer.
+        const bool gathers = call.operation == Operation::gather, parts = gathers || call.operation == Operation::scatter;
+        const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
+        said += text(call.dtype, ", ", parts ? shard : gradsync::detail::larger(call.in_count, call.out_count));
+        if (parts && whole != 0) said += text(" of ", whole);
+        said += " elements";
+        if (is_rooted(call.operation)) said += text(", root ", call.root);
+    }
+    said += ")";
+    if (call.followers != 0) said += text(" in a group with the next ", call.followers);
+    return said;
+}
 
 /// Is `in`, or `out`, the shard of the calling rank? Otherwise it is the whole buffer.
 constexpr bool in_is_shard(Operation operation) noexcept { return operation == Operation::all_gather || operation == Operation::gather; }
@@ -117,23 +118,13 @@ inline int first_misfit(std::span<const Call> calls) noexcept {
         if (first.operation == Operation::barrier) continue;
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
     }
+    // The side that all ranks have: of a gather or scatter the shard, which the root checks against its whole buffer.
+    const bool scatters = first.operation == Operation::scatter, has_shard = scatters || first.operation == Operation::gather;
+    const bool of_out = scatters || first.operation == Operation::all_gather;
     const std::size_t whole = whole_count(calls);
     for (int r = 0; r < size; ++r) {
         const Call& call = calls[static_cast<std::size_t>(r)];
-        const std::size_t shard = shard_range(whole, size, r).size();
-        switch (first.operation) {
-            case Operation::gather:
-                if (call.in_count != shard) return r;
-                break;
-            case Operation::scatter:
-                if (call.out_count != shard) return r;
-                break;
-            case Operation::all_gather:
-                if (call.out_count != whole) return r;
-                break;
-            default:
-                if (call.in_count != whole) return r;
-        }
+        if ((of_out ? call.out_count : call.in_count) != (has_shard ? shard_range(whole, size, r).size() : whole)) return r;
     }
     return -1;
 }

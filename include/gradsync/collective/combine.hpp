@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
 #include <vector>
 
 #include "../kernel/reduce.hpp"
@@ -14,31 +12,27 @@ namespace gradsync::inline v0_2::collective {
 /// time.
 class Combiner {
 public:
-    explicit Combiner(std::size_t ranks) {
-        inputs_.reserve(ranks);
-        scales_.reserve(ranks);
-    }
+    explicit Combiner(std::size_t ranks) : inputs_(ranks), scales_(ranks) {}
 
     /// `inputs[r]`: the `count` elements of rank r; not read if its scale in a mean is 0.
     template <class = void>  // see isa.hpp
     void run(std::span<const Call> calls, std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count) {
         const Call& call = calls[0];
         const bool mean = call.op == ReduceOp::mean;
-        inputs_.clear();
-        scales_.clear();
+        std::size_t used = 0;
         double weight = 0;
         bool scaled = false;
         for (std::size_t r = 0; r < calls.size(); ++r) {
             const Contribution& contribution = calls[r].contribution;
             if (mean) weight += contribution.weight;
             if (mean && contribution.scale == 0) continue;
-            inputs_.push_back(inputs[r]);
-            scales_.push_back(contribution.scale);
+            inputs_[used] = inputs[r];
+            scales_[used++] = contribution.scale;
             scaled |= mean && contribution.scale != 1;
         }
-        if (mean && weight == 0) inputs_.clear();
-        kernel::reduce({.inputs = inputs_,
-                        .scales = scaled ? std::span<const double>(scales_) : std::span<const double>(),
+        if (mean && weight == 0) used = 0;
+        kernel::reduce({.inputs = {inputs_.data(), used},
+                        .scales = {scales_.data(), scaled ? used : 0},
                         .outputs = outputs,
                         .count = count,
                         .dtype = call.dtype,

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../bootstrap/rendezvous.hpp"
 #include "../core/backend_abilities.hpp"
 #include "../core/clock.hpp"
@@ -52,12 +44,12 @@ struct Paths {
     /// "4 processes on 2 machines that ..."
     std::string describe() const {
         const int count = machines.count();
-        const std::string text = std::to_string(machines.size()) + (machines.size() == 1 ? " process" : " processes") +
-                                 (count > 1 ? " on " + std::to_string(count) + " machines" : "");
-        if (share && count == 1) return text + " that share memory";
+        const std::string ranks = text(machines.size(), machines.size() == 1 ? " process" : " processes",
+                                       count > 1 ? text(" on ", count, " machines") : std::string());
+        if (share && count == 1) return ranks + " that share memory";
         if (share && count < machines.size())
-            return text + " that share memory on each machine, and send " + messages + " between them" + unwatched;
-        return text + " that send " + messages + " (" + (share ? "one on each machine" : problem) + ")" + unwatched;
+            return text(ranks, " that share memory on each machine, and send ", messages, " between them", unwatched);
+        return text(ranks, " that send ", messages, " (", share ? "one on each machine" : problem, ")", unwatched);
     }
 };
 
@@ -67,30 +59,23 @@ struct Connection {
     Paths paths;
 };
 
-/// The state that the ranks of one machine share.
-struct Sharing {
-    std::shared_ptr<shared_memory::ProcessWorld> world;
-    std::shared_ptr<shared_memory::ProcessEngine> engine;
-};
-
 /// Sets up shared memory on each machine. If that fails on any machine, returns nothing on every rank, and sets `problem`. Collective over
 /// all ranks.
 template <Rendezvous R>
-Sharing share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout, std::string& problem) {
+std::shared_ptr<shared_memory::ProcessEngine> share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout,
+                                                           std::string& problem) {
     using namespace shared_memory;
     const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
     SharedSegment shared = SharedSegment::share([&](const auto& own) { return bootstrap::exchange(meeting, own); }, ranks.rank,
                                                 ranks.neighbours.front(), [&] { return ProcessWorld::create(ranks.size, room); });
     if (shared.without >= 0) {
-        problem = "they cannot share memory: " + (shared.problem.empty() ? "see rank " + std::to_string(shared.without) : shared.problem) +
-                  "; run them as one user in one container, with /proc mounted";
+        problem = text("they cannot share memory: ", shared.problem.empty() ? text("see rank ", shared.without) : shared.problem,
+                       "; run them as one user in one container, with /proc mounted");
         return {};
     }
-    auto world = ProcessWorld::join(shared.segment, ranks.rank, ranks.size, ranks.size_here());
-    auto memory = world->memory();
-    auto engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours,
-                                                  ranks.machines.local_rank(ranks.rank), std::move(memory), 0, timeout);
-    return {std::move(world), std::move(engine)};
+    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here());
+    return std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.machines.local_rank(ranks.rank),
+                                           world->memory(), 0, timeout);
 }
 
 /// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
@@ -105,47 +90,37 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
     else if (!options.shared_memory) problem = "shared memory is switched off";
     else if (several && options.reproducible) problem = "sums are to be reproducible";
 
-    Sharing sharing;
-    if (problem.empty()) sharing = share_memory(meeting, ranks, options.timeout, problem);
-    Connection connection{sharing.engine, {.machines = ranks.machines, .share = sharing.engine != nullptr, .problem = problem}};
-    if (several || !sharing.engine) {
-        auto world = sharing.world ? MessageWorld::make(transport(), ranks.processes, ranks.size_here(), sharing.world->shared_state(),
-                                                        sharing.world->shared_hooks())
-                                   : MessageWorld::make(transport(), ranks.processes, ranks.size_here());
+    std::shared_ptr<shared_memory::ProcessEngine> local;
+    if (problem.empty()) local = share_memory(meeting, ranks, options.timeout, problem);
+    Connection connection{local, {.machines = ranks.machines, .share = local != nullptr, .problem = problem}};
+    if (several || !local) {
+        auto world = MessageWorld::make(transport(), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
         connection.paths.unwatched = watch(*world);
         auto messages =
             std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
-        if (sharing.engine) connection.engine = HierarchicalEngine::combine(std::move(messages), sharing.engine, ranks.machines);
+        if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);
         else connection.engine = std::move(messages);
     }
     bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction
     return connection;
 }
 
-inline bool is_limit(std::chrono::nanoseconds timeout) noexcept { return timeout > std::chrono::nanoseconds::zero(); }
-
-inline void check_limit(std::chrono::nanoseconds timeout) {
-    if (!is_limit(timeout)) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
-}
-
 /// Returns the options of all ranks, by rank, one byte each; `own` is the part that only this backend has. A rank without a valid time
 /// limit takes part, so that the others learn of it, and then throws. Collective.
 template <Rendezvous R>
 std::vector<std::uint8_t> exchange_options(R& meeting, const ProcessOptions& options, int own = 0) {
-    const int common = is_limit(options.timeout) * 4 + options.shared_memory * 2 + options.reproducible;
+    const int common = collective::is_limit(options.timeout) * 4 + options.shared_memory * 2 + options.reproducible;
     auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 8 + common));
-    check_limit(options.timeout);
+    collective::check_limit(options.timeout);
     return all;
 }
 
 /// Throws Error(parameter_mismatch) if the options of the ranks differ. `all`: by rank, the same on all ranks.
-inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, const std::string& backend, const std::string& options) {
-    const auto other = std::find_if(all.begin(), all.end(), [&](std::uint8_t o) { return o != all[0]; });
-    if (other == all.end()) return;
-    const auto culprit = static_cast<int>(other - all.begin());
-    throw Error(Errc::parameter_mismatch,
-                backend + ": rank " + std::to_string(culprit) + " has other " + options + " than rank 0; give all ranks the same",
-                {.operation = backend, .rank = rank, .peer = culprit});
+inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, const char* backend, const char* options) {
+    for (std::size_t r = 0; r < all.size(); ++r)
+        if (all[r] != all[0])
+            raise(Errc::parameter_mismatch, text(backend, ": rank ", r, " has other ", options, " than rank 0; give all ranks the same"),
+                  {.operation = backend, .rank = rank, .peer = static_cast<int>(r)});
 }
 
 /// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between several. Derived must

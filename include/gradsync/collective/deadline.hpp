@@ -5,10 +5,18 @@
 #include <vector>
 
 #include "../core/clock.hpp"
+#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
+
+constexpr bool is_limit(std::chrono::nanoseconds timeout) noexcept { return timeout > std::chrono::nanoseconds::zero(); }
+
+/// Throws Error(invalid_argument) if a backend cannot have this time limit.
+inline void check_limit(std::chrono::nanoseconds timeout) {
+    if (!is_limit(timeout)) gradsync::detail::raise(Errc::invalid_argument, "the time limit of a backend must be positive");
+}
 
 /// The checks of a long wait: its time limit and, now and then, the liveness of other ranks. It begins with the first look, so that waits
 /// of microseconds read no clock.

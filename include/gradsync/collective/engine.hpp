@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "call.hpp"
@@ -65,7 +58,10 @@ public:
         auto meeting = meetings_.begin();
         while (meeting != meetings_.end() && !(meeting->parent == parent && meeting->split == group.split && meeting->color == group.color))
             ++meeting;
-        if (meeting == meetings_.end()) meeting = meetings_.insert(meeting, {parent, group.split, group.color, make(), 0});
+        if (meeting == meetings_.end()) {
+            meetings_.push_back({parent, group.split, group.color, make(), 0});
+            meeting = meetings_.end() - 1;
+        }
         std::shared_ptr<Shared> found = meeting->shared;
         if (++meeting->arrived == group.members.size()) meetings_.erase(meeting);
         return found;
@@ -192,7 +188,7 @@ protected:
     /// Throws the world's failure, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         fail(world().failure());
-        throw as_error(world().failure(), operation, own_world_rank());
+        raise_failure(world().failure(), operation, own_world_rank());
     }
 
     /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or returns nothing if it must wait until

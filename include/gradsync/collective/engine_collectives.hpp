@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../core/buffer_view.hpp"
 #include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
@@ -27,8 +20,10 @@ public:
     NumberedWork() = default;
     NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
     NumberedWork(NumberedWork&&) noexcept = default;
-    NumberedWork& operator=(NumberedWork&& other) noexcept {
-        NumberedWork(std::move(other)).swap(*this);
+    NumberedWork& operator=(NumberedWork other) noexcept {  // which abandons what this was
+        std::swap(engine_, other.engine_);
+        std::swap(number_, other.number_);
+        deadline_ = other.deadline_;
         return *this;
     }
     ~NumberedWork() {
@@ -70,12 +65,6 @@ public:
     }
 
 private:
-    void swap(NumberedWork& other) noexcept {
-        std::swap(engine_, other.engine_);
-        std::swap(number_, other.number_);
-        std::swap(deadline_, other.deadline_);
-    }
-
     std::shared_ptr<Engine> engine_;
     std::uint64_t number_ = 0;
     collective::Deadline deadline_;  ///< time limit of repeated tests
@@ -145,9 +134,9 @@ public:
         const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
         for (int r = 0; r < size(); ++r) {
             if (entries[static_cast<std::size_t>(r)].color != color) continue;
-            auto place = group.members.end();
-            while (place != group.members.begin() && key_of(*(place - 1)) > key_of(r)) --place;
-            group.members.insert(place, r);
+            group.members.push_back(r);
+            for (std::size_t i = group.members.size() - 1; i > 0 && key_of(group.members[i - 1]) > key_of(group.members[i]); --i)
+                std::swap(group.members[i - 1], group.members[i]);
         }
         while (group.members[static_cast<std::size_t>(group.rank)] != rank()) ++group.rank;
         return static_cast<Derived&>(*this).join(group);
@@ -176,7 +165,7 @@ public:
     /// is not positive.
     void set_timeout(std::chrono::nanoseconds limit) {
         check_handle();
-        if (limit <= std::chrono::nanoseconds::zero()) throw Error(Errc::invalid_argument, "the time limit of a backend must be positive");
+        collective::check_limit(limit);
         engine_->set_timeout(limit);
     }
     std::chrono::nanoseconds timeout() const noexcept { return engine_->timeout(); }
@@ -196,9 +185,9 @@ public:
 
     /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`.
     /// Returns once no rank touches another's buffers.
-    void fail(const std::string& what) noexcept {
+    [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
         const int culprit = engine_->own_world_rank();
-        engine_->fail({Errc::peer_failed, culprit, "rank " + std::to_string(culprit) + " failed: " + what});
+        engine_->fail({Errc::peer_failed, culprit, text("rank ", culprit, " failed: ", what)});
     }
 
 protected:
@@ -216,22 +205,22 @@ private:
     void check_handle() const {
         if (!engine_) refuse_moved_from();
     }
-    [[noreturn]] static void refuse_moved_from() {
-        throw Error(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
+    [[noreturn, gnu::cold, gnu::noinline]] static void refuse_moved_from() {
+        raise(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
     }
 
     /// The texts are made only to be thrown: the checks are on the path of every collective.
-    [[noreturn]] void refuse(Operation operation, const std::string& what) const {
-        throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + what,
-                    {.operation = std::string(name_of(operation)), .rank = engine_->own_world_rank()});
+    template <class... Parts>
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse(Operation operation, const Parts&... what) const {
+        detail::refuse(name_of(operation).data(), text(what...), engine_->own_world_rank());
     }
 
     Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, int root = 0) const {
         check_handle();
         if (op == ReduceOp::mean && !is_floating(in.dtype))
-            refuse(operation, "a mean of " + std::string(name_of(in.dtype)) + " is not defined; use ReduceOp::sum and divide");
+            refuse(operation, "a mean of ", in.dtype, " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
-            refuse(operation, "a Contribution goes with ReduceOp::mean only, not with " + std::string(name_of(op)));
+            refuse(operation, "a Contribution goes with ReduceOp::mean only, not with ", op);
         Call call = movement(operation, in, out, root);
         call.op = op;
         call.contribution = contribution;
@@ -240,37 +229,30 @@ private:
 
     Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
         check_handle();
-        if (in.dtype != out.dtype)
-            refuse(operation,
-                   "in and out must have one dtype, not " + std::string(name_of(in.dtype)) + " and " + std::string(name_of(out.dtype)));
+        if (in.dtype != out.dtype) refuse(operation, "in and out must have one dtype, not ", in.dtype, " and ", out.dtype);
         if (in.space != space || out.space != space)
             refuse(operation, space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
                                                          : "this backend reads device memory only; use host() for what lies on the host");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
+        if (root < 0 || root >= size())
+            raise(Errc::invalid_argument, text("root ", root, " is not a rank of this communicator of ", size()),
+                  {.rank = engine_->own_world_rank()});
         return {.in = in.data,
                 .out = out.data,
                 .in_count = in.count,
                 .out_count = out.count,
-                .root = checked_root(root),
+                .root = root,
                 .operation = operation,
                 .dtype = in.dtype};
-    }
-
-    int checked_root(int root) const {
-        if (root < 0 || root >= size())
-            throw Error(Errc::invalid_argument,
-                        "root " + std::to_string(root) + " is not a rank of this communicator of " + std::to_string(size()),
-                        {.operation = {}, .rank = engine_->own_world_rank()});
-        return root;
     }
 
     void check_shard(Operation operation, const char* side, std::size_t count, std::size_t whole) const {
         check_handle();
         const std::size_t shard = shard_range(whole, size(), rank()).size();
         if (count != shard)
-            refuse(operation, std::string("`") + side + "` must hold this rank's shard of " + std::to_string(whole) +
-                                  " elements, which is " + std::to_string(shard) + " (see shard_range), not " + std::to_string(count));
+            refuse(operation, "`", side, "` must hold this rank's shard of ", whole, " elements, which is ", shard,
+                   " (see shard_range), not ", count);
     }
 
     CollectiveTag tag_;

@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../core/clock.hpp"
-#include "all_reduce_stages.hpp"
+#include "../core/shard_range.hpp"
+#include "call.hpp"
 #include "deadline.hpp"
 #include "engine.hpp"
 #include "failures.hpp"
@@ -27,10 +16,11 @@ namespace gradsync::inline v0_2::detail {
 
 /// A communicator over several machines; on some of them several ranks share memory.
 ///
-/// An all-reduce goes through the stages of AllReduceStages. So every rank drives the network, and each element leaves a machine once. If
-/// machines have different numbers of ranks, the smallest number (eight at most) is the number of shards, and the first ranks of each
-/// machine have them. Sums are in rank order on each machine, then in the machines' order; types of 16 and 8 bits are rounded after each of
-/// the two.
+/// An all-reduce goes through stages: a reduce-scatter on each machine, an all-reduce of each shard among the ranks of all machines that
+/// have it, and an all-gather on each machine. So every rank drives the network, and each element leaves a machine once. If machines have
+/// different numbers of ranks, the smallest number (eight at most) is the number of shards, the first ranks of each machine have them, and
+/// the first and last stage are a reduce and a broadcast for each shard. Sums are in rank order on each machine, then in the machines'
+/// order; types of 16 and 8 bits are rounded after each of the two.
 ///
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
@@ -38,8 +28,7 @@ class HierarchicalEngine final : public collective::Engine, collective::Progress
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
-    using Stage = AllReduceStages::Stage;
-    using Started = AllReduceStages::Started;
+    using Operation = collective::Operation;
 
 public:
     /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`:
@@ -59,7 +48,8 @@ public:
           across_(std::static_pointer_cast<MessageEngine>(flat_->split(machines_.counterparts(rank())))),
           gather_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
           aside_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
-          stages_(scatter_, across_, gather_, is_even(), shards()),
+          even_(machines_.fewest() == machines_.most()),
+          shards_(even_ ? scatter_->size() : std::min(machines_.fewest(), max_shards)),
           started_(most_in_flight()) {
         world().hooks().enlist(*this);
     }
@@ -138,12 +128,22 @@ private:
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
     static constexpr int max_shards = 8;  ///< if each shard is a collective of its own
 
-    bool is_even() const noexcept { return machines_.fewest() == machines_.most(); }
-    /// Number of shards of a machine's sum.
-    int shards() const noexcept { return is_even() ? scatter_->size() : std::min(machines_.fewest(), max_shards); }
     std::size_t most_in_flight() const noexcept {
-        return is_even() ? max_in_flight : std::min(max_in_flight, max_started_here / (static_cast<std::size_t>(shards()) + 1));
+        return even_ ? max_in_flight : std::min(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1));
     }
+
+    enum class Stage { meeting, scattering, crossing, gathering, complete };
+
+    /// An all-reduce in a stage. Other collectives are kept in this form too.
+    struct Started {
+        Call call;
+        std::uint64_t met = 0;  ///< number of the collective in which all ranks say what they have started
+        Stage stage = Stage::meeting;
+        std::uint64_t number = 0;   ///< number of this stage's last collective
+        std::uint64_t parts = 0;    ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
+        std::uint64_t weighed = 0;  ///< number of the collective that adds the machine's scales and weights
+        double sums[2] = {};        ///< the sums of these scales and weights
+    };
 
     std::array<collective::Engine*, 5> engines() const noexcept {
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
@@ -160,14 +160,14 @@ private:
             problem = error.what();
         }
         const std::vector<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(part != nullptr));
-        const auto bad = std::find(good.begin(), good.end(), 0);
-        if (bad == good.end()) return part;
-        const int culprit = flat.world_rank(static_cast<int>(bad - good.begin())), rank = flat.world_rank(flat.rank());
-        throw Error(Errc::invalid_argument,
-                    problem.empty() ? "split on rank " + std::to_string(rank) + ": rank " + std::to_string(culprit) +
-                                          " has no shared memory for it; see what it says"
-                                    : problem,
-                    {.operation = "split", .rank = rank, .peer = culprit});
+        for (int r = 0; r < flat.size(); ++r) {
+            if (good[static_cast<std::size_t>(r)]) continue;
+            const int culprit = flat.world_rank(r), self = flat.own_world_rank();
+            if (problem.empty())
+                problem = text("split on rank ", self, ": rank ", culprit, " has no shared memory for it; see what it says");
+            raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = culprit});
+        }
+        return part;
     }
 
     // All functions below require the mutex, unless they say otherwise.
@@ -187,7 +187,7 @@ private:
     /// Makes all possible progress.
     void advance() noexcept {
         if (flat_->world().transport().refusal() != nullptr) return;
-        AllReduceStages::Gates gates;
+        Gates gates;
         for (std::uint64_t n = started_.first(); n < started_.next(); ++n) {
             Started& started = started_[n];
             const auto met = [&] { return !flat_->advance_to(started.met); };
@@ -196,16 +196,134 @@ private:
                 continue;
             }
             try {
-                stages_.move(started, gates, met);
+                move(started, gates, met);
             } catch (const std::exception& error) {
                 // A start says that the world has failed, which waiting callers notice. After any other error the ranks would start
                 // different collectives.
-                const std::string self = "rank " + std::to_string(own_world_rank());
-                if (!world().failed()) world().fail({Errc::peer_failed, own_world_rank(), self + " cannot go on: " + error.what()});
+                const int self = own_world_rank();
+                if (!world().failed()) world().fail({Errc::peer_failed, self, text("rank ", self, " cannot go on: ", error.what())});
             }
             gates.close_behind(started.stage);
         }
         started_.retire([](const Started& oldest) { return oldest.stage == Stage::complete; });
+    }
+
+    /// Each stage begins in the order of the collectives: the stages that may begin, given the collectives already visited.
+    struct Gates {
+        bool scatter = true, cross = true, gather = true;
+        void close_behind(Stage stage) noexcept {
+            scatter &= stage > Stage::meeting;
+            cross &= stage > Stage::scattering;
+            gather &= stage > Stage::crossing;
+        }
+    };
+
+    /// Makes all possible progress on an all-reduce; `met()`: have all ranks started it, and do their calls fit?
+    template <class Met>
+    void move(Started& started, const Gates& gates, Met&& met) {
+        if (started.stage == Stage::meeting && gates.scatter && met()) scatter(started);
+        if (started.stage == Stage::scattering && gates.cross && is_scattered(started)) cross(started);
+        if (started.stage == Stage::crossing && gates.gather && are_over(*across_, started)) gather(started);
+        if (started.stage == Stage::gathering && are_over(*gather_, started)) started.stage = Stage::complete;
+    }
+
+    /// The ranks that keep an all-reduce from leaving its stage, once all ranks have met.
+    collective::Late late(const Started& started) {
+        collective::Late who = started.stage == Stage::scattering ? late(*scatter_, started)
+                               : started.stage == Stage::crossing ? late(*across_, started)
+                                                                  : late(*gather_, started);
+        who.did = collective::Late::Did::not_go_on;
+        return who;
+    }
+
+    /// The shard of the machine's sum that its rank `owner` has; there are none from `shards_` on.
+    ElementRange shard(const Call& call, int owner) const noexcept {
+        return owner < shards_ ? shard_range(call.out_count, shards_, owner) : ElementRange{};
+    }
+    /// Makes parts of two whole buffers those of a call.
+    static void set_buffers(Call& part, const void* in, ElementRange from, void* out, ElementRange to) noexcept {
+        const std::size_t width = size_of(part.dtype);
+        part.in = from.size() == 0 ? nullptr : static_cast<const std::byte*>(in) + from.first * width;
+        part.out = to.size() == 0 ? nullptr : static_cast<std::byte*>(out) + to.first * width;
+        part.in_count = from.size();
+        part.out_count = to.size();
+    }
+
+    /// Starts a stage on a machine: one collective of the whole buffer if there is a shard for each rank, otherwise one for each shard.
+    /// `part(owner, range)`: the collective of that shard, or of the whole. If a start throws, `started` stays as it was.
+    template <class Part>
+    void enter(Started& started, Stage stage, ProcessEngine& engine, Part&& part) {
+        const int parts = even_ ? 1 : shards_;
+        std::uint64_t last = 0;
+        for (int owner = 0; owner < parts; ++owner)
+            last = engine.start(part(owner, even_ ? ElementRange{0, started.call.out_count} : shard(started.call, owner)));
+        enter(started, stage, parts, last);
+    }
+    static void enter(Started& started, Stage stage, int parts, std::uint64_t last) noexcept {
+        started.stage = stage;
+        started.parts = static_cast<std::uint64_t>(parts);
+        started.number = last;
+    }
+    /// Are all parts of this stage complete?
+    static bool are_over(collective::Engine& engine, const Started& started) noexcept {
+        std::uint64_t open = started.parts;
+        while (open > 0 && !engine.advance_to(started.number + 1 - open)) --open;
+        return open == 0;
+    }
+    /// The ranks that are late in the first incomplete part of this stage.
+    template <class E>
+    static collective::Late late(E& engine, const Started& started) {
+        collective::Late who;
+        for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open) who = engine.late(started.number + 1 - open);
+        return who;
+    }
+
+    void scatter(Started& started) {
+        const Call& call = started.call;
+        const bool mean = call.op == ReduceOp::mean;
+        if (mean) {
+            started.sums[0] = call.contribution.scale < 0 ? -call.contribution.scale : call.contribution.scale;
+            started.sums[1] = call.contribution.weight;
+            started.weighed = scatter_->start({.in = started.sums,
+                                               .out = started.sums,
+                                               .in_count = 2,
+                                               .out_count = 2,
+                                               .operation = Operation::all_reduce,
+                                               .dtype = DType::f64});
+        }
+        // On the machine, compute a mean too, weighted by the scales: it is no larger than its inputs, so low precision does not overflow.
+        const double weight = mean ? started.sums[0] : call.contribution.weight;
+        enter(started, Stage::scattering, *scatter_, [&](int owner, ElementRange range) {
+            Call part = call;
+            part.operation = even_ ? Operation::reduce_scatter : Operation::reduce;
+            part.root = owner;
+            part.contribution.weight = weight;
+            const bool keeps = even_ || owner == scatter_->rank();
+            set_buffers(part, call.in, range, call.out, keeps ? shard(call, scatter_->rank()) : ElementRange{});
+            return part;
+        });
+    }
+
+    bool is_scattered(const Started& started) noexcept {
+        return are_over(*scatter_, started) && (started.call.op != ReduceOp::mean || !scatter_->advance_to(started.weighed));
+    }
+
+    void cross(Started& started) {
+        if (scatter_->rank() >= shards_) return enter(started, Stage::crossing, 0, 0);
+        Call call = started.call;
+        const ElementRange own = shard(call, scatter_->rank());
+        set_buffers(call, call.out, own, call.out, own);
+        if (call.op == ReduceOp::mean) call.contribution = {started.sums[0], started.sums[1]};
+        enter(started, Stage::crossing, 1, across_->start(call));
+    }
+
+    void gather(Started& started) {
+        enter(started, Stage::gathering, *gather_, [&](int owner, ElementRange range) {
+            Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.call.dtype};
+            void* const whole = started.call.out;
+            set_buffers(part, whole, even_ ? shard(started.call, gather_->rank()) : range, whole, range);
+            return part;
+        });
     }
 
     // All functions below must not hold the mutex.
@@ -240,7 +358,7 @@ private:
             what = collective::name_of(oldest.call, started_.first());
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
-            who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : stages_.late(oldest);
+            who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
         }
         fail(collective::timed_out(what, who, own_world_rank(), timeout()));
     }
@@ -251,7 +369,8 @@ private:
     const std::shared_ptr<MessageEngine> across_;   ///< over the ranks with the same place on all machines
     // Over this machine's ranks too, each with its own order: for gathers, and for objects that all ranks make at the same place.
     const std::shared_ptr<ProcessEngine> gather_, aside_;
-    AllReduceStages stages_;
+    const bool even_;   ///< all machines have the same number of ranks
+    const int shards_;  ///< of a machine's sum: one for each of its ranks if even, otherwise one for each of its first ranks
 
     std::mutex mutex_;
     collective::InFlight<Started> started_;  ///< never grows, because the sums of scales are buffers

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
@@ -33,6 +29,10 @@ public:
 
 protected:
     ~ProgressHook() = default;
+
+private:
+    friend class ProgressHooks;
+    ProgressHook* next_ = nullptr;  ///< of the list that it is in
 };
 
 /// The hooks of all communicators of one rank. Thread-safe.
@@ -40,21 +40,23 @@ class ProgressHooks {
 public:
     void enlist(ProgressHook& hook) {
         std::lock_guard lock(mutex_);
-        hooks_.push_back(&hook);
+        hook.next_ = std::exchange(first_, &hook);
     }
     void dismiss(ProgressHook& hook) noexcept {
         std::lock_guard lock(mutex_);
-        std::erase(hooks_, &hook);
+        ProgressHook** at = &first_;
+        while (*at != &hook) at = &(*at)->next_;
+        *at = hook.next_;
     }
     void try_advance() noexcept {
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return;
-        for (ProgressHook* hook : hooks_) hook->try_advance();
+        for (ProgressHook* hook = first_; hook != nullptr; hook = hook->next_) hook->try_advance();
     }
 
 private:
     std::mutex mutex_;
-    std::vector<ProgressHook*> hooks_;
+    ProgressHook* first_ = nullptr;
 };
 
 /// State that all communicators of one origin share: the first failure, which ends all of them, the wait queue that wakes their sleepers,
@@ -71,13 +73,13 @@ public:
     };
 
     /// `ranks`: number of ranks on this machine; `more_elsewhere`: whether there are others. `hooks`: shared with another world of the same
-    /// rank, if there is one; null if its communicators need none. `state` must outlive the object.
-    World(int ranks, State& state, bool more_elsewhere = false, std::shared_ptr<ProgressHooks> hooks = nullptr) noexcept
-        : wait_queue(state.wait_queue),
+    /// rank, if there is one; null if its communicators need none.
+    World(int ranks, std::shared_ptr<State> state, bool more_elsewhere = false, std::shared_ptr<ProgressHooks> hooks = nullptr) noexcept
+        : wait_queue(state->wait_queue),
           cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
           cores_are_shared(ranks > cores),
           spans_machines(more_elsewhere),
-          state_(state),
+          state_(std::move(state)),
           hooks_(std::move(hooks)) {}
     World(const World&) = delete;
     World& operator=(const World&) = delete;
@@ -86,29 +88,32 @@ public:
     /// Records the failure if it is the first, and wakes all sleepers.
     void fail(const Failure& failure) noexcept {
         std::uint32_t none = 0;
-        if (!state_.failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
+        if (!state_->failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
             // Writing takes no time, unless its process died meanwhile: then this failure counts.
             const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
             while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
             if (failed()) return;
         }
-        state_.code = static_cast<std::int32_t>(failure.code);
-        state_.culprit = failure.culprit;
-        state_.message[failure.message.copy(state_.message, sizeof state_.message - 1)] = '\0';
-        state_.failed.store(written, std::memory_order_seq_cst);
+        state_->code = static_cast<std::int32_t>(failure.code);
+        state_->culprit = failure.culprit;
+        state_->message[failure.message.copy(state_->message, sizeof state_->message - 1)] = '\0';
+        state_->failed.store(written, std::memory_order_seq_cst);
         wait_queue.ring();
     }
 
-    bool failed() const noexcept { return state_.failed.load(std::memory_order_seq_cst) == written; }
+    bool failed() const noexcept { return state_->failed.load(std::memory_order_seq_cst) == written; }
 
     /// The first failure; only after `failed()`.
-    Failure failure() const { return {static_cast<Errc>(state_.code), state_.culprit, state_.message}; }
+    Failure failure() const { return {static_cast<Errc>(state_->code), state_->culprit, state_->message}; }
 
     /// Is the process of this world rank alive? Threads of one process always are.
     virtual bool alive(int /*world_rank*/) noexcept { return true; }
 
     /// Grows whenever messages arrive or have been sent: waiting ranks stay awake as long as it grows.
     virtual std::uint64_t arrivals() const noexcept { return 0; }
+
+    /// The state, for another world that must fail with this one.
+    const std::shared_ptr<State>& shared_state() const noexcept { return state_; }
 
     /// The progress hooks of this rank's communicators, if they need any.
     ProgressHooks& hooks() const noexcept { return *hooks_; }
@@ -125,13 +130,8 @@ public:
 private:
     static constexpr std::uint32_t being_written = 1, written = 2;
 
-    State& state_;
+    const std::shared_ptr<State> state_;
     const std::shared_ptr<ProgressHooks> hooks_;
-};
-
-/// The state of a world in one process. A base class that must come before World.
-struct OwnState {
-    World::State state;
 };
 
 }  // namespace gradsync::inline v0_2::collective

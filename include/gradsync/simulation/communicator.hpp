@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "../collective/call.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
@@ -131,7 +125,7 @@ private:
     /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
     void complete(std::uint64_t n, Started& started) {
         if (const int misfit = collective::first_misfit(started.calls); misfit >= 0) {
-            simulation_->fail(collective::mismatch(n, started.calls, misfit, [this](int r) { return world_rank(r); }));
+            simulation_->fail(collective::mismatch(n, started.calls, misfit, *world_ranks_));
             return;
         }
         move(started.calls);

@@ -3,12 +3,7 @@
 
 #include <sys/mman.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <new>
-#include <string>
-#include <utility>
 
 #include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
@@ -134,18 +129,17 @@ private:
     Scheduler::Lock locked_by_own_thread() const {
         auto lock = scheduler().lock();
         if (!scheduler().is_thread_of(own()))
-            throw Error(
-                Errc::invalid_argument,
-                "a rank of a simulation has one thread, which run_simulated has started; let that one communicate (Progress::polls, not Progress::thread)",
-                {.operation = "SimulatedBackend", .rank = own()});
+            detail::raise(Errc::invalid_argument,
+                          "a rank of a simulation has one thread, which run_simulated has started; let that one communicate "
+                          "(Progress::polls, not Progress::thread)",
+                          {.operation = "SimulatedBackend", .rank = own()});
         return lock;
     }
 
     [[noreturn]] void throw_failure(collective::Operation operation) const {
         collective::Failure failure = world().failure();
-        const std::string name(name_of(operation));
-        if (failure.message.find(name) == std::string::npos) failure.message = name + ": " + failure.message;
-        throw collective::as_error(failure, operation, own());
+        if (failure.message.find(name_of(operation)) == std::string::npos) failure.message = detail::text(operation, ": ", failure.message);
+        collective::raise_failure(failure, operation, own());
     }
 
     static constexpr int polls_of_a_spin = 100;

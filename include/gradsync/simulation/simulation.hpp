@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <condition_variable>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <map>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "../collective/call.hpp"
 #include "../collective/failures.hpp"
@@ -101,10 +93,10 @@ private:
 };
 
 /// The state that all ranks and communicators of a simulation share.
-class Simulation : collective::OwnState, public collective::World {
+class Simulation : public collective::World {
 public:
     Simulation(const plan::Cluster& cluster, plan::Algorithm algorithm, bool moves_buckets)
-        : World(cluster.ranks, state),
+        : World(cluster.ranks, std::make_shared<State>()),
           scheduler(cluster.ranks),
           network(cluster, algorithm),
           moves_buckets_(moves_buckets),
@@ -167,9 +159,10 @@ public:
             } else if (const int rank = scheduler.running();
                        rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
                 fail({Errc::timeout, rank,
-                      "rank " + std::to_string(rank) + " has not let others have their turn for " +
-                          gradsync::detail::format_duration(limits_[static_cast<std::size_t>(rank)]) +
-                          "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with set_timeout()"});
+                      detail::text("rank ", rank, " has not let others have their turn for ",
+                                   detail::format_duration(limits_[static_cast<std::size_t>(rank)]),
+                                   "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with "
+                                   "set_timeout()")});
             }
         }
     }

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <mutex>
-#include <span>
-#include <vector>
 
 #include "../../bootstrap/reception.hpp"
 #include "../../core/clock.hpp"
@@ -26,7 +22,9 @@ public:
     Lifeline(const Lifeline&) = delete;
     Lifeline& operator=(const Lifeline&) = delete;
     ~Lifeline() {
-        for (net::Link& line : lines_) hang_up(line);
+        const char word = 'b';
+        for (const net::Link& line : lines_)
+            if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 
     /// Begins to listen, on all of this machine's networks.
@@ -74,11 +72,6 @@ public:
     std::size_t lines() const noexcept { return lines_.size(); }
 
 private:
-    static void hang_up(const net::Link& line) noexcept {
-        const char word = 'b';
-        if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
-
     net::Reception reception_;
     std::mutex mutex_;
     std::vector<net::Link> lines_;

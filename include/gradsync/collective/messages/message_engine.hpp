@@ -1,18 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../../core/clock.hpp"
 #include "../../core/leak_until_exit.hpp"
 #include "../../kernel/host_buffer.hpp"
@@ -45,7 +33,6 @@ class MessageEngine final : public collective::Engine, collective::ProgressHook 
 
 public:
     static constexpr std::size_t slots = 256;  ///< collectives in flight before a start must wait
-    static constexpr std::size_t streams = 8;  ///< streams per communicator
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks; communicators with a rank in
     /// common must have different numbers.
@@ -54,15 +41,11 @@ public:
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           known_(std::move(known)),
-          communicator_(communicator),
+          route_{world_->transport(), *this->world_ranks(), rank, communicator},
           shares_cores_(world_->share_cores(*this->world_ranks())),
           pending_(slots),
           combiner_(this->world_ranks()->size()),
-          hello_route_{world_->transport(),
-                       *this->world_ranks(),
-                       {stream(hellos), stream(rests), stream(whole_rests)},
-                       {stream(answers), stream(answer_rests), stream(whole_answer_rests)}},
-          rounds_(world_->transport(), *this->world_ranks(), rank, stream(contributions), stream(results), combiner_),
+          rounds_(route_, combiner_),
           detector_(*world_, *this, communicator, rounds_) {
         world_->hooks().enlist(*this);
     }
@@ -79,12 +62,12 @@ public:
                         for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
                     return true;
                 });
-                world_->say_left(communicator_, *world_ranks(), pending_.next());
+                world_->say_left(route_.communicator, *world_ranks(), pending_.next());
             } catch (const std::exception&) {
                 // Ranks that wait for this rank will time out.
             }
         }
-        world_->forget(communicator_);
+        world_->forget(route_.communicator);
     }
 
     MessageWorld& world() const noexcept override { return *world_; }
@@ -116,16 +99,13 @@ public:
     std::optional<Call> advance_to(std::uint64_t n) noexcept override {
         std::lock_guard lock(world_->mutex());
         if (is_complete(n)) return std::nullopt;
-        const auto begun = Clock::now();
-        try_advance_locked();
-        add_progress_time(begun);
+        advance_timed();
         return is_complete(n) ? std::nullopt : std::optional(pending(n).call());
     }
 
     void check_thread(Operation operation) const override {
         if (const char* const refusal = world_->transport().refusal())
-            throw Error(Errc::invalid_argument, std::string(name_of(operation)) + ": " + refusal,
-                        {.operation = std::string(name_of(operation)), .rank = own_world_rank()});
+            gradsync::detail::refuse(name_of(operation).data(), refusal, own_world_rank());
     }
 
     void look(std::uint64_t n, collective::Deadline& deadline) override {
@@ -192,13 +172,12 @@ public:
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
         // a time, see the concept.)
-        const std::vector<int> proposals = exchange(world_->next_communicator());
+        const std::vector<int> proposals = exchange(world_->next_communicator.load());
         const int number = *std::max_element(proposals.begin(), proposals.end());
-        if (number >= world_->transport().last_stream() / static_cast<int>(streams))
-            throw Error(Errc::invalid_argument,
-                        "split: " + std::to_string(number) + " communicators were made; the transport has no room for more",
-                        {.operation = "split", .rank = own_world_rank()});
-        world_->set_next_communicator(number + 1);
+        if (number >= world_->transport().last_stream() / Route::streams)
+            gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
+                                     own_world_rank());
+        world_->next_communicator = number + 1;
         return std::make_shared<MessageEngine>(world_, world_ranks_of(group), group.rank, number, known_, timeout());
     }
 
@@ -233,9 +212,6 @@ private:
         return (no_more ? 128 : 32) * 1024 / ranks / 64 * 64;
     }
 
-    enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
-    int stream(Stream which) const noexcept { return 1 + communicator_ * static_cast<int>(streams) + which; }
-
     // All functions below require the world's mutex, unless they say otherwise.
 
     PendingCollective& pending(std::uint64_t n) noexcept { return *pending_[n]; }
@@ -251,27 +227,26 @@ private:
     std::uint64_t begin(const Call& call) {
         const std::size_t room = hello_room(world_ranks()->size(), call.operation);
         if (spare_.empty())
-            spare_.push_back(std::make_unique<PendingCollective>(size(), rank(), hello_room(world_ranks()->size(), Operation::all_reduce),
-                                                                 world_->transport().quick_bytes(), shares_cores_));
+            spare_.push_back(
+                std::make_unique<PendingCollective>(route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
         const std::uint64_t added = pending_.add([&](std::unique_ptr<PendingCollective>& pending, std::uint64_t n) {
             pending = std::move(spare_.back());
             spare_.pop_back();
-            try_move([&] { pending->start(n, call, room, *known_, hello_route_); });
+            try_move([&] { pending->start(n, call, room, *known_); });
         });
         if (!world_->failed()) try_move([this] { open_rounds(); });
         return added;
     }
 
     void try_advance() noexcept override {
-        if (world_->transport().refusal() != nullptr) return;
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
-        if (!lock) return;
-        const auto begun = Clock::now();
-        try_advance_locked();
-        add_progress_time(begun);
+        if (lock) advance_timed();
     }
-    void try_advance_locked() noexcept {
-        if (world_->transport().refusal() == nullptr) advance();
+    void advance_timed() noexcept {
+        if (world_->transport().refusal() != nullptr) return;
+        const auto begun = Clock::now();
+        advance();
+        progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
     }
 
     void advance() noexcept {
@@ -297,26 +272,22 @@ private:
         }
     }
 
-    void add_progress_time(Clock::time_point begun) noexcept {
-        progress_time_.store(progress_time() + (Clock::now() - begun), std::memory_order_relaxed);
-    }
-
     /// Finds out which ranks have started which collectives.
     void hear() {
         for (; heard_ < pending_.next(); ++heard_) {
             PendingCollective& next = pending(heard_);
             if (!next.accepted()) {
-                if (!next.hear(world_->transport())) return;
+                if (!next.hear()) return;
                 if (const int r = collective::first_misfit(next.calls()); r >= 0) {
-                    world_->fail(collective::mismatch(heard_, next.calls(), r, [&](int rank) { return world_rank(rank); }));
+                    world_->fail(collective::mismatch(heard_, next.calls(), r, *world_ranks()));
                     return;
                 }
                 next.accept();
-                if (!next.small()) next.answer(hello_route_);
+                if (!next.small()) next.answer();
             }
-            if (!next.is_all_here(world_->transport())) return;
+            if (!next.is_all_here()) return;
             if (next.complete()) continue;
-            if (next.small()) next.finish_small(combiner_, inputs_, hello_route_);
+            if (next.small()) next.finish_small(combiner_, inputs_);
             else if (rounds_.none_for(next)) next.set_complete();
         }
     }
@@ -331,7 +302,7 @@ private:
     void retire() {
         pending_.retire([this](std::unique_ptr<PendingCollective>& oldest) {
             const std::uint64_t n = oldest->number();
-            if (n >= heard_ || n >= opening_ || !oldest->is_over(world_->transport())) return false;
+            if (n >= heard_ || n >= opening_ || !oldest->is_over()) return false;
             spare_.push_back(std::move(oldest));
             return true;
         });
@@ -352,15 +323,14 @@ private:
 
     void fail_transport(const std::exception& error) noexcept {
         const int self = own_world_rank();
-        world_->fail({Errc::peer_failed, self, "rank " + std::to_string(self) + " cannot communicate: " + error.what()});
+        world_->fail({Errc::peer_failed, self, text("rank ", self, " cannot communicate: ", error.what())});
     }
 
     /// Keeps memory that a message may still be written into.
     void give_up() noexcept {
-        Transport& transport = world_->transport();
-        bool all = transport.refusal() == nullptr;
+        bool all = world_->transport().refusal() == nullptr;
         if (all) {
-            for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n) all &= pending(n).give_up(transport);
+            for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n) all &= pending(n).give_up();
             all &= rounds_.give_up();
         }
         if (all) return;
@@ -370,7 +340,7 @@ private:
 
     const std::shared_ptr<MessageWorld> world_;
     const std::shared_ptr<KnownMemory> known_;
-    const int communicator_;
+    const Route route_;
     const bool shares_cores_;  ///< these ranks run on one machine with fewer cores; the same on all of them
     bool ended_ = false;
 
@@ -381,7 +351,6 @@ private:
 
     collective::Combiner combiner_;
     std::vector<const void*> inputs_;
-    HelloRoute hello_route_;
     Rounds rounds_;
     MessageFailureDetector detector_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../../core/clock.hpp"
 #include "../deadline.hpp"
 #include "../engine.hpp"

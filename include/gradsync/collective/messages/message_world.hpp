@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <span>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "../../core/clock.hpp"
 #include "../process.hpp"
@@ -28,17 +17,15 @@ namespace gradsync::inline v0_2::message_passing {
 /// whenever it communicates.
 class MessageWorld final : public collective::World {
 public:
-    /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `state` and `hooks`: shared with another world of
-    /// the same ranks, if there is one, so that both fail together.
+    /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `twin`: another world of this rank, if there is one:
+    /// both fail together, and have the same hooks.
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
     /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is never destroyed.
-    static std::shared_ptr<MessageWorld> make(
-        std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
-        std::shared_ptr<State> state = std::make_shared<State>(),
-        std::shared_ptr<collective::ProgressHooks> hooks = std::make_shared<collective::ProgressHooks>()) {
+    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes,
+                                              int ranks_here, const World* twin = nullptr) {
         sweep();
-        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, std::move(state), std::move(hooks)),
+        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, twin),
                 [](MessageWorld* world) { world->retire(); }};
     }
 
@@ -46,8 +33,7 @@ public:
     std::mutex& mutex() noexcept { return transport_->mutex(); }
 
     /// The smallest number that a new communicator of this rank may have; 0 is the first communicator.
-    int next_communicator() const noexcept { return next_communicator_.load(std::memory_order_relaxed); }
-    void set_next_communicator(int number) noexcept { next_communicator_.store(number, std::memory_order_relaxed); }
+    std::atomic<int> next_communicator{1};
 
     /// Takes the connections that watch the ranks of other machines, for this world only.
     void hold(std::unique_ptr<Lifeline> lifeline) noexcept { lifeline_ = std::move(lifeline); }
@@ -126,11 +112,12 @@ public:
 
 private:
     MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
-                 std::shared_ptr<State> state, std::shared_ptr<collective::ProgressHooks> hooks)
-        : World(ranks_here, *state, static_cast<std::size_t>(ranks_here) < processes.size(), std::move(hooks)),
+                 const World* twin)
+        : World(ranks_here, twin ? twin->shared_state() : std::make_shared<State>(),
+                static_cast<std::size_t>(ranks_here) < processes.size(),
+                twin ? twin->shared_hooks() : std::make_shared<collective::ProgressHooks>()),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
-          state_(std::move(state)),
           gone_(processes_.size()) {
         std::lock_guard lock(mutex());
         listen();
@@ -230,11 +217,9 @@ private:
     std::unique_ptr<Transport> transport_;
     const std::vector<collective::ProcessIdentity> processes_;
     std::unique_ptr<Lifeline> lifeline_;
-    const std::shared_ptr<State> state_;
 
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};
-    std::atomic<int> next_communicator_{1};
     std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     std::vector<Outgoing> outgoing_;

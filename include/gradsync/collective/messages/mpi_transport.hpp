@@ -4,13 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <mutex>
 #include <stdexcept>
-#include <utility>
-#include <vector>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"
 #include "transport.hpp"
@@ -86,26 +80,22 @@ public:
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
         const Ticket ticket = tickets_.add({.receives = false});
-        begin_send(ticket, rank, stream, data, bytes);
+        begin(ticket, rank, stream, const_cast<void*>(data), bytes);
         return ticket;
     }
     Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
         const Ticket ticket = tickets_.add({.receives = true});
-        begin_receive(ticket, rank, stream, data, bytes);
+        begin(ticket, rank, stream, data, bytes);
         return ticket;
     }
 
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= max_parts * quick_bytes(); }
     Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
-        return for_parts(false, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
-            begin_send(ticket, rank, stream, static_cast<const std::byte*>(data) + from, std::min(part, bytes - from));
-        });
+        return begin_parts(false, rank, stream, const_cast<void*>(data), bytes, bytes);
     }
     Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room) override {
         assert(bytes <= room);
-        return for_parts(true, bytes, [&](Ticket ticket, std::size_t from, std::size_t part) {
-            begin_receive(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
-        });
+        return begin_parts(true, rank, stream, data, bytes, room);
     }
 
     bool poll() override {
@@ -162,13 +152,13 @@ private:
     /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/performance.md).
     static constexpr std::size_t max_parts = 5;
 
-    /// `begin(ticket, from, part)`: begins the part at byte `from`.
-    template <class Begin>
-    Ticket for_parts(bool receives, std::size_t bytes, Begin&& begin) {
+    /// Begins the parts of a message of `bytes` bytes; `room`: bytes that may be touched at `data`.
+    Ticket begin_parts(bool receives, int rank, int stream, void* data, std::size_t bytes, std::size_t room) {
         const Ticket ticket = tickets_.add({.receives = receives});
         const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
         try {
-            for (std::size_t from = 0; from < bytes; from += part) begin(ticket, from, part);
+            for (std::size_t from = 0; from < bytes; from += part)
+                begin(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
         } catch (...) {
             orphans_ = true;  // parts are on their way, and no caller has their ticket
             throw;
@@ -180,25 +170,14 @@ private:
         if (code != MPI_SUCCESS) throw std::runtime_error(bootstrap::mpi_text(function, code));
     }
 
-    void begin_send(Ticket ticket, int rank, int stream, const void* data, std::size_t bytes) {
-        make_room();
-        MPI_Request request;
-        check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, stream, comm_, &request), "MPI_Isend");
-        enlist(request, ticket);
-    }
-    void begin_receive(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
-        make_room();
-        MPI_Request request;
-        check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank == any_rank ? MPI_ANY_SOURCE : rank, stream, comm_, &request),
-                  "MPI_Irecv");
-        enlist(request, ticket);
-    }
-    /// Reserves room for one more request before it begins: a request that has begun must be on record.
-    void make_room() {
+    void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
+        // Room for the request comes first: one that has begun must be on record.
         if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
         if (request_tickets_.size() == request_tickets_.capacity()) request_tickets_.reserve(2 * request_tickets_.size() + 16);
-    }
-    void enlist(MPI_Request request, Ticket ticket) noexcept {
+        MPI_Request request;
+        const int count = static_cast<int>(bytes), other = rank == any_rank ? MPI_ANY_SOURCE : rank;
+        if (tickets_[ticket].receives) check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv");
+        else check_mpi(MPI_Isend(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Isend");
         requests_.push_back(request);
         request_tickets_.push_back(ticket);
         ++tickets_[ticket].open;

@@ -3,12 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
@@ -23,17 +20,6 @@ using collective::Operation;
 
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
-/// The streams of a communicator's hellos.
-struct HelloRoute {
-    Transport& transport;
-    const std::vector<int>& transport_ranks;  ///< by rank of the communicator
-    struct Streams {
-        int first;
-        int rest, whole_rest;  ///< in parts, and in one message
-    };
-    Streams hellos, answers;  ///< separate, because rank 0 may send the hello of a later collective before it can answer
-};
-
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, if there is little data, all elements that
 /// the rank contributes. If that is too long for one quick message (Transport::quick_bytes), the rest follows in a stream of its own. Its
 /// length is known as long as the others have started the same collective. (If they have not, no message is longer than its receive
@@ -45,14 +31,14 @@ struct HelloRoute {
 /// does then.)
 class PendingCollective {
 public:
-    /// `room`: the most bytes of data that a hello carries. `quick`: the transport's. `few_owners`: if there is little data, few ranks own
-    /// all of it.
-    PendingCollective(int ranks, int rank, std::size_t room, std::size_t quick, bool few_owners)
-        : calls_(static_cast<std::size_t>(ranks)),
-          ranks_(ranks),
-          rank_(rank),
+    /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little data, few ranks own all of it.
+    PendingCollective(const Route& route, std::size_t room, bool few_owners)
+        : route_(route),
+          calls_(route.transport_ranks.size()),
+          ranks_(route.size()),
+          rank_(route.rank),
           few_owners_(few_owners),
-          first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), quick))),
+          first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), route.transport.quick_bytes()))),
           place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
           hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket),
@@ -61,7 +47,7 @@ public:
           rests_out_(hellos_in_) {}
 
     /// `room`: the most bytes of data that this collective's hello carries.
-    void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known, const HelloRoute& route) {
+    void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known) {
         number_ = number;
         call_ = call;
         sent_ = heard_ = complete_ = from_in_ = has_to_leave_ = false;
@@ -82,11 +68,10 @@ public:
 
         for (int r = 0; r < ranks_; ++r) {
             if (!talks_to(r)) continue;
-            const int from = route.transport_ranks[index(r)];
-            const HelloRoute::Streams& streams = waits_for_hub() ? route.answers : route.hellos;
-            hellos_in_[index(r)] = route.transport.receive(from, streams.first, hello_of(r), first_);
+            const int stream = waits_for_hub() ? Route::answers : Route::hellos;
+            hellos_in_[index(r)] = route_.receive(r, stream, hello_of(r), first_);
             if (const std::size_t all = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r)); all > first_)
-                rests_in_[index(r)] = receive_rest(route.transport, from, streams, hello_of(r) + first_, all - first_);
+                rests_in_[index(r)] = receive_rest(r, stream, hello_of(r) + first_, all - first_);
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
@@ -95,7 +80,7 @@ public:
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
         if (read == 0 && brought != 0) std::memset(own + sizeof(Call), 0, brought);
-        if (!is_hub()) send_hellos(route, [&](int) { return brought; });
+        if (!is_hub()) send_hellos([&](int) { return brought; });
         sent_ = true;
     }
 
@@ -103,8 +88,8 @@ public:
     const Call& call() const noexcept { return call_; }
 
     /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub and of this rank only.
-    bool hear(Transport& transport) {
-        if (!sent_ || !transport.finish_all(hellos_in_)) return false;
+    bool hear() {
+        if (!sent_ || !route_.transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(waits_for_hub() && r != rank_ ? 0 : r), sizeof(Call));
         return true;
     }
@@ -130,18 +115,18 @@ public:
     bool small() const noexcept { return small_; }
     /// Are all contributions here? This rank's own must also have left, if results may overwrite it, or if the receivers had to be asked
     /// first. (This rank may do something else for long once the collective is complete, and they must not wait for that.)
-    bool is_all_here(Transport& transport) {
-        const bool here = transport.finish_all(rests_in_);
-        return (!has_to_leave_ || transport.finish_all(rests_out_)) && here;
+    bool is_all_here() {
+        const bool here = route_.transport.finish_all(rests_in_);
+        return (!has_to_leave_ || route_.transport.finish_all(rests_out_)) && here;
     }
 
     /// For a collective that is not small and was accepted: the hub tells the ranks that wait for it.
-    void answer(const HelloRoute& route) {
-        if (is_hub()) send_hellos(route, [](int) { return std::size_t{0}; });
+    void answer() {
+        if (is_hub()) send_hellos([](int) { return std::size_t{0}; });
     }
 
     /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
-    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs, const HelloRoute& route) {
+    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs) {
         inputs.resize(calls_.size());
         if (!by_way_of_one_) {
             for (int owner = 0; owner < ranks_; ++owner)
@@ -153,16 +138,16 @@ public:
             if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
         complete_ = true;  // first: sending may throw, and this must not be done twice
-        if (is_hub()) send_hellos(route, [&](int r) { return result_bytes(r); });
+        if (is_hub()) send_hellos([&](int r) { return result_bytes(r); });
     }
 
     bool complete() const noexcept { return complete_; }
     void set_complete() noexcept { complete_ = true; }
 
     /// May its memory be used for another collective?
-    bool is_over(Transport& transport) {
+    bool is_over() {
         if (!complete_) return false;
-        const bool hellos = transport.finish_all(hellos_out_), rests = transport.finish_all(rests_out_);
+        const bool hellos = route_.transport.finish_all(hellos_out_), rests = route_.transport.finish_all(rests_out_);
         return hellos && rests;
     }
 
@@ -170,9 +155,9 @@ public:
     std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], rests_out_[index(rank)]}; }
 
     /// Gives up all messages after the world has failed. Returns false if a message may still be written into this object's memory.
-    bool give_up(Transport& transport) noexcept {
+    bool give_up() noexcept {
         bool all = true;
-        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_}) all &= transport.give_up_all(*tickets);
+        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_}) all &= route_.transport.give_up_all(*tickets);
         return all;
     }
 
@@ -228,32 +213,27 @@ private:
 
     /// `bytes(r)`: bytes that follow the call in the message to rank r.
     template <class Bytes>
-    void send_hellos(const HelloRoute& route, Bytes&& bytes) {
+    void send_hellos(Bytes&& bytes) {
         const std::byte* const own = hello_of(rank_);
         const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank, so that no rank hears all at once
             const int r = (rank_ + k) % ranks_;
             if (!talks_to(r)) continue;
-            const int to = route.transport_ranks[index(r)];
             const std::size_t all = sizeof(Call) + bytes(r);
-            const HelloRoute::Streams& streams = is_hub() ? route.answers : route.hellos;
-            hellos_out_[index(r)] = route.transport.send(to, streams.first, own, std::min(all, first_));
+            const int stream = is_hub() ? Route::answers : Route::hellos;
+            hellos_out_[index(r)] = route_.send(r, stream, own, std::min(all, first_));
             if (all <= first_) continue;
-            has_to_leave_ = has_to_leave_ || from_in_ || !route.transport.in_parts(all - first_);
-            rests_out_[index(r)] = send_rest(route.transport, to, streams, rest, all - first_);
+            const bool in_parts = route_.transport.in_parts(all - first_);
+            has_to_leave_ = has_to_leave_ || from_in_ || !in_parts;
+            rests_out_[index(r)] = in_parts ? route_.send_known(r, stream + 1, rest, all - first_)  //
+                                            : route_.send(r, stream + 2, rest, all - first_);
         }
     }
 
-    Transport::Ticket receive_rest(Transport& transport, int from, const HelloRoute::Streams& streams, std::byte* to,
-                                   std::size_t bytes) const {
+    Transport::Ticket receive_rest(int from, int stream, std::byte* to, std::size_t bytes) const {
         const std::size_t room = place_ - first_;
-        return transport.in_parts(bytes) ? transport.receive_known(from, streams.rest, to, bytes, room)
-                                         : transport.receive(from, streams.whole_rest, to, room);
-    }
-    static Transport::Ticket send_rest(Transport& transport, int to, const HelloRoute::Streams& streams, const std::byte* from,
-                                       std::size_t bytes) {
-        return transport.in_parts(bytes) ? transport.send_known(to, streams.rest, from, bytes)
-                                         : transport.send(to, streams.whole_rest, from, bytes);
+        return route_.transport.in_parts(bytes) ? route_.receive_known(from, stream + 1, to, bytes, room)
+                                                : route_.receive(from, stream + 2, to, room);
     }
 
     /// Bytes of `rank`'s result that come with rank 0's answer.
@@ -272,6 +252,7 @@ private:
 
     std::uint64_t number_ = 0;
     Call call_;
+    const Route& route_;
     std::vector<Call> calls_;
     const int ranks_;
     const int rank_;

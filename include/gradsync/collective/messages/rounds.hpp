@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <utility>
-#include <vector>
-
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../../kernel/host_buffer.hpp"
@@ -17,18 +10,6 @@
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
-
-/// The data that all rounds of a communicator need.
-struct RoundContext {
-    Transport& transport;
-    const std::vector<int>& transport_ranks;  ///< by rank of the communicator
-    int rank;
-    int contributions, results;  ///< streams
-    std::size_t piece_bytes;
-    collective::Combiner& combiner;
-
-    int size() const noexcept { return static_cast<int>(transport_ranks.size()); }
-};
 
 /// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its contributions to the
 /// owners. An owner combines what it receives, in rank order, and sends the result to the ranks that want it. So each element crosses the
@@ -43,8 +24,12 @@ public:
         bool hear = true, combine = true, take = true;
     };
 
-    explicit Round(int ranks)
-        : contributions_out_(static_cast<std::size_t>(ranks), Transport::no_ticket),
+    /// The references must outlive this. `piece_bytes`: the most bytes of a piece.
+    Round(const Route& route, std::size_t piece_bytes, collective::Combiner& combiner)
+        : route_(route),
+          piece_bytes_(piece_bytes),
+          combiner_(combiner),
+          contributions_out_(route.transport_ranks.size(), Transport::no_ticket),
           contributions_in_(contributions_out_),
           results_out_(contributions_out_),
           results_in_(contributions_out_),
@@ -57,17 +42,17 @@ public:
     }
 
     /// Begins with piece `piece` of `pending`: sends this rank's contributions at once.
-    void open(PendingCollective& pending, std::size_t piece, const RoundContext& context) {
+    void open(PendingCollective& pending, std::size_t piece) {
         pending_ = &pending;
         piece_ = piece;
         hearing_ = combined_ = taking_ = false;
-        for (int k = 1; k < context.size(); ++k) {
-            const int owner = (context.rank + k) % context.size();
-            const ElementRange range = part(owner, context);
-            if (range.size() == 0 || !collective::contributes(pending.call(), context.rank, owner)) continue;
+        for (int k = 1; k < route_.size(); ++k) {
+            const int owner = (route_.rank + k) % route_.size();
+            const ElementRange range = part(owner);
+            if (range.size() == 0 || !collective::contributes(pending.call(), route_.rank, owner)) continue;
             const void* from = pending.input(range);
-            if (!pending.in_is_known()) from = std::memcpy(place(sending_, owner, context), from, bytes(range));
-            contributions_out_[index(owner)] = send(owner, context.contributions, from, range, context);
+            if (!pending.in_is_known()) from = std::memcpy(place(sending_, owner), from, bytes(range));
+            contributions_out_[index(owner)] = route_.send_known(owner, Route::contributions, from, bytes(range));
         }
     }
 
@@ -76,25 +61,25 @@ public:
     /// Begins to receive contributions, if it is this round's turn. True if it did and may combine them next. The caller should then poll:
     /// some transports copy a message that has arrived as soon as its receive begins. Combined before the next round's is copied, it is
     /// still in the cache.
-    bool hear(Gates& gates, const RoundContext& context) {
+    bool hear(Gates& gates) {
         const bool begins = !hearing_ && gates.hear && pending_->accepted();
-        if (begins) receive_contributions(context);
+        if (begins) receive_contributions();
         gates.hear &= hearing_;
         return begins && gates.combine && !none(contributions_in_);
     }
 
     /// Makes all possible progress, after `hear`; true once the round is over.
-    bool advance(Gates& gates, const RoundContext& context) {
-        if (!combined_ && hearing_ && gates.combine && context.transport.finish_all(contributions_in_)) combine(context);
+    bool advance(Gates& gates) {
+        if (!combined_ && hearing_ && gates.combine && route_.transport.finish_all(contributions_in_)) combine();
         gates.combine &= combined_;
 
         // Results are received into the memory that contributions were sent from.
-        const bool sent = context.transport.finish_all(contributions_out_);
-        if (!taking_ && hearing_ && gates.take && (sent || !pending_->out_is_known())) take(context);
+        const bool sent = route_.transport.finish_all(contributions_out_);
+        if (!taking_ && hearing_ && gates.take && (sent || !pending_->out_is_known())) take();
         gates.take &= taking_;
 
-        if (taking_) land(context);
-        return combined_ && taking_ && sent && context.transport.finish_all(results_out_) && none(results_in_);
+        if (taking_) land();
+        return combined_ && taking_ && sent && route_.transport.finish_all(results_out_) && none(results_in_);
     }
 
     /// The step that another rank still owes this one. A later value is worse.
@@ -111,9 +96,10 @@ public:
     }
 
     /// Gives up all messages after the world has failed. Returns false if a message may still be written into this round's memory.
-    bool give_up(Transport& transport) noexcept {
+    bool give_up() noexcept {
         bool all = true;
-        for (auto* tickets : {&contributions_out_, &contributions_in_, &results_out_, &results_in_}) all &= transport.give_up_all(*tickets);
+        for (auto* tickets : {&contributions_out_, &contributions_in_, &results_out_, &results_in_})
+            all &= route_.transport.give_up_all(*tickets);
         return all;
     }
 
@@ -127,95 +113,92 @@ private:
     std::size_t bytes(ElementRange range) const noexcept { return range.size() * size_of(pending_->call().dtype); }
 
     /// This round's piece of a share.
-    ElementRange part(int owner, const RoundContext& context) const noexcept {
+    ElementRange part(int owner) const noexcept {
         const ElementRange share = pending_->shard(owner);
-        const std::size_t piece = context.piece_bytes / size_of(pending_->call().dtype);
+        const std::size_t piece = piece_bytes_ / size_of(pending_->call().dtype);
         const std::size_t first = std::min(share.first + piece_ * piece, share.last);
         return {first, std::min(first + piece, share.last)};
     }
 
     /// Room for a piece from or to `rank`.
-    static std::byte* place(kernel::HostBuffer& area, int rank, const RoundContext& context) {
-        if (area.bytes() == 0) area = kernel::HostBuffer(context.transport_ranks.size() * context.piece_bytes);
-        return static_cast<std::byte*>(area.data()) + index(rank) * context.piece_bytes;
-    }
-
-    Transport::Ticket send(int to, int stream, const void* data, ElementRange range, const RoundContext& context) const {
-        return context.transport.send_known(context.transport_ranks[index(to)], stream, data, bytes(range));
-    }
-    Transport::Ticket receive(int from, int stream, void* data, ElementRange range, const RoundContext& context) const {
-        return context.transport.receive_known(context.transport_ranks[index(from)], stream, data, bytes(range), bytes(range));
+    std::byte* place(kernel::HostBuffer& area, int rank) const {
+        if (area.bytes() == 0) area = kernel::HostBuffer(route_.transport_ranks.size() * piece_bytes_);
+        return static_cast<std::byte*>(area.data()) + index(rank) * piece_bytes_;
     }
 
     /// Begins to receive the contributions of the other ranks to this rank's share.
-    void receive_contributions(const RoundContext& context) {
+    void receive_contributions() {
         hearing_ = true;
-        const ElementRange range = part(context.rank, context);
+        const ElementRange range = part(route_.rank);
         if (range.size() == 0) return;
-        for (int r = 0; r < context.size(); ++r) {
-            if (!collective::contributes(pending_->calls()[index(r)], r, context.rank)) continue;
-            if (r == context.rank) {
+        for (int r = 0; r < route_.size(); ++r) {
+            if (!collective::contributes(pending_->calls()[index(r)], r, route_.rank)) continue;
+            if (r == route_.rank) {
                 inputs_[index(r)] = pending_->input(range);
             } else {
-                std::byte* const to = place(hearing_area_, r, context);
+                std::byte* const to = place(hearing_area_, r);
                 inputs_[index(r)] = to;
-                contributions_in_[index(r)] = receive(r, context.contributions, to, range, context);
+                contributions_in_[index(r)] = route_.receive_known(r, Route::contributions, to, bytes(range), bytes(range));
             }
         }
     }
 
     /// Makes the result, once all contributions are here, and sends it to the ranks that want it.
-    void combine(const RoundContext& context) {
+    void combine() {
         combined_ = true;
-        const ElementRange range = part(context.rank, context);
+        const ElementRange range = part(route_.rank);
         if (range.size() == 0) return;
         const Call& call = pending_->call();
-        const bool keeps = collective::receives(call, context.rank, context.rank);
+        const bool keeps = collective::receives(call, route_.rank, route_.rank);
         bool sends = false;
-        for (int r = 0; r < context.size(); ++r) sends |= r != context.rank && collective::receives(call, r, context.rank);
+        for (int r = 0; r < route_.size(); ++r) sends |= r != route_.rank && collective::receives(call, r, route_.rank);
 
         const void* result = nullptr;
         if (collective::reduces(call.operation)) {
             void* outputs[2];
             std::size_t count = 0;
             if (keeps) outputs[count++] = pending_->output(range);
-            if (sends && !(keeps && pending_->out_is_known())) outputs[count++] = place(combined_area_, 0, context);
+            if (sends && !(keeps && pending_->out_is_known())) outputs[count++] = place(combined_area_, 0);
             if (count == 0) return;
-            context.combiner.run(pending_->calls(), inputs_, {outputs, count}, range.size());
+            combiner_.run(pending_->calls(), inputs_, {outputs, count}, range.size());
             result = outputs[count - 1];
         } else {
-            const int source = collective::in_is_shard(call.operation) ? context.rank : call.root;
+            const int source = collective::in_is_shard(call.operation) ? route_.rank : call.root;
             result = inputs_[index(source)];
             if (keeps && result != pending_->output(range)) std::memcpy(pending_->output(range), result, bytes(range));
-            if (sends && source == context.rank && !pending_->in_is_known())
-                result = std::memcpy(place(combined_area_, 0, context), result, bytes(range));
+            if (sends && source == route_.rank && !pending_->in_is_known())
+                result = std::memcpy(place(combined_area_, 0), result, bytes(range));
         }
-        for (int k = 1; k < context.size(); ++k) {
-            const int r = (context.rank + k) % context.size();
-            if (collective::receives(call, r, context.rank)) results_out_[index(r)] = send(r, context.results, result, range, context);
+        for (int k = 1; k < route_.size(); ++k) {
+            const int r = (route_.rank + k) % route_.size();
+            if (collective::receives(call, r, route_.rank))
+                results_out_[index(r)] = route_.send_known(r, Route::results, result, bytes(range));
         }
     }
 
     /// Begins to receive the other shares' results.
-    void take(const RoundContext& context) {
+    void take() {
         taking_ = true;
-        for (int owner = 0; owner < context.size(); ++owner) {
-            const ElementRange range = part(owner, context);
-            if (owner == context.rank || range.size() == 0 || !collective::receives(pending_->call(), context.rank, owner)) continue;
-            void* const to = pending_->out_is_known() ? pending_->output(range) : place(taking_area_, owner, context);
-            results_in_[index(owner)] = receive(owner, context.results, to, range, context);
+        for (int owner = 0; owner < route_.size(); ++owner) {
+            const ElementRange range = part(owner);
+            if (owner == route_.rank || range.size() == 0 || !collective::receives(pending_->call(), route_.rank, owner)) continue;
+            void* const to = pending_->out_is_known() ? pending_->output(range) : place(taking_area_, owner);
+            results_in_[index(owner)] = route_.receive_known(owner, Route::results, to, bytes(range), bytes(range));
         }
     }
 
-    void land(const RoundContext& context) {
-        for (int owner = 0; owner < context.size(); ++owner) {
+    void land() {
+        for (int owner = 0; owner < route_.size(); ++owner) {
             Transport::Ticket& ticket = results_in_[index(owner)];
-            if (ticket == Transport::no_ticket || !context.transport.finish_one(ticket) || pending_->out_is_known()) continue;
-            const ElementRange range = part(owner, context);
-            std::memcpy(pending_->output(range), place(taking_area_, owner, context), bytes(range));
+            if (ticket == Transport::no_ticket || !route_.transport.finish_one(ticket) || pending_->out_is_known()) continue;
+            const ElementRange range = part(owner);
+            std::memcpy(pending_->output(range), place(taking_area_, owner), bytes(range));
         }
     }
 
+    const Route& route_;
+    const std::size_t piece_bytes_;
+    collective::Combiner& combiner_;
     PendingCollective* pending_ = nullptr;
     std::size_t piece_ = 0;
     bool hearing_ = false, combined_ = false, taking_ = false;
@@ -227,22 +210,21 @@ private:
 /// The rounds of a communicator that are under way, of one collective after another.
 class Rounds {
 public:
-    /// `ranks`, by rank of the communicator, and all other references must outlive this. `contributions` and `results` are streams.
-    Rounds(Transport& transport, const std::vector<int>& ranks, int rank, int contributions, int results, collective::Combiner& combiner)
-        : context_{transport, ranks, rank, contributions, results, piece_bytes(ranks.size()), combiner} {
-        for (std::size_t i = 0; i < most; ++i) rounds_.emplace_back(context_.size());
+    /// The references must outlive this.
+    Rounds(const Route& route, collective::Combiner& combiner) : piece_bytes_(piece_bytes(route.transport_ranks.size())) {
+        for (std::size_t i = 0; i < most; ++i) rounds_.emplace_back(route, piece_bytes_, combiner);
     }
 
     /// Does this collective need no rounds?
-    bool none_for(const PendingCollective& pending) const noexcept { return Round::count(pending, context_.piece_bytes) == 0; }
+    bool none_for(const PendingCollective& pending) const noexcept { return Round::count(pending, piece_bytes_) == 0; }
 
     /// Opens as many rounds of `pending` as there is room for; true once all are open. Call it for one collective until it returns true,
     /// then for the next.
     bool open(PendingCollective& pending) {
-        for (const std::size_t count = Round::count(pending, context_.piece_bytes); next_piece_ < count; ++next_piece_) {
+        for (const std::size_t count = Round::count(pending, piece_bytes_); next_piece_ < count; ++next_piece_) {
             if (opened_ - closed_ == most) return false;
             if (opened_ == closed_) opened_ = closed_ = 0;  // the first round's memory is still in the cache
-            at(opened_++).open(pending, next_piece_, context_);
+            at(opened_++).open(pending, next_piece_);
         }
         next_piece_ = 0;
         return true;
@@ -254,8 +236,8 @@ public:
         Round::Gates gates;
         for (std::uint64_t i = closed_; i < opened_; ++i) {
             Round& round = at(i);
-            if (round.hear(gates, context_)) poll();
-            if (!round.advance(gates, context_) || i != closed_) continue;
+            if (round.hear(gates)) poll();
+            if (!round.advance(gates) || i != closed_) continue;
             ++closed_;
             // More rounds of its collective are open, or not opened yet.
             const bool more = closed_ == opened_ ? next_piece_ != 0 : &at(closed_).pending() == &round.pending();
@@ -274,7 +256,7 @@ public:
     /// Gives up all messages after the world has failed. Returns false if a message may still be written into the rounds' memory.
     bool give_up() noexcept {
         bool all = true;
-        for (std::uint64_t i = closed_; i < opened_; ++i) all &= at(i).give_up(context_.transport);
+        for (std::uint64_t i = closed_; i < opened_; ++i) all &= at(i).give_up();
         return all;
     }
     /// Moves the rounds out, with the memory that messages are written into.
@@ -294,10 +276,10 @@ private:
 
     Round& at(std::uint64_t i) noexcept { return rounds_[i % most]; }
 
+    const std::size_t piece_bytes_;
     std::vector<Round> rounds_;
     std::uint64_t opened_ = 0, closed_ = 0;
     std::size_t next_piece_ = 0;  ///< next piece of the collective that is being opened
-    RoundContext context_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -3,17 +3,9 @@
 
 #include <sys/uio.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "../../bootstrap/reception.hpp"
 #include "../../bootstrap/rendezvous.hpp"
@@ -179,8 +171,7 @@ private:
 
     static void check_room(std::size_t bytes, const Posted& posted) {
         if (bytes > posted.bytes)
-            throw std::runtime_error("a message of " + std::to_string(bytes) + " bytes came where " + std::to_string(posted.bytes) +
-                                     " were due at most");
+            throw std::runtime_error(text("a message of ", bytes, " bytes came where ", posted.bytes, " were due at most"));
     }
     static void copy(const std::vector<std::byte>& message, const Posted& posted) {
         check_room(message.size(), posted);
@@ -257,7 +248,7 @@ private:
     bool choose_place(int rank, Peer& peer) {
         Incoming& incoming = peer.incoming;
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
-            throw std::runtime_error("rank " + std::to_string(rank) + " sent nonsense");
+            throw std::runtime_error(text("rank ", rank, " sent nonsense"));
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
         if (incoming.keep && incoming.header.bytes > max_copied_at_once && !peer.takes_all) {
@@ -305,14 +296,15 @@ private:
     std::uint64_t over_ = 0;
 };
 
-/// Connects every rank with every other; element r is the connection to rank r, and this rank's own is empty. Collective. If a connection
-/// cannot be made within `limit`, every rank throws the same Error, which names the two ranks.
+/// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
+/// the same Error, which names the two ranks.
 template <Rendezvous R>
-std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds limit) {
+std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
+    const std::chrono::nanoseconds limit = std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     std::vector<net::Socket> sockets(at(size));
-    if (size == 1) return sockets;
+    if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
 
     const net::Reception reception = net::Reception::open();
     const std::vector<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
@@ -329,19 +321,12 @@ std::vector<net::Socket> connect_mesh(R& rendezvous, std::chrono::nanoseconds li
     const std::vector<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
     for (int r = 0; r < size; ++r)
         if (const int other = all[at(r)]; other >= 0)
-            throw Error(Errc::peer_failed,
-                        "ranks " + std::to_string(other < r ? other : r) + " and " + std::to_string(other < r ? r : other) +
-                            " cannot reach one another over TCP within " + bootstrap::format_duration(limit) +
-                            "; look at the firewall and the network between their machines",
-                        {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
-    return sockets;
-}
-
-/// Makes TCP connections between ranks that meet at a rendezvous. Collective.
-template <Rendezvous R>
-std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
-    return std::make_unique<TcpTransport>(connect_mesh(rendezvous, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30))),
-                                          rendezvous.rank());
+            gradsync::detail::raise(
+                Errc::peer_failed,
+                text("ranks ", std::min(other, r), " and ", std::max(other, r), " cannot reach one another over TCP within ",
+                     bootstrap::format_duration(limit), "; look at the firewall and the network between their machines"),
+                {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
+    return std::make_unique<TcpTransport>(std::move(sockets), rank);
 }
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -7,7 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "../../core/text.hpp"
+
 namespace gradsync::inline v0_2::message_passing {
+
+using gradsync::detail::text;
 
 /// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
 /// receives match them in the order in which they began. Messages move only inside these calls.
@@ -81,6 +85,38 @@ public:
             if (const Ticket open = std::exchange(ticket, no_ticket); open != no_ticket) all &= give_up(open);
         return all;
     }
+};
+
+/// The way in which one rank of a communicator reaches the others, in streams of their own. The references must outlive it.
+struct Route {
+    /// The second and third of each three take the rest of a message of the first: in parts, and in one message. Answers have their own,
+    /// because rank 0 may send the hello of a later collective before it can answer.
+    enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
+    static constexpr int streams = 8;
+
+    Transport& transport;
+    const std::vector<int>& transport_ranks;  ///< by rank of the communicator
+    int rank;
+    int communicator;  ///< its number
+
+    int size() const noexcept { return static_cast<int>(transport_ranks.size()); }
+
+    Transport::Ticket send(int to, int stream, const void* data, std::size_t bytes) const {
+        return transport.send(other(to), number(stream), data, bytes);
+    }
+    Transport::Ticket receive(int from, int stream, void* data, std::size_t bytes) const {
+        return transport.receive(other(from), number(stream), data, bytes);
+    }
+    Transport::Ticket send_known(int to, int stream, const void* data, std::size_t bytes) const {
+        return transport.send_known(other(to), number(stream), data, bytes);
+    }
+    Transport::Ticket receive_known(int from, int stream, void* data, std::size_t bytes, std::size_t room) const {
+        return transport.receive_known(other(from), number(stream), data, bytes, room);
+    }
+
+private:
+    int other(int member) const noexcept { return transport_ranks[static_cast<std::size_t>(member)]; }
+    int number(int stream) const noexcept { return 1 + communicator * streams + stream; }
 };
 
 /// The tickets of a transport, with an entry for each; they are reused.

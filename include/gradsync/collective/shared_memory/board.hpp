@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../../core/clock.hpp"
 #include "../engine.hpp"
 #include "../failures.hpp"
@@ -122,36 +114,34 @@ public:
     BoardFailureDetector(Board& board, int rank) noexcept : board_(board), rank_(rank) {}
 
     /// "all_reduce(sum, f32, 8 elements), collective #3"; n was started by this rank.
-    std::string name(std::uint64_t n, const Whole* whole = nullptr) const {
+    [[gnu::cold, gnu::noinline]] std::string name(std::uint64_t n, const Whole* whole = nullptr) const {
         return whole ? collective::name_of(whole->call, whole->number) : collective::name_of(board_.cell(n, rank_).call, n);
     }
 
     /// The ranks that keep collective n from completing: those that did not start it. If all did: those that are in the middle of some
     /// work, possibly on another rank's share. If none is: those whose shares are not done, since no waiting rank has helped them.
-    Late late(std::uint64_t n) const {
-        if (board_.done(n)) return {};
-        const auto those = [&](auto&& are_late) {
-            std::vector<int> ranks;
+    [[gnu::cold, gnu::noinline]] Late late(std::uint64_t n) const {
+        Late late;
+        if (board_.done(n)) return late;
+        for (int reason = 0; reason < 3 && late.ranks.empty(); ++reason) {
+            if (reason > 0) late.did = Late::Did::not_go_on;
             for (int r = 0; r < board_.size(); ++r)
-                if (are_late(r)) ranks.push_back(board_.world_rank(r));
-            return ranks;
-        };
-        if (!board_.all_arrived(n)) return {.ranks = those([&](int r) { return !board_.arrived(n, r); })};
-        Late late{.ranks = those([&](int r) { return r != rank_ && is_busy(r); }), .did = Late::Did::not_go_on};
-        if (late.ranks.empty()) late.ranks = those([&](int r) { return r != rank_ && !share_is_done(n, r); });
+                if (reason == 0 ? !board_.arrived(n, r) : r != rank_ && (reason == 1 ? is_busy(r) : !share_is_done(n, r)))
+                    late.ranks.push_back(board_.world_rank(r));
+        }
         return late;
     }
 
     // For all functions below, `unstarted` is the first collective, up to the one that is waited for, that some rank may not have started;
     // if there is none, the one that is waited for.
 
-    void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds limit) const {
+    [[gnu::cold, gnu::noinline]] void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds limit) const {
         Late who = late(unstarted);
         if (whole != nullptr) who.did = Late::Did::not_go_on;
         board_.world().fail(collective::timed_out(name(unstarted, whole), who, board_.world_rank(rank_), limit));
     }
 
-    void report_leavers(std::uint64_t unstarted, const Whole* whole) const {
+    [[gnu::cold, gnu::noinline]] void report_leavers(std::uint64_t unstarted, const Whole* whole) const {
         for (int r = 0; r < board_.size(); ++r) {
             if (!board_.presence(r).left.load(std::memory_order_acquire)) continue;
             // It may have started the collective, seen it complete, and left since.
@@ -161,7 +151,7 @@ public:
     }
 
     /// Ends the world if a rank is dead that collective n, which is waited for, still needs. Asks the system.
-    void report_dead(std::uint64_t unstarted, std::uint64_t n, const Whole* whole) const {
+    [[gnu::cold, gnu::noinline]] void report_dead(std::uint64_t unstarted, std::uint64_t n, const Whole* whole) const {
         for (int r = 0; r < board_.size(); ++r) {
             // If it is busy, it died in the middle of some work, possibly on another rank's share.
             const auto is_needed = [&] {

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
-#include <vector>
 
 #include "../../core/dtype.hpp"
 #include "../../core/math.hpp"
@@ -67,10 +63,7 @@ private:
 /// Works on single chunks. Keeps its scratch, so that a steady state allocates nothing. For one thread at a time.
 class ChunkWorker {
 public:
-    explicit ChunkWorker(std::size_t ranks) : combiner_(ranks) {
-        inputs_.reserve(ranks);
-        outputs_.reserve(ranks);
-    }
+    explicit ChunkWorker(std::size_t ranks) : combiner_(ranks), inputs_(ranks), outputs_(ranks) {}
 
     /// Works on `range`, a part of the share of `owner`.
     template <class = void>  // see isa.hpp
@@ -80,28 +73,22 @@ public:
         // Offset in the owner's shard, in bytes, for operations whose shares are its shards.
         const std::size_t shard =
             whole - shard_range(whole_count(calls), static_cast<int>(calls.size()), owner).first * size_of(call.dtype);
-        outputs_.clear();
-        for (int r = 0; r < static_cast<int>(calls.size()); ++r)
-            if (collective::receives(call, r, owner))
-                outputs_.push_back(static_cast<std::byte*>(calls[index(r)].out) +
-                                   (collective::out_is_shard(call.operation) ? shard : whole));
-        if (collective::reduces(call.operation)) return reduce(calls, range);
+        std::size_t receivers = 0;
+        for (std::size_t r = 0; r < calls.size(); ++r)
+            if (collective::receives(call, static_cast<int>(r), owner))
+                outputs_[receivers++] = static_cast<std::byte*>(calls[r].out) + (collective::out_is_shard(call.operation) ? shard : whole);
+        if (collective::reduces(call.operation)) {
+            for (std::size_t r = 0; r < calls.size(); ++r) inputs_[r] = static_cast<const std::byte*>(calls[r].in) + whole;
+            return combiner_.run(calls, inputs_, {outputs_.data(), receivers}, range.size());
+        }
         const bool gathers = collective::in_is_shard(call.operation);
-        const void* const from = static_cast<const std::byte*>(calls[index(gathers ? owner : call.root)].in) + (gathers ? shard : whole);
-        for (void* to : outputs_)
-            if (to != from) std::memcpy(to, from, range.size() * size_of(call.dtype));
+        const Call& source = calls[static_cast<std::size_t>(gathers ? owner : call.root)];
+        const void* const from = static_cast<const std::byte*>(source.in) + (gathers ? shard : whole);
+        for (std::size_t i = 0; i < receivers; ++i)
+            if (outputs_[i] != from) std::memcpy(outputs_[i], from, range.size() * size_of(call.dtype));
     }
 
 private:
-    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-
-    template <class = void>
-    void reduce(std::span<const Call> calls, ElementRange range) {
-        inputs_.clear();
-        for (const Call& c : calls) inputs_.push_back(static_cast<const std::byte*>(c.in) + range.first * size_of(c.dtype));
-        combiner_.run(calls, inputs_, outputs_, range.size());
-    }
-
     collective::Combiner combiner_;
     std::vector<const void*> inputs_;
     std::vector<void*> outputs_;

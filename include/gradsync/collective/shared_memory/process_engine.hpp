@@ -1,17 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../../core/clock.hpp"
 #include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
@@ -156,14 +145,13 @@ public:
     collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
-        constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
-        const std::size_t unit = bytes >= huge_page ? huge_page : page;
+        const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;
         const std::size_t stride = gradsync::detail::round_up(bytes, unit);
         SharedSegment shared = share(0, stride * static_cast<std::size_t>(size()));
         if (shared.without >= 0) {
             std::lock_guard lock(mutex_);
-            remark_ = ", but " + std::to_string(bytes) + " bytes that were to be shared are copied: " +
-                      (shared.problem.empty() ? "see rank " + std::to_string(world_rank(shared.without)) : shared.problem);
+            remark_ = text(", but ", bytes, " bytes that were to be shared are copied: ",
+                           shared.problem.empty() ? text("see rank ", world_rank(shared.without)) : shared.problem);
             return collective::Memory::of(kernel::HostBuffer(bytes));
         }
         const auto number = static_cast<std::uint32_t>(shared.number);
@@ -183,10 +171,10 @@ public:
         const std::size_t room = bytes(group.members.size());
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0)
-            throw Error(Errc::invalid_argument,
-                        "split on rank " + std::to_string(own_world_rank()) + ": no shared memory of " + std::to_string(room) + " bytes" +
-                            (shared.problem.empty() ? "" : " (" + shared.problem + ")"),
-                        {.operation = "split", .rank = own_world_rank()});
+            gradsync::detail::raise(Errc::invalid_argument,
+                                    text("split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
+                                         shared.problem.empty() ? "" : " (" + shared.problem + ")"),
+                                    {.operation = "split", .rank = own_world_rank()});
         return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                                static_cast<std::uint32_t>(shared.number), timeout());
     }

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <utility>
-
 #include "../../core/math.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
@@ -22,12 +16,13 @@ public:
     static Segment create(int ranks, std::size_t room) { return Segment::create(room_offset(ranks) + room); }
 
     /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
-    static std::shared_ptr<ProcessWorld> join(const Segment& segment, int rank, int ranks, int ranks_here) {
-        return std::shared_ptr<ProcessWorld>(new ProcessWorld(segment.memory(), rank, ranks, ranks_here));
+    ProcessWorld(const Segment& segment, int rank, int ranks, int ranks_here)
+        : World(ranks_here, {segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state}, false,
+                std::make_shared<collective::ProgressHooks>()),
+          segment_(segment.memory()),
+          ranks_(ranks) {
+        processes()[rank].store(self_.number, std::memory_order_release);
     }
-
-    /// The state, for another world that must fail with this one. The pointer keeps the segment alive.
-    std::shared_ptr<State> shared_state() const { return {segment_, &shared().state}; }
 
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
     std::shared_ptr<std::byte> memory() const { return {segment_, segment_.get() + room_offset(ranks_)}; }
@@ -46,13 +41,6 @@ private:
         State state;
         std::atomic<std::uint32_t> regions{0};
     };
-
-    ProcessWorld(std::shared_ptr<std::byte> segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, reinterpret_cast<Shared*>(segment.get())->state, false, std::make_shared<collective::ProgressHooks>()),
-          segment_(std::move(segment)),
-          ranks_(ranks) {
-        processes()[rank].store(self_.number, std::memory_order_release);
-    }
 
     static constexpr std::size_t room_offset(int ranks) noexcept {
         return gradsync::detail::in_lines(sizeof(Shared)) +

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,9 +23,8 @@ public:
     /// Adds a region. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or more.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
         if (number >= most)
-            throw Error(Errc::invalid_argument,
-                        "allocate: " + std::to_string(number) + " pieces of shared memory were made; make a new backend for more",
-                        {.operation = "allocate"});
+            gradsync::detail::refuse("allocate",
+                                     collective::text(number, " pieces of shared memory were made; make a new backend for more"));
         std::lock_guard lock(mutex_);
         if (number >= regions_.size()) regions_.resize(number + 1);
         live_.push_back(number);

@@ -2,15 +2,7 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "../../core/clock.hpp"
 #include "../deadline.hpp"
@@ -74,7 +66,7 @@ public:
         while (next_.load(std::memory_order_relaxed) - min_retired() >= Board::slots) {
             unlock();
             const std::uint64_t oldest = next_.load(std::memory_order_relaxed) - Board::slots;
-            if (!wait_for([&] { return min_retired() > oldest; }, oldest)) throw_failure(call.operation);
+            if (!wait_for(oldest, Until::retired)) throw_failure(call.operation);
             lock();
         }
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
@@ -128,7 +120,7 @@ public:
     /// The same, but returns false instead of throwing. `whole`: the collective of another seat that n is a piece of, if any; every rank
     /// has started it.
     bool await(std::uint64_t n, const Whole* whole = nullptr) {
-        if (!board_->done(n) && !wait_for([&] { return board_->done(n); }, n, whole)) return false;
+        if (!board_->done(n) && !wait_for(n, Until::done, whole)) return false;
         // Others can reuse a slot only once every rank has retired it: do not make them wait for this rank.
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
         return true;
@@ -162,7 +154,7 @@ public:
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        throw collective::as_error(board_->world().failure(), operation, own_world_rank());
+        collective::raise_failure(board_->world().failure(), operation, own_world_rank());
     }
 
 private:
@@ -223,7 +215,7 @@ private:
         // After a failure no more work is begun, but a caller may still ask for complete collectives.
         for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
             collect_calls(n);
-            if (const int r = first_misfit(calls_); r >= 0) return report_misfit(n, r);
+            if (const int r = first_misfit(calls_); r >= 0) return board_->world().fail(collective::mismatch(n, calls_, r, *world_ranks()));
             const Chunks chunks = chunks_of(n);
             settle_empty_shares(n, chunks);
             if (!world.cores_are_shared) {
@@ -302,9 +294,11 @@ private:
         board_->presence(rank_).retired.store(n, std::memory_order_release);
     }
 
-    /// Works and waits until `complete()`; `n` is the collective that error messages name. Returns false if the world fails before.
-    template <class Predicate>
-    bool wait_for(Predicate&& complete, std::uint64_t n, const Whole* whole = nullptr) {
+    enum class Until { done, retired };
+
+    /// Works and waits until collective n is done, or retired by all ranks. Returns false if the world fails before.
+    bool wait_for(std::uint64_t n, Until until, const Whole* whole = nullptr) {
+        const auto complete = [&] { return until == Until::done ? board_->done(n) : min_retired() > n; };
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
         collective::Deadline deadline;
@@ -328,10 +322,6 @@ private:
                 return complete() || world.failed() || (own <= n && board_->all_arrived(own));
             });
         }
-    }
-
-    void report_misfit(std::uint64_t n, int r) noexcept {
-        board_->world().fail(collective::mismatch(n, calls_, r, [&](int rank) { return board_->world_rank(rank); }));
     }
 
     /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because a destructor may be the

@@ -4,22 +4,18 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
-#include <random>
-#include <string>
-#include <system_error>
 
+#include "../../bootstrap/rendezvous.hpp"
 #include "../../core/math.hpp"
+#include "../../core/text.hpp"
 #include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
+
+using gradsync::detail::text;
 
 /// Memory that several processes of one machine map, initially zeroed. It has no name in the file system: nothing is left behind when the
 /// processes die, for any reason, and the size of /dev/shm does not limit it.
@@ -28,6 +24,8 @@ namespace gradsync::inline v0_2::shared_memory {
 /// mapping of its own. For one thread at a time.
 class Segment {
 public:
+    static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
+
     /// The data that another process of this machine needs to open the segment. Plain bytes, to be sent.
     struct IpcHandle {
         std::uint64_t bytes = 0;
@@ -45,11 +43,9 @@ public:
         const int descriptor = segment.descriptor_.get();
         if (descriptor < 0) refuse("cannot make shared memory");
         const std::size_t whole = bytes + data_offset(bytes);
-        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0)
-            refuse("cannot make shared memory of " + std::to_string(whole) + " bytes");
+        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0) refuse(text("cannot make shared memory of ", whole, " bytes"));
         void* const mapping = segment.map(descriptor, bytes);
-        std::random_device random;
-        segment.ipc_handle_ = {bytes, (static_cast<std::uint64_t>(random()) << 32) | random(), ::getpid(), descriptor};
+        segment.ipc_handle_ = {bytes, bootstrap::random_token(), ::getpid(), descriptor};
         std::memcpy(mapping, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
         return segment;
     }
@@ -57,7 +53,7 @@ public:
     /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another process namespace,
     /// another user.
     static Segment open(const IpcHandle& handle) {
-        const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
+        const std::string path = text("/proc/", handle.process, "/fd/", handle.descriptor);
         const Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
         if (!descriptor) refuse("cannot open the shared memory " + path);
         // In another process namespace the same number is another process.
@@ -82,12 +78,12 @@ public:
 private:
     using Descriptor = UniqueHandle<int, ::close, -1>;
 
-    static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
-
     /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
 
-    [[noreturn]] static void refuse(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
+    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
+        throw std::system_error(errno, std::generic_category(), what);
+    }
 
     /// Returns the mapping, which begins before the data.
     void* map(int descriptor, std::size_t bytes) {
@@ -96,7 +92,7 @@ private:
         if (offset == huge_page) {
             // Huge pages need an aligned address: reserve one huge page more, and give the rest back.
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (reserved == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
+            if (reserved == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
             const std::uintptr_t aligned = gradsync::detail::round_up(begin, huge_page),
                                  page_end = gradsync::detail::round_up(aligned + whole, page);
@@ -107,7 +103,7 @@ private:
         } else {
             address = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
         }
-        if (address == MAP_FAILED) refuse("cannot map shared memory of " + std::to_string(bytes) + " bytes");
+        if (address == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
         memory_ = {static_cast<std::byte*>(address) + offset, [address, whole](std::byte*) { ::munmap(address, whole); }};
         if (offset == huge_page) use_huge_pages(bytes);
         return address;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 
 #include "../../core/dtype.hpp"
 #include "../../core/shard_range.hpp"

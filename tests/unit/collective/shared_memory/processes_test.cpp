@@ -107,7 +107,7 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         std::vector<sm::Segment> hole;
         for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
         const sm::Segment mapped = sm::Segment::open(data.ipc_handle());
-        auto process_world = sm::ProcessWorld::join(sm::Segment::open(world.ipc_handle()), r, size, size);
+        auto process_world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(world.ipc_handle()), r, size, size);
         auto regions = std::make_shared<sm::Regions>();
         regions->add(0, mapped.data(), mapped.bytes());
         auto board = std::make_shared<sm::Board>(process_world, std::make_shared<const std::vector<int>>(first_ranks(size)),
@@ -126,7 +126,8 @@ std::vector<std::string> run_engines(int size, int repeats, F&& f) {
         worlds.push_back(sm::ProcessWorld::create(size, sm::ProcessEngine::bytes(static_cast<std::size_t>(size))));
     return run_forked(size, [&](int rank) {
         for (int repeat = 0; repeat < repeats; ++repeat) {
-            auto world = sm::ProcessWorld::join(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank, size, size);
+            auto world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank,
+                                                            size, size);
             sm::ProcessEngine engine(world, std::make_shared<sm::Regions>(), first_ranks(size), rank, world->memory(), 0, 30s);
             f(engine, repeat);
         }
