@@ -51,24 +51,6 @@ struct BatchPlan {
     std::vector<BatchChoice> choices;               ///< nearest to the target first
 };
 
-namespace detail {
-
-/// A choice, with its samples, tokens and error filled in.
-inline BatchChoice batch_choice(const BatchTarget& target, BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
-                                std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
-    BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
-    const std::uint64_t micro_batches = (CheckedSize(accumulate) * devices).value() - devices_with_one_less;
-    c.samples = (CheckedSize(micro_batches) * micro_batch).value();
-    c.tokens = (CheckedSize(c.samples) * target.sequence).value();
-    const double wanted = static_cast<double>(target.global_tokens);
-    const bool less = c.tokens < target.global_tokens;
-    const std::uint64_t off = less ? target.global_tokens - c.tokens : c.tokens - target.global_tokens;
-    c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / wanted;
-    return c;
-}
-
-}  // namespace detail
-
 /// The exact numbers for a target, and the ways to run it in whole numbers. Throws Error(invalid_argument) if a number of the target is 0,
 /// or if a result does not fit into 64 bits.
 inline BatchPlan plan_batch(const BatchTarget& target) {
@@ -87,7 +69,18 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     plan.devices_for_no_accumulation = target.global_tokens / step + (target.global_tokens % step != 0);
     plan.more_devices_than_work = target.global_tokens < round;
 
-    const auto add = [&](auto... how) { plan.choices.push_back(detail::batch_choice(target, how...)); };
+    // Adds a choice, with its samples, tokens and error.
+    const auto add = [&](BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate, std::uint64_t devices,
+                         std::uint64_t devices_with_one_less = 0) {
+        BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
+        const std::uint64_t micro_batches = (CheckedSize(accumulate) * devices).value() - devices_with_one_less;
+        c.samples = (CheckedSize(micro_batches) * micro_batch).value();
+        c.tokens = (CheckedSize(c.samples) * target.sequence).value();
+        const bool less = c.tokens < target.global_tokens;
+        const std::uint64_t off = less ? target.global_tokens - c.tokens : c.tokens - target.global_tokens;
+        c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / tokens;
+        plan.choices.push_back(c);
+    };
     const std::uint64_t whole = target.global_tokens / round;
     const std::uint64_t micro = target.micro_batch, devices = target.devices;
     if (target.global_tokens % round == 0) {
@@ -113,7 +106,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
             d != 0 && d != devices)
             add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
     if (plan.more_devices_than_work && micro_batches > 0 && plan.choices.back().rounding != BatchRounding::fewer_devices)
-        add(BatchRounding::fewer_devices, micro, std::uint64_t{1}, micro_batches);
+        add(BatchRounding::fewer_devices, micro, 1, micro_batches);
     // Smaller micro-batches on all devices, which divide the samples of a device.
     if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {  // tokens, of one sample on every device
         const std::uint64_t each = target.global_tokens / row;
