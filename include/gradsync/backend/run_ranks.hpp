@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -43,9 +44,9 @@ private:
 
 template <class Backend>
 void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backend&> f, FunctionRef<std::size_t, FunctionRef<>> around) {
-    std::vector<std::exception_ptr> errors(handles.size());
+    List<std::exception_ptr> errors(handles.size());
     // The rank that each error blames: ranks that throw because another rank failed name that rank.
-    std::vector<int> blamed(handles.size(), -1);
+    List<int> blamed(handles.size(), -1);
 
     const auto run_rank = [&](std::size_t r) {
         // This is the last handle of the rank: it must not go before the rank's failure is on record.
@@ -66,7 +67,7 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
         around(r, run);
     };
 
-    std::vector<std::thread> threads(handles.size());
+    List<std::thread> threads(handles.size());
     std::size_t started = 0;
     const auto join = [&] {
         for (std::size_t r = 0; r < started; ++r) threads[r].join();

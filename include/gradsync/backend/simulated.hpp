@@ -124,7 +124,7 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
     if (options.timeout <= std::chrono::nanoseconds::zero()) refuse("the time limit must be positive");
 
     const auto world = std::make_shared<simulation::Simulation>(options.cluster, options.algorithm, options.moves_buckets);
-    const std::vector<int> ranks = collective::Group::of_all(options.cluster.ranks, 0).members;
+    const List<int> ranks = collective::Group::of_all(options.cluster.ranks, 0).members;
     std::vector<SimulatedBackend> handles;
     {
         const auto communicator = std::make_shared<simulation::Communicator>(world, ranks);

@@ -32,10 +32,10 @@ public:
     }
 
     template <class = void>
-    static std::shared_ptr<shared_memory::Board> board(std::shared_ptr<World> world, std::vector<int> world_ranks) {
+    static std::shared_ptr<shared_memory::Board> board(std::shared_ptr<World> world, List<int> world_ranks) {
         auto memory = std::make_shared<kernel::HostBuffer>(shared_memory::Board::bytes(world_ranks.size()));
         auto* const bytes = static_cast<std::byte*>(memory->data());
-        return std::make_shared<shared_memory::Board>(std::move(world), std::make_shared<const std::vector<int>>(std::move(world_ranks)),
+        return std::make_shared<shared_memory::Board>(std::move(world), std::make_shared<const List<int>>(std::move(world_ranks)),
                                                       std::shared_ptr<std::byte>(std::move(memory), bytes));
     }
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "../core/clock.hpp"
+#include "../core/list.hpp"
 #include "rendezvous.hpp"
 #include "socket.hpp"
 
@@ -128,8 +129,8 @@ struct Link {
 
 /// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to
 /// `limit`. Tries each address for up to `limit_each`. Returns the connections that could be made.
-inline std::vector<Link> connect(const Reception& reception, std::span<const Contact> contacts, int rank, const std::vector<int>& called,
-                                 std::vector<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
+inline std::vector<Link> connect(const Reception& reception, std::span<const Contact> contacts, int rank, std::span<const int> called,
+                                 List<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
     std::vector<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
@@ -138,7 +139,7 @@ inline std::vector<Link> connect(const Reception& reception, std::span<const Con
             auto [socket, caller] = reception.answer(
                 deadline, [&](std::int64_t number) { return std::find(callers.begin(), callers.end(), number) != callers.end(); });
             if (!socket) return;
-            std::erase(callers, caller);
+            callers.erase_if([&](int one) { return one == caller; });
             heard.push_back({static_cast<int>(caller), std::move(socket)});
         }
     };

@@ -4,13 +4,14 @@
 #include <array>
 
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// The plan that puts order[at] into bucket `bucket_of[at]` of `buckets`. Buckets are launched in the order in which they become complete,
 /// by the place of their last parameter in `order`. Linear in the number of parameters.
 inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const std::size_t> bucket_of, std::size_t buckets) {
-    std::vector<std::vector<std::size_t>> members(buckets);
+    List<List<std::size_t>> members(buckets);
     for (std::size_t at = 0; at < order.size(); ++at) members[bucket_of[at]].push_back(order[at]);
     BucketPlan plan;
     for (std::size_t at = 0; at < order.size(); ++at)
@@ -30,7 +31,7 @@ inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std:
         std::size_t bytes = 0;
     };
     std::array<Sequence, ParameterInfo::kind_count> sequences{};
-    std::vector<std::size_t> bucket_of(order.size());  // by place in `order`
+    List<std::size_t> bucket_of(order.size());  // by place in `order`
     std::size_t buckets = 0;
 
     for (std::size_t at = 0; at < order.size(); ++at) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -14,7 +15,7 @@ class Units {
 public:
     /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a negative unit that was
     /// converted.
-    explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
+    explicit Units(List<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
                 detail::refuse("Units", detail::text("there is a parameter of unit ", static_cast<std::ptrdiff_t>(unit),
@@ -34,12 +35,12 @@ public:
         struct Bucket {
             std::size_t kind, number;
         };
-        std::vector<std::vector<Bucket>> units(count_);
-        std::vector<std::size_t> bucket_of(order.size());  // by place in `order`
+        List<List<Bucket>> units(count_);
+        List<std::size_t> bucket_of(order.size());  // by place in `order`
         std::size_t buckets = 0;
         for (std::size_t at = 0; at < order.size(); ++at) {
             const std::size_t kind = parameters[order[at]].kind();
-            std::vector<Bucket>& unit = units[unit_of_[order[at]]];
+            List<Bucket>& unit = units[unit_of_[order[at]]];
             std::size_t b = 0;
             while (b < unit.size() && unit[b].kind != kind) ++b;
             if (b == unit.size()) unit.push_back({kind, buckets++});
@@ -53,7 +54,7 @@ public:
     friend bool operator==(const Units&, const Units&) = default;
 
 private:
-    std::vector<std::size_t> unit_of_;
+    List<std::size_t> unit_of_;
     std::size_t count_ = 0;
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <vector>
-
+#include "../core/list.hpp"
 #include "../kernel/reduce.hpp"
 #include "call.hpp"
 
@@ -41,8 +40,8 @@ public:
     }
 
 private:
-    std::vector<const void*> inputs_;
-    std::vector<double> scales_;
+    List<const void*> inputs_;
+    List<double> scales_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

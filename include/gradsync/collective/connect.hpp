@@ -5,6 +5,7 @@
 #include "../core/backend_abilities.hpp"
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "engine.hpp"
 #include "engine_collectives.hpp"
 #include "hierarchical_engine.hpp"

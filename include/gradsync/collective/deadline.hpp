@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "world.hpp"
 
@@ -84,7 +84,7 @@ public:
     }
 
 private:
-    std::vector<std::chrono::steady_clock::time_point> gone_since_;
+    List<std::chrono::steady_clock::time_point> gone_since_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

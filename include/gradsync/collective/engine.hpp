@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../core/clock.hpp"
+#include "../core/list.hpp"
 #include "call.hpp"
 #include "deadline.hpp"
 #include "failures.hpp"
@@ -36,8 +37,8 @@ private:
 struct Group {
     std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
     int color = 0;
-    std::vector<int> members = {};  ///< the parent's ranks, in their new order
-    int rank = 0;                   ///< this rank's place among them
+    List<int> members = {};  ///< the parent's ranks, in their new order
+    int rank = 0;            ///< this rank's place among them
 
     /// A group of all ranks of a parent of `size` ranks.
     static Group of_all(int size, int rank) {
@@ -63,7 +64,7 @@ public:
             meeting = meetings_.end() - 1;
         }
         std::shared_ptr<Shared> found = meeting->shared;
-        if (++meeting->arrived == group.members.size()) meetings_.erase(meeting);
+        if (++meeting->arrived == group.members.size()) meetings_.erase_if([&](const Meeting& one) { return &one == meeting; });
         return found;
     }
 
@@ -76,19 +77,19 @@ private:
         std::size_t arrived;
     };
 
-    std::vector<Meeting> meetings_;
+    List<Meeting> meetings_;
 };
 
 /// One rank's place in a communicator, and its time limit.
 class Member {
 public:
     /// The world rank of each rank of a communicator; its ranks may share it if they are threads.
-    using WorldRanks = std::shared_ptr<const std::vector<int>>;
+    using WorldRanks = std::shared_ptr<const List<int>>;
 
     Member(WorldRanks world_ranks, int rank, std::chrono::nanoseconds timeout) noexcept
         : world_ranks_(std::move(world_ranks)), rank_(rank), timeout_(gradsync::detail::clamp_timeout(timeout)) {}
-    Member(std::vector<int> world_ranks, int rank, std::chrono::nanoseconds timeout)
-        : Member(std::make_shared<const std::vector<int>>(std::move(world_ranks)), rank, timeout) {}
+    Member(List<int> world_ranks, int rank, std::chrono::nanoseconds timeout)
+        : Member(std::make_shared<const List<int>>(std::move(world_ranks)), rank, timeout) {}
     Member(const Member&) = delete;
     Member& operator=(const Member&) = delete;
 
@@ -97,8 +98,8 @@ public:
     int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
     int own_world_rank() const noexcept { return world_rank(rank_); }
     const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
-    std::vector<int> world_ranks_of(const Group& group) const {
-        std::vector<int> ranks;
+    List<int> world_ranks_of(const Group& group) const {
+        List<int> ranks;
         for (const int member : group.members) ranks.push_back(world_rank(member));
         return ranks;
     }
@@ -173,8 +174,8 @@ public:
     /// Returns `own` of all ranks, by rank. Collective.
     template <class T>
         requires std::is_trivially_copyable_v<T>
-    std::vector<T> exchange(const T& own) {
-        std::vector<T> all(static_cast<std::size_t>(size()));
+    List<T> exchange(const T& own) {
+        List<T> all(static_cast<std::size_t>(size()));
         wait(start({.in = &own,
                     .out = all.data(),
                     .in_count = sizeof(T),

@@ -5,6 +5,7 @@
 #include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 #include "call.hpp"
@@ -123,7 +124,7 @@ public:
         struct Entry {
             std::int32_t color, key;
         };
-        std::vector<Entry> entries(static_cast<std::size_t>(size()));
+        List<Entry> entries(static_cast<std::size_t>(size()));
         const Entry own{color, key};
         collective::Group group{.split = engine_->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)

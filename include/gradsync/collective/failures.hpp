@@ -2,11 +2,11 @@
 #pragma once
 
 #include <exception>
-#include <vector>
 
 #include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "call.hpp"
 #include "world.hpp"
 
@@ -38,9 +38,9 @@ namespace gradsync::inline v0_2::collective {
 /// The ranks that keep a collective from completing, as far as one rank can tell.
 struct Late {
     enum class Did { not_start, not_go_on, not_answer };
-    std::vector<int> ranks = {};  ///< world ranks; empty if unknown
-    Did did = Did::not_start;     ///< the failure of these ranks; `not_go_on`: every rank has started it
-    bool certain = true;          ///< if not, these ranks, or unknown ones, may wait themselves for a rank that others see
+    List<int> ranks = {};      ///< world ranks; empty if unknown
+    Did did = Did::not_start;  ///< the failure of these ranks; `not_go_on`: every rank has started it
+    bool certain = true;       ///< if not, these ranks, or unknown ones, may wait themselves for a rank that others see
 };
 
 [[gnu::cold, gnu::noinline]] inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/clock.hpp"
+#include "../core/list.hpp"
 #include "../core/shard_range.hpp"
 #include "call.hpp"
 #include "deadline.hpp"
@@ -159,7 +160,7 @@ private:
             if (flat.world().failed()) throw;
             problem = error.what();
         }
-        const std::vector<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(part != nullptr));
+        const List<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(part != nullptr));
         for (int r = 0; r < flat.size(); ++r) {
             if (good[static_cast<std::size_t>(r)]) continue;
             const int culprit = flat.world_rank(r), self = flat.own_world_rank();

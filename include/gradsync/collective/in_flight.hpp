@@ -5,7 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#include <vector>
+
+#include "../core/list.hpp"
 
 namespace gradsync::inline v0_2::collective {
 
@@ -53,7 +54,7 @@ private:
         places_ = std::move(larger.places_);
     }
 
-    std::vector<Started> places_;  ///< entry n is at n modulo the size, a power of two
+    List<Started> places_;  ///< entry n is at n modulo the size, a power of two
     std::uint64_t first_ = 0, next_ = 0;
 };
 

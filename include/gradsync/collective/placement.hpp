@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../bootstrap/rendezvous.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "engine.hpp"
 #include "process.hpp"
@@ -14,7 +15,7 @@ namespace gradsync::inline v0_2::detail {
 class Machines {
 public:
     /// `of_ranks`: by rank, the number of its machine.
-    explicit Machines(std::vector<int> of_ranks = {}) : of_ranks_(std::move(of_ranks)), fewest_(size()) {
+    explicit Machines(List<int> of_ranks = {}) : of_ranks_(std::move(of_ranks)), fewest_(size()) {
         for (int r = 0; r < size(); ++r) {
             const auto ranks = static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.end(), of(r)));
             count_ += local_rank(r) == 0;
@@ -36,7 +37,7 @@ public:
 
     /// The machines of a group's members.
     Machines of(const collective::Group& group) const {
-        std::vector<int> machines;
+        List<int> machines;
         for (const int member : group.members) machines.push_back(of(member));
         return Machines(std::move(machines));
     }
@@ -61,7 +62,7 @@ public:
     }
 
 private:
-    std::vector<int> of_ranks_;
+    List<int> of_ranks_;
     int count_ = 0, fewest_, most_ = 0;
 };
 
@@ -76,7 +77,7 @@ struct Placement {
             std::int64_t domain = 0;
         };
         const auto places = bootstrap::exchange(meeting, Place{collective::ProcessIdentity::own(), host_of_this_process(), domain});
-        std::vector<int> of_ranks;  // the first rank on its machine names the machine
+        List<int> of_ranks;  // the first rank on its machine names the machine
         for (int r = 0; r < size; ++r) {
             const Place& place = places[static_cast<std::size_t>(r)];
             one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
@@ -94,13 +95,13 @@ struct Placement {
 
     int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
 
-    std::vector<int> all() const { return collective::Group::of_all(size, rank).members; }
+    List<int> all() const { return collective::Group::of_all(size, rank).members; }
 
     int rank, size;
-    std::vector<collective::ProcessIdentity> processes;  ///< by rank
+    List<collective::ProcessIdentity> processes;  ///< by rank
     Machines machines;
-    std::vector<int> neighbours;  ///< the ranks on this machine
-    bool one_machine = true;      ///< all ranks run on one machine, regardless of their domains
+    List<int> neighbours;     ///< the ranks on this machine
+    bool one_machine = true;  ///< all ranks run on one machine, regardless of their domains
 
 private:
     static std::uint64_t host_of_this_process() noexcept {

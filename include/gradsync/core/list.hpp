@@ -20,6 +20,7 @@ public:
     List() = default;
     /// `size` elements that are T().
     explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
+    List(std::size_t size, const T& value) : List(size) { fill(value); }
     List(std::initializer_list<T> elements) : List(std::span(elements.begin(), elements.size())) {}
     explicit List(std::span<const T> elements) : List(elements.size()) {
         for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
@@ -42,6 +43,8 @@ public:
     const T* end() const noexcept { return data_ + size_; }
     T& operator[](std::size_t i) noexcept { return data_[i]; }
     const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+    T& front() noexcept { return data_[0]; }
+    const T& front() const noexcept { return data_[0]; }
     T& back() noexcept { return data_[size_ - 1]; }
     const T& back() const noexcept { return data_[size_ - 1]; }
 
@@ -56,6 +59,17 @@ public:
         size_ = size;
     }
     void clear() { resize(0); }
+    void pop_back() { resize(size_ - 1); }
+    template <class Predicate>
+    void erase_if(Predicate&& gone) {
+        std::size_t kept = 0;
+        for (std::size_t i = 0; i < size_; ++i)
+            if (!gone(data_[i])) {
+                if (i != kept) data_[kept] = std::move(data_[i]);
+                ++kept;
+            }
+        resize(kept);
+    }
     void reserve(std::size_t capacity) {
         if (capacity > capacity_) grow(capacity);
     }

@@ -53,8 +53,7 @@ public:
     template <class = void>
     GradientNorm(std::span<const std::size_t> counts, std::span<const List<ShardSlice>> slices, int rank) : GradientNorm(counts) {
         // Blocks that are cut have a place each behind the sums.
-        split_.resize(blocks_);
-        split_.fill(whole);
+        split_ = List<std::size_t>(blocks_, whole);
         for (const List<ShardSlice>& ranks_slices : slices)
             for (const ShardSlice& s : ranks_slices)
                 if (counts[s.parameter] != 0)

@@ -128,8 +128,7 @@ public:
                        detail::with_storage(detail::choose<ReducerOptions, Role::other, B>(first, more...), GradientStorage::in_buckets),
                        detail::choose<Buckets, Role::buckets, B>(first, more...), detail::choose<Overlap, Role::overlap, B>(first, more...),
                        detail::choose<Exchange, Role::exchange, B>(first, more...)) {
-        static_assert(
-            detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange>::template check<First, More...>());
+        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange>::template check<First, More...>());
         if (in_buckets_) move_into_buckets();
         else
             for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
@@ -141,7 +140,8 @@ public:
     }
 
     using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_gradients_by_norm, Base::clip_gradients_by_value,
-        Base::discard, Base::exchange, Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics;
+        Base::discard, Base::exchange, Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order,
+        Base::set_weight, Base::statistics;
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) {

@@ -15,6 +15,7 @@
 #include <unordered_set>
 
 #include "../core/backend.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/verification.hpp"
@@ -114,7 +115,7 @@ public:
     void verify(std::uint64_t digest) {
         const std::uint64_t size = std::filesystem::file_size(path_);
         if (size < sizeof digest) torn();
-        std::vector<char> piece(std::size_t{1} << 20);
+        List<char> piece(std::size_t{1} << 20);
         Digest actual;
         for (std::uint64_t left = size - sizeof digest; left != 0;) {
             const std::size_t n = smaller<std::uint64_t>(left, piece.size());
@@ -135,7 +136,7 @@ private:
 /// The list of files that make up a checkpoint.
 struct ShardManifest {
     std::uint64_t generation = 0;
-    std::vector<std::uint64_t> digests;  ///< by rank
+    List<std::uint64_t> digests;  ///< by rank
     std::string note;
 
     static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
@@ -268,7 +269,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
 
         struct Wanted {
             std::size_t parameter = 0, first = 0;
-            std::vector<BufferView> arrays;
+            List<BufferView> arrays;
             std::size_t found = 0;
         };
         std::unordered_map<std::string, Wanted> wanted;  // this rank has at most one slice of a parameter

@@ -6,6 +6,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
@@ -106,10 +107,10 @@ private:
             done += n;
         }
     }
-    List<ShardSlice> slices_;        ///< of this rank, in the order of the buckets
-    std::vector<std::size_t> ends_;  ///< by bucket: index past its last slice
+    List<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
+    List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
-    std::vector<std::vector<BufferView>> buckets_;
+    List<List<BufferView>> buckets_;
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
 };
@@ -191,7 +192,7 @@ private:
     const BucketPlan& plan_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
-    std::vector<const ShardSlice*> slice_of_;  ///< by parameter: this rank's slice, or null
+    List<const ShardSlice*> slice_of_;  ///< by parameter: this rank's slice, or null
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../bucket/units.hpp"
+#include "../core/list.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/options.hpp"
 #include "../overlap/overlap_backward.hpp"
@@ -191,7 +192,7 @@ private:
     void replicate_small_ones() {
         if (given_units_.size() != parameters_.size())
             refuse(name, detail::text("there are ", parameters_.size(), " parameters, but units for ", given_units_.size()));
-        std::vector<std::size_t> unit_of(parameters_.size());
+        List<std::size_t> unit_of(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const ParameterView& p = parameters_[i];
             unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);

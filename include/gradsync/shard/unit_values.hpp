@@ -5,6 +5,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/list.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 
@@ -38,7 +39,7 @@ public:
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
     struct Unit {
-        std::vector<std::size_t> buckets;
+        List<std::size_t> buckets;
         std::size_t bytes = 0;
         std::size_t slot = none;
         std::size_t users = 0;
@@ -126,11 +127,11 @@ private:
         std::size_t unit;
     };
 
-    std::vector<Slot> slots_;
-    std::vector<Unit> units_;
+    List<Slot> slots_;
+    List<Unit> units_;
     std::size_t first_staying_ = 0;
-    std::vector<BufferView> buckets_;
-    std::vector<Place> places_;  ///< by parameter
+    List<BufferView> buckets_;
+    List<Place> places_;  ///< by parameter
     std::size_t slot_bytes_ = 0;
     std::size_t bytes_ = 0;
     std::uint64_t releases_ = 0;
@@ -153,8 +154,7 @@ public:
 
     /// Ends the step. Returns the units that the next one is expected to begin with.
     std::span<const std::size_t> end_step() {
-        before_.swap(now_);
-        now_.clear();
+        before_ = std::exchange(now_, {});
         at_ = 0;
         return predicted(0);
     }
@@ -167,7 +167,7 @@ private:
     static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step; beyond that nobody is training
 
     std::size_t ahead_;
-    std::vector<std::size_t> before_, now_;
+    List<std::size_t> before_, now_;
     std::size_t at_ = 0;  ///< position in `before_`
 };
 

@@ -19,9 +19,9 @@ using collective::Call;
 /// calls need the scheduler's lock.
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
-    Communicator(std::shared_ptr<Simulation> simulation, std::vector<int> world_ranks)
+    Communicator(std::shared_ptr<Simulation> simulation, List<int> world_ranks)
         : simulation_(std::move(simulation)),
-          world_ranks_(std::make_shared<const std::vector<int>>(std::move(world_ranks))),
+          world_ranks_(std::make_shared<const List<int>>(std::move(world_ranks))),
           route_(simulation_->network.route(*world_ranks_)),
           number_(simulation_->communicators++),
           next_(world_ranks_->size()),
@@ -106,7 +106,7 @@ public:
     /// The communicator that the members of a group share. The first member to ask makes it.
     std::shared_ptr<Communicator> meet(const collective::Group& group) {
         return meetings_.meet(this, group, [&] {
-            std::vector<int> members;
+            List<int> members;
             for (const int r : group.members) members.push_back(world_rank(r));
             return std::make_shared<Communicator>(simulation_, std::move(members));
         });
@@ -119,8 +119,8 @@ private:
         Call name;  ///< call of the first rank to arrive
         std::size_t arrived = 0, retired = 0;
         CollectiveRecord times;
-        bool placed = false;       ///< its times on the links are known
-        std::vector<int> waiters;  ///< world ranks
+        bool placed = false;  ///< its times on the links are known
+        List<int> waiters;    ///< world ranks
     };
     /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
     void complete(std::uint64_t n, Started& started) {

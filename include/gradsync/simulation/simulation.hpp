@@ -136,7 +136,7 @@ public:
         block(lock, world_rank, {Scheduler::endless, std::move(complain)});
     }
     /// Lets blocked ranks go on, no earlier than at `time` or at their deadlines; ranks that are not blocked stay as they are.
-    void wake(std::vector<int>& world_ranks, double time) {
+    void wake(List<int>& world_ranks, double time) {
         for (const int rank : world_ranks)
             scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
         world_ranks.clear();
@@ -198,7 +198,7 @@ private:
 
     bool moves_buckets_;
     std::vector<Wait> waits_;  ///< by world rank
-    std::vector<int> nappers_;
+    List<int> nappers_;
     std::vector<std::chrono::nanoseconds> limits_;  ///< by world rank
     std::condition_variable stopped_;
     bool stop_ = false;

@@ -5,6 +5,7 @@
 
 #include "../../bootstrap/reception.hpp"
 #include "../../core/clock.hpp"
+#include "../../core/list.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -39,7 +40,7 @@ public:
     template <class Apart>
     std::size_t connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
-        std::vector<int> after, before;
+        List<int> after, before;
         for (int distance = 1; distance <= 2 && distance < size; ++distance) {
             const int next = (rank + distance) % size, previous = (rank + size - distance) % size;
             if (apart(next)) after.push_back(next);
@@ -74,8 +75,8 @@ public:
 private:
     net::Reception reception_;
     std::mutex mutex_;
-    std::vector<net::Link> lines_;
-    std::vector<int> lost_;
+    List<net::Link> lines_;
+    List<int> lost_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -3,6 +3,7 @@
 
 #include "../../core/clock.hpp"
 #include "../../core/leak_until_exit.hpp"
+#include "../../core/list.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../deadline.hpp"
 #include "../engine.hpp"
@@ -36,7 +37,7 @@ public:
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks; communicators with a rank in
     /// common must have different numbers.
-    MessageEngine(std::shared_ptr<MessageWorld> world, std::vector<int> world_ranks, int rank, int communicator,
+    MessageEngine(std::shared_ptr<MessageWorld> world, List<int> world_ranks, int rank, int communicator,
                   std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
@@ -172,7 +173,7 @@ public:
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
         // a time, see the concept.)
-        const std::vector<int> proposals = exchange(world_->next_communicator.load());
+        const List<int> proposals = exchange(world_->next_communicator.load());
         const int number = *std::max_element(proposals.begin(), proposals.end());
         if (number >= world_->transport().last_stream() / Route::streams)
             gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
@@ -345,12 +346,12 @@ private:
     bool ended_ = false;
 
     collective::InFlight<std::unique_ptr<PendingCollective>> pending_;
-    std::vector<std::unique_ptr<PendingCollective>> spare_;
+    List<std::unique_ptr<PendingCollective>> spare_;
     std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
     std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
 
     collective::Combiner combiner_;
-    std::vector<const void*> inputs_;
+    List<const void*> inputs_;
     Rounds rounds_;
     MessageFailureDetector detector_;
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};

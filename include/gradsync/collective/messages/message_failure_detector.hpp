@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/clock.hpp"
+#include "../../core/list.hpp"
 #include "../deadline.hpp"
 #include "../engine.hpp"
 #include "../failures.hpp"
@@ -24,11 +25,11 @@ public:
     /// The ranks that keep `pending` from completing.
     Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
-        if (std::vector<int> missing = missing_of(pending); !missing.empty())
+        if (List<int> missing = missing_of(pending); !missing.empty())
             return {.ranks = std::move(missing),
                     .did = pending.waits_for_hub() ? Did::not_answer : Did::not_start,
                     .certain = !pending.waits_for_hub()};
-        std::vector<int> late;
+        List<int> late;
         auto worst = Round::Debt::none;
         for (int r = 0; r < size(); ++r) {
             const Round::Debt debt = pending.owes(r) ? Round::Debt::contribution : rounds_.debt(pending, r);
@@ -76,8 +77,8 @@ private:
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
-    std::vector<int> missing_of(const PendingCollective& pending) const {
-        std::vector<int> missing;
+    List<int> missing_of(const PendingCollective& pending) const {
+        List<int> missing;
         for (int r = 0; r < size(); ++r)
             if (!pending.arrived(r)) missing.push_back(world_rank(r));
         return missing;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../../core/clock.hpp"
+#include "../../core/list.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
 #include "lifeline.hpp"
@@ -22,7 +23,7 @@ public:
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
     /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is never destroyed.
-    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes,
+    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes,
                                               int ranks_here, const World* twin = nullptr) {
         sweep();
         return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, twin),
@@ -62,7 +63,7 @@ public:
             listen();
         }
         if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
-        std::erase_if(outgoing_, [&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
+        outgoing_.erase_if([&](Outgoing& outgoing) { return transport_->finish_one(outgoing.ticket); });
     }
 
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
@@ -111,8 +112,7 @@ public:
     }
 
 private:
-    MessageWorld(std::unique_ptr<Transport> transport, std::vector<collective::ProcessIdentity> processes, int ranks_here,
-                 const World* twin)
+    MessageWorld(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here, const World* twin)
         : World(ranks_here, twin ? twin->shared_state() : std::make_shared<State>(),
                 static_cast<std::size_t>(ranks_here) < processes.size(),
                 twin ? twin->shared_hooks() : std::make_shared<collective::ProgressHooks>()),
@@ -126,10 +126,10 @@ private:
     /// Destroys the worlds without owners that are quiet by now, and keeps another one.
     static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
-        static auto& worlds = *new std::vector<std::unique_ptr<MessageWorld>>;
+        static auto& worlds = *new List<std::unique_ptr<MessageWorld>>;
         std::lock_guard lock(mutex);
-        std::erase_if(worlds, [](const auto& world) { return world->is_quiet(); });
-        if (another != nullptr) worlds.emplace_back(another);
+        worlds.erase_if([](const auto& world) { return world->is_quiet(); });
+        if (another != nullptr) worlds.push_back(std::unique_ptr<MessageWorld>(another));
     }
 
     void retire() noexcept {
@@ -215,16 +215,16 @@ private:
     }
 
     std::unique_ptr<Transport> transport_;
-    const std::vector<collective::ProcessIdentity> processes_;
+    const List<collective::ProcessIdentity> processes_;
     std::unique_ptr<Lifeline> lifeline_;
 
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};
     std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
-    std::vector<Outgoing> outgoing_;
+    List<Outgoing> outgoing_;
     std::map<std::pair<int, int>, std::uint64_t> leavers_;  ///< communicator and rank, which starts nothing more from this number on
-    std::vector<bool> gone_;                                ///< by rank: it has said good-bye, and will send nothing more
+    List<bool> gone_;                                       ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

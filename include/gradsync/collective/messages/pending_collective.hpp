@@ -7,6 +7,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../call.hpp"
@@ -101,7 +102,7 @@ public:
     bool owes(int rank) const noexcept {
         return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket);
     }
-    const std::vector<Call>& calls() const noexcept { return calls_; }
+    const List<Call>& calls() const noexcept { return calls_; }
 
     /// Records that the calls fit.
     void accept() noexcept {
@@ -126,7 +127,7 @@ public:
     }
 
     /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
-    void finish_small(collective::Combiner& combiner, std::vector<const void*>& inputs) {
+    void finish_small(collective::Combiner& combiner, List<const void*>& inputs) {
         inputs.resize(calls_.size());
         if (!by_way_of_one_) {
             for (int owner = 0; owner < ranks_; ++owner)
@@ -200,7 +201,7 @@ private:
     }
 
     /// Computes the result of an owner's share from the data of the hellos. `to` may be the memory of rank 0's elements.
-    void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, std::vector<const void*>& inputs) {
+    void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, List<const void*>& inputs) {
         const bool gathers = collective::in_is_shard(call_.operation);
         for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
         if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&to, 1}, share.size());
@@ -253,7 +254,7 @@ private:
     std::uint64_t number_ = 0;
     Call call_;
     const Route& route_;
-    std::vector<Call> calls_;
+    List<Call> calls_;
     const int ranks_;
     const int rank_;
     const bool few_owners_;
@@ -267,7 +268,7 @@ private:
                                  ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
     std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, because most of it may never be used
-    std::vector<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
+    List<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

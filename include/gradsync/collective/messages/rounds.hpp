@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../../kernel/host_buffer.hpp"
@@ -104,7 +105,7 @@ public:
     }
 
 private:
-    using Tickets = std::vector<Transport::Ticket>;
+    using Tickets = List<Transport::Ticket>;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     static bool none(const Tickets& tickets) noexcept {
@@ -203,7 +204,7 @@ private:
     std::size_t piece_ = 0;
     bool hearing_ = false, combined_ = false, taking_ = false;
     Tickets contributions_out_, contributions_in_, results_out_, results_in_;
-    std::vector<const void*> inputs_;
+    List<const void*> inputs_;
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };
 

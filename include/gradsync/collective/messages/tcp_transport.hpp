@@ -12,6 +12,7 @@
 #include "../../bootstrap/socket.hpp"
 #include "../../core/clock.hpp"
 #include "../../core/error.hpp"
+#include "../../core/list.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -25,7 +26,7 @@ public:
     static constexpr std::size_t largest_message = std::size_t{64} << 20;
 
     /// `sockets[r]`: the connection to rank r.
-    TcpTransport(std::vector<net::Socket> sockets, int rank) : peers_(sockets.size()), rank_(rank) {
+    TcpTransport(List<net::Socket> sockets, int rank) : peers_(sockets.size()), rank_(rank) {
         for (std::size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = std::move(sockets[r]);
     }
 
@@ -54,7 +55,7 @@ public:
         if (inbox.kept.empty()) {
             inbox.posted.push_back(posted);
         } else {
-            const std::vector<std::byte> message = std::move(inbox.kept.front());
+            const List<std::byte> message = std::move(inbox.kept.front());
             inbox.kept.pop_front();
             copy(message, posted);
             tickets_[ticket].done = true;
@@ -117,12 +118,12 @@ private:
         std::byte* data = nullptr;
         Ticket ticket = no_ticket;
         std::size_t moved = 0;  ///< bytes of header and data together
-        std::vector<std::byte> own = {};
+        List<std::byte> own = {};
 
         std::size_t all() const noexcept { return sizeof(Header) + header.bytes; }
         /// Goes on in memory of its own.
         void detach() {
-            own.assign(data, data + header.bytes);
+            own = List<std::byte>(std::span<const std::byte>(data, header.bytes));
             data = own.data();
             ticket = no_ticket;
         }
@@ -139,7 +140,7 @@ private:
     /// The receives that have begun, or the messages that came before their receives: one of the two is empty.
     struct Inbox {
         std::deque<Posted> posted;
-        std::deque<std::vector<std::byte>> kept;
+        std::deque<List<std::byte>> kept;
     };
     struct Peer {
         net::Socket socket;
@@ -147,8 +148,8 @@ private:
         std::deque<Moving> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
-        bool takes_all = false;      ///< patience has ended: nothing is held up until everything that has arrived by then is read
-        std::vector<Inbox> inboxes;  ///< by stream
+        bool takes_all = false;  ///< patience has ended: nothing is held up until everything that has arrived by then is read
+        List<Inbox> inboxes;     ///< by stream
     };
 
     static constexpr std::size_t max_copied_at_once = std::size_t{128} << 10;
@@ -164,7 +165,7 @@ private:
     /// The inbox of the control stream takes messages from any rank.
     Inbox& inbox_of(int rank, int stream) {
         if (stream == control_stream) return control_;
-        std::vector<Inbox>& inboxes = peers_[at(rank)].inboxes;
+        List<Inbox>& inboxes = peers_[at(rank)].inboxes;
         if (inboxes.size() <= at(stream)) inboxes.resize(at(stream) + 1);
         return inboxes[at(stream)];
     }
@@ -173,7 +174,7 @@ private:
         if (bytes > posted.bytes)
             throw std::runtime_error(text("a message of ", bytes, " bytes came where ", posted.bytes, " were due at most"));
     }
-    static void copy(const std::vector<std::byte>& message, const Posted& posted) {
+    static void copy(const List<std::byte>& message, const Posted& posted) {
         check_room(message.size(), posted);
         if (!message.empty()) std::memcpy(posted.data, message.data(), message.size());
     }
@@ -287,12 +288,12 @@ private:
         incoming = {};
     }
 
-    std::vector<Peer> peers_;
+    List<Peer> peers_;
     const int rank_;
     std::mutex mutex_;
     Inbox control_;
     TicketBook<Entry> tickets_;
-    std::vector<pollfd> waiting_;  ///< scratch
+    List<pollfd> waiting_;  ///< scratch
     std::uint64_t over_ = 0;
 };
 
@@ -303,12 +304,12 @@ std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nan
     const std::chrono::nanoseconds limit = std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
-    std::vector<net::Socket> sockets(at(size));
+    List<net::Socket> sockets(at(size));
     if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
 
     const net::Reception reception = net::Reception::open();
     const std::vector<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
-    std::vector<int> below, above;
+    List<int> below, above;
     for (int r = 0; r < size; ++r)
         if (r != rank) (r < rank ? below : above).push_back(r);
     for (net::Link& link :

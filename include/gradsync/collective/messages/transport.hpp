@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <mutex>
 #include <utility>
-#include <vector>
 
+#include "../../core/list.hpp"
 #include "../../core/text.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -95,7 +95,7 @@ struct Route {
     static constexpr int streams = 8;
 
     Transport& transport;
-    const std::vector<int>& transport_ranks;  ///< by rank of the communicator
+    const List<int>& transport_ranks;  ///< by rank of the communicator
     int rank;
     int communicator;  ///< its number
 
@@ -126,7 +126,7 @@ public:
     Transport::Ticket add(Entry entry) {
         if (free_.empty()) {
             free_.push_back(static_cast<Transport::Ticket>(entries_.size()));
-            entries_.emplace_back();
+            entries_.push_back({});
         }
         const Transport::Ticket ticket = free_.back();
         free_.pop_back();
@@ -137,8 +137,8 @@ public:
     Entry& operator[](Transport::Ticket ticket) noexcept { return entries_[ticket]; }
 
 private:
-    std::vector<Entry> entries_;  ///< by ticket
-    std::vector<Transport::Ticket> free_;
+    List<Entry> entries_;  ///< by ticket
+    List<Transport::Ticket> free_;
 };
 
 /// Memory that outlives every message from or to it, so that messages need no copy. Thread-safe.
@@ -150,7 +150,7 @@ public:
     }
     void remove(const void* base) noexcept {
         std::lock_guard lock(mutex_);
-        std::erase_if(blocks_, [&](const Block& block) { return block.base == reinterpret_cast<std::uintptr_t>(base); });
+        blocks_.erase_if([&](const Block& block) { return block.base == reinterpret_cast<std::uintptr_t>(base); });
     }
     bool contains(const void* address, std::size_t bytes) const noexcept {
         const auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -167,7 +167,7 @@ private:
     };
 
     mutable std::mutex mutex_;
-    std::vector<Block> blocks_;
+    List<Block> blocks_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "../../core/dtype.hpp"
+#include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "../../core/reduce_op.hpp"
 #include "../../core/shard_range.hpp"
@@ -90,8 +91,8 @@ public:
 
 private:
     collective::Combiner combiner_;
-    std::vector<const void*> inputs_;
-    std::vector<void*> outputs_;
+    List<const void*> inputs_;
+    List<void*> outputs_;
 };
 
 }  // namespace gradsync::inline v0_2::shared_memory

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/clock.hpp"
+#include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
@@ -31,7 +32,7 @@ public:
 
     /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a region number of the world for the
     /// staging area, the same on all ranks.
-    ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, std::vector<int> world_ranks, int rank,
+    ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, List<int> world_ranks, int rank,
                   std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),

@@ -4,9 +4,9 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "../../core/error.hpp"
+#include "../../core/list.hpp"
 #include "../call.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
@@ -33,7 +33,7 @@ public:
     void remove(std::uint32_t number) noexcept {
         std::lock_guard lock(mutex_);
         regions_[number] = {};
-        std::erase(live_, number);
+        live_.erase_if([&](std::uint32_t live) { return live == number; });
     }
 
     /// Encodes `address`. Returns false if the `bytes` bytes do not all lie in one region.
@@ -63,8 +63,8 @@ private:
     };
 
     mutable std::mutex mutex_;
-    std::vector<Region> regions_;      ///< by number
-    std::vector<std::uint32_t> live_;  ///< numbers of the existing regions
+    List<Region> regions_;      ///< by number
+    List<std::uint32_t> live_;  ///< numbers of the existing regions
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 

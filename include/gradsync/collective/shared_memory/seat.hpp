@@ -5,6 +5,7 @@
 #include <concepts>
 
 #include "../../core/clock.hpp"
+#include "../../core/list.hpp"
 #include "../deadline.hpp"
 #include "../failures.hpp"
 #include "../waiting.hpp"
@@ -358,7 +359,7 @@ private:
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
     std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< time at which a failed world counts as quiet at the latest; 0: not
                                                                ///< failed
-    std::vector<Call> calls_;
+    List<Call> calls_;
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     ChunkWorker worker_;
 };
