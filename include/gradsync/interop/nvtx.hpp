@@ -4,6 +4,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <array>
+#include <vector>
 
 #include "../core/bucket_plan.hpp"
 #include "../core/unique_handle.hpp"

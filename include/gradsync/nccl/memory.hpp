@@ -152,7 +152,7 @@ private:
     collective::Memory allocate_registered(Engine& engine, std::size_t bytes) {
         const std::string what = text("allocate(", bytes, " bytes)");
         std::shared_ptr<RegisteredMemory> memory;
-        std::vector<std::uint64_t> sizes;
+        List<std::uint64_t> sizes;
         try {
             memory = std::make_shared<RegisteredMemory>(bytes);
             sizes = engine.control()->exchange(std::uint64_t{bytes});
@@ -180,7 +180,7 @@ private:
     }
 
     /// The first rank whose number differs from that of rank 0; 0 if there is none.
-    static std::size_t first_unlike(const std::vector<std::uint64_t>& numbers) noexcept {
+    static std::size_t first_unlike(const List<std::uint64_t>& numbers) noexcept {
         for (std::size_t r = 1; r < numbers.size(); ++r)
             if (numbers[r] != numbers[0]) return r;
         return 0;

@@ -75,7 +75,7 @@ public:
 private:
     net::Reception reception_;
     std::mutex mutex_;
-    List<net::Link> lines_;
+    std::vector<net::Link> lines_;
     List<int> lost_;
 };
 

@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"
-#include "../../core/list.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -201,9 +200,9 @@ private:
     bool orphans_ = false;             ///< a message without a ticket may use a caller's memory for good
 
     message_passing::TicketBook<Entry> tickets_;
-    List<MPI_Request> requests_;    ///< requests that are not over
-    List<Ticket> request_tickets_;  ///< tickets of these requests
-    List<int> finished_;            ///< scratch
+    std::vector<MPI_Request> requests_;    ///< requests that are not over
+    std::vector<Ticket> request_tickets_;  ///< tickets of these requests
+    std::vector<int> finished_;            ///< scratch
 };
 
 }  // namespace gradsync::inline v0_2::detail
