@@ -77,7 +77,7 @@ private:
     FaultyBackend(B backend, std::shared_ptr<const Fault> fault)
         : B(std::move(backend)), fault_(std::move(fault)), state_(std::make_shared<State>()) {}
 
-    /// Calls `fault`. Returns what starts the collective then.
+    /// Calls `fault`, and returns the backend that then starts the collective.
     B& reach(std::string_view operation, std::size_t bytes) {
         if (!state_) return *this;  // moved from: B throws
         FaultPoint at{.rank = this->rank(), .operation = operation, .bytes = bytes};

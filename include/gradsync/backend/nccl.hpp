@@ -28,7 +28,7 @@ public:
     NcclGroup() = default;
     explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
     NcclGroup(NcclGroup&&) noexcept = default;
-    NcclGroup& operator=(NcclGroup other) noexcept {  // which launches what this was
+    NcclGroup& operator=(NcclGroup other) noexcept {  // `other` then launches the group that this was
         engine_.swap(other.engine_);
         std::swap(exceptions_, other.exceptions_);
         return *this;

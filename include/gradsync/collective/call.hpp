@@ -118,7 +118,7 @@ inline int first_misfit(std::span<const Call> calls) noexcept {
         if (first.operation == Operation::barrier) continue;
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
     }
-    // The side that all ranks have: of a gather or scatter the shard, which the root checks against its whole buffer.
+    // Compares the side that every rank has: in a gather or scatter its shard, otherwise the whole buffer.
     const bool scatters = first.operation == Operation::scatter, has_shard = scatters || first.operation == Operation::gather;
     const bool of_out = scatters || first.operation == Operation::all_gather;
     const std::size_t whole = whole_count(calls);

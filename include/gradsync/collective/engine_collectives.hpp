@@ -21,7 +21,7 @@ public:
     NumberedWork() = default;
     NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
     NumberedWork(NumberedWork&&) noexcept = default;
-    NumberedWork& operator=(NumberedWork other) noexcept {  // which abandons what this was
+    NumberedWork& operator=(NumberedWork other) noexcept {  // `other` then abandons the collective that this was
         std::swap(engine_, other.engine_);
         std::swap(number_, other.number_);
         deadline_ = other.deadline_;
