@@ -309,16 +309,15 @@ private:
         shards_.resize(plan_.size());
         shard_bytes_ = 0;
         const auto bytes_of = [&](std::size_t b) {
-            const BufferView largest = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(),
-                                        accumulator_of(storage_.bucket(b).dtype)};
-            return in_lines(largest.bytes());
+            const BufferView whole = storage_.bucket(b);
+            return in_lines(shard_range(whole.count, size_, 0).size() * size_of(accumulator_of(whole.dtype)));
         };
         for (std::size_t b = 0; b < plan_.size(); ++b) shard_bytes_ += bytes_of(b);
         shard_memory_ = backend.allocate(shard_bytes_);
         auto* next = static_cast<std::byte*>(shard_memory_.data());
         for (std::size_t b = 0; b < plan_.size(); ++b) {
             const BufferView whole = storage_.bucket(b);
-            shards_[b] = {next, shard_range(whole.count, size_, rank_).size(), accumulator_of(whole.dtype), B::memory_space};
+            shards_[b] = typed_view(next, shard_range(whole.count, size_, rank_).size(), accumulator_of(whole.dtype), B::memory_space);
             next += bytes_of(b);
         }
     }
@@ -328,7 +327,7 @@ private:
         if (!sums_apart()) return;
         sums_.resize(parameters_.size());
         for (std::size_t i : order_) {
-            sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space};
+            sums_[i] = typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype), B::memory_space);
             sum_bytes_ += in_lines(sums_[i].bytes());
         }
         if constexpr (B::memory_space == MemorySpace::host) sum_memory_ = kernel::HostBuffer(sum_bytes_);

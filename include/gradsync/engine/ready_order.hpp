@@ -117,7 +117,9 @@ public:
         if (timed_) {
             std::vector<double> seconds = times_.mean();
             seconds.push_back(times_.any() ? 1 : 0);
-            host_of(backend).all_reduce(buffer(seconds), ReduceOp::max).wait();
+            // None is negative, so that they compare as their bits do. The loops of f64 would have to be compiled for f64.
+            const BufferView bits{reinterpret_cast<std::uint64_t*>(seconds.data()), seconds.size()};
+            host_of(backend).all_reduce(bits, ReduceOp::max).wait();
             if (seconds.back() == 0) return order;
             seconds.pop_back();
             seconds_ = std::move(seconds);

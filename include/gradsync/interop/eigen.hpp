@@ -67,7 +67,7 @@ private:
                                                         " is not contiguous (inner stride " + std::to_string(t.innerStride()) +
                                                         ", outer stride " + std::to_string(t.outerStride()) +
                                                         "): copy it into a matrix, or pass the whole that it is a part of");
-            return View{t.data(), static_cast<std::size_t>(t.size()), dtype_of<Scalar>, space};
+            return View{t.data(), static_cast<std::size_t>(t.size()), space};
         } else {
             return View{};
         }

@@ -45,7 +45,7 @@ struct buffer_traits<M> {
                                                     " elements is not contiguous (its mapping is not exhaustive): copy it into one with "
                                                     "layout_right, or pass the whole that it is a part of");
         using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
-        return View{static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()), dtype_of<T>, space};
+        return View{static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()), space};
     }
 
     static std::vector<std::size_t> shape(const M& m) {

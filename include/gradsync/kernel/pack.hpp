@@ -21,7 +21,7 @@ private:
     /// True if F16C converts, which is part of `Isa::avx2` and wider. It gives the same bits, even if the thread flushes to zero.
     static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
 
-    using Numbers = detail::Pack<float, register_bytes>;
+    using Floats = detail::Pack<float, register_bytes>;
     using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
     using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
 
@@ -43,8 +43,8 @@ public:
             widen_half(stored[0], to[0]);
             widen_half(stored[1], to[1]);
         } else if constexpr (is_low_precision(dtype_of<T>)) {
-            detail::widen<T, Numbers>(stored[0] & 0xffffu, to[0]);
-            detail::widen<T, Numbers>(stored[0] >> 16, to[1]);
+            detail::widen<T, Floats>(stored[0] & 0xffffu, to[0]);
+            detail::widen<T, Floats>(stored[0] >> 16, to[1]);
         } else {
             to[0] = stored[0];
             to[1] = stored[1];
@@ -58,8 +58,8 @@ public:
             narrow_half(from[1], to[1]);
         } else if constexpr (is_low_precision(dtype_of<T>)) {
             Words lower, upper;
-            detail::narrow<T, Numbers>(from[0], lower);
-            detail::narrow<T, Numbers>(from[1], upper);
+            detail::narrow<T, Floats>(from[0], lower);
+            detail::narrow<T, Floats>(from[1], upper);
             to[0] = lower | upper << 16;
         } else {
             to[0] = from[0];

@@ -4,33 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <span>
 #include <type_traits>
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
-#include "float8.hpp"
 #include "isa.hpp"
+#include "kernels.hpp"
 #include "pack.hpp"
 
 namespace gradsync::inline v0_2::kernel {
-
-/// One fused pass: combines the inputs in order, and writes the result to every output. Ranks that share an address space, or a window of
-/// it, reduce with it.
-///
-/// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps none of them. Input
-/// i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are for floating types. The reduction computes
-/// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and their
-/// order.
-struct Reduction {
-    std::span<const void* const> inputs;
-    std::span<const double> scales;
-    std::span<void* const> outputs;
-    std::size_t count = 0;
-    DType dtype = DType::f32;
-    ReduceOp op = ReduceOp::sum;
-    double factor = 1;
-};
 
 namespace detail {
 
@@ -61,30 +45,39 @@ struct Extreme {  // a NaN wins
     }
 };
 
-/// Any operation on any number of inputs, block by block through accumulators that stay in the first-level cache. All loops have the length
-/// of a whole block, a constant, so that they are vectorised at -O2; the last block is padded.
-template <class T>
+/// Conversions of a type to its accumulator's and back; null if they are the same.
+template <class A>
+struct Conversions {
+    void (*widen)(const void* from, A* to, std::size_t n) = nullptr;
+    void (*round)(const A* from, void* to, std::size_t n) = nullptr;
+};
+
+/// Any operation on any number of inputs, block by block through accumulators of type A, which stay in the first-level cache. All loops have
+/// the length of a whole block, a constant, so that they are vectorised at -O2; the last block is padded.
+template <class A>
 struct BlockedReduce {
-    using A = accumulator_t<T>;
     static constexpr std::size_t block = 256;
 
-    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
+    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r, Conversions<A> conversions) {
         alignas(64) A result[block];
         alignas(64) A next[block];
-        alignas(64) T elements[block] = {};
+        alignas(64) A elements[block] = {};  // of the type in memory, which is no larger
+        const std::size_t size = size_of(r->dtype);
         for (std::size_t first = 0; first < r->count; first += block) {
             const std::size_t n = r->count - first < block ? r->count - first : block;
             for (std::size_t i = 0; i < r->inputs.size(); ++i) {
                 A* const into = i == 0 ? result : next;
-                const T* from = static_cast<const T*>(r->inputs[i]) + first;
-                if (n < block) from = static_cast<const T*>(std::memcpy(elements, from, n * sizeof(T)));
-                convert_block(from, into, block);
+                const void* from = static_cast<const std::byte*>(r->inputs[i]) + first * size;
+                if (n < block) from = std::memcpy(elements, from, n * size);
+                if (conversions.widen) conversions.widen(from, into, block);
+                else std::memcpy(into, from, sizeof result);
                 if (!r->scales.empty()) multiply(into, r->scales[i]);
                 if (i != 0) combine(r->op, result, next);
             }
             multiply(result, r->factor);
-            convert_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
-            for (void* output : r->outputs) std::memcpy(static_cast<T*>(output) + first, elements, n * sizeof(T));
+            const void* rounded = result;  // once, then copied to all outputs from the cache
+            if (conversions.round) conversions.round(result, elements, block), rounded = elements;
+            for (void* output : r->outputs) std::memcpy(static_cast<std::byte*>(output) + first * size, rounded, n * size);
         }
     }
 
@@ -122,12 +115,13 @@ struct RegisterSum {
             // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
             // more (measured: docs/performance.md).
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
-            if (ranks == 2) return sum_each<2>(r);
-            if constexpr (std::is_same_v<T, float>) {
-                if (ranks == 3) return sum_each<3>(r);
-                if (ranks == 4) return sum_each<4>(r);
-            }
-            sum_all<is_low_precision(dtype_of<T>) ? 1 : 2>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            std::size_t first = 0;
+            if (ranks == 2) first = sum_each<2>(r);
+            else if (std::is_same_v<T, float> && ranks == 3) first = sum_each<3>(r);
+            else if (std::is_same_v<T, float> && ranks == 4) first = sum_each<4>(r);
+            else first = sum_all<is_low_precision(dtype_of<T>) ? 1 : 2>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            for (const std::size_t bytes = r->count * sizeof(T); first < bytes; first += Step::bytes)
+                sum_some<1, false>(r->inputs, r->outputs, first, bytes - first < Step::bytes ? bytes - first : Step::bytes, r->factor);
         }
 
     private:
@@ -135,26 +129,26 @@ struct RegisterSum {
 
         /// For `ranks` inputs and as many outputs, a number that the compiler knows.
         template <std::size_t ranks>
-        GRADSYNC_ALWAYS_INLINE static void sum_each(const Reduction* r) {
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_each(const Reduction* r) {
             const void* inputs[ranks];
             void* outputs[ranks];
             for (std::size_t i = 0; i < ranks; ++i) {
                 inputs[i] = r->inputs[i];
                 outputs[i] = r->outputs[i];
             }
-            sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
+            return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// Processes `steps` steps per iteration.
+        /// Processes `steps` steps per iteration. Returns the number of bytes done: all whole iterations.
         template <std::size_t steps, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
             constexpr std::size_t all = steps * Step::bytes;
             std::size_t first = 0;
             for (; first + all <= bytes; first += all) sum_some<steps, true>(inputs, outputs, first, all, factor);
-            if (first < bytes) sum_some<steps, false>(inputs, outputs, first, bytes - first, factor);
+            return first;
         }
 
-        /// One iteration. If fewer bytes are left (`rest`; `whole` is false), it works on padded copies.
+        /// One iteration. If `whole` is false, it works on padded copies of `rest` bytes, at most a step.
         template <std::size_t steps, bool whole, class Inputs, class Outputs>
         GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
                                                     double factor) {
@@ -202,47 +196,25 @@ struct RegisterSum {
     };
 };
 
-template <class T>
-void reduce(const Reduction& r) {
-    if constexpr (std::is_integral_v<T>) return run_baseline<BlockedReduce<T>>(&r);  // rare and small: one copy is enough
-    else if ((r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty()) dispatch_vectors<RegisterSum<T>>(&r);
-    else dispatch<BlockedReduce<T>>(&r);
-}
-
-/// The 8-bit types: block by block, one input after another, with the kernels of f32.
-template <class = void>
-void reduce_float8(const Reduction& r) {
-    alignas(64) float result[float8_block];
-    alignas(64) float next[float8_block];
-    std::byte rounded[float8_block];
-    const void* const both[] = {result, next};
-    void* const into[] = {result};
-    Reduction step;
-    step.outputs = into;
-    step.op = r.op;
-    for (std::size_t first = 0; first < r.count; first += float8_block) {
-        step.count = r.count - first < float8_block ? r.count - first : float8_block;
-        const std::size_t inputs = r.inputs.size();
-        for (std::size_t i = 0; i < inputs; ++i) {
-            const auto* const from = static_cast<const std::byte*>(r.inputs[i]) + first;
-            widen_float8(from, r.dtype, i == 0 ? result : next, step.count);
-            if (i == 0 && inputs != 1) continue;
-            step.inputs = std::span(both).first(i == 0 ? 1 : 2);
-            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0], r.scales.empty() || i == 0 ? 1 : r.scales[i]};
-            if (!r.scales.empty()) step.scales = std::span(scales).first(step.inputs.size());
-            step.factor = i + 1 == inputs ? r.factor : 1;
-            reduce<float>(step);
-        }
-        round_float8(result, step.count, rounded, r.dtype);
-        for (void* output : r.outputs) std::memcpy(static_cast<std::byte*>(output) + first, rounded, step.count);
+template <class T, class A>
+void reduce_integers(const Reduction& r) {
+    Conversions<A> conversions;
+    if constexpr (sizeof(T) != sizeof(A)) {
+        conversions.widen = [](const void* from, A* to, std::size_t n) {
+            for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<const T*>(from)[i];
+        };
+        conversions.round = [](const A* from, void* to, std::size_t n) {
+            for (std::size_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = static_cast<T>(from[i]);
+        };
     }
+    run_baseline<BlockedReduce<A>>(&r, conversions);  // rare and small: one copy is enough
 }
 
 }  // namespace detail
 
 /// Runs a reduction on the calling thread. Outputs become zero if there are no inputs.
-template <class = void>
-void reduce(const Reduction& r) {
+inline void reduce(const Reduction& r) {
+    using namespace detail;
     if (r.count == 0) return;
     const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
     // In 8-bit types an infinity becomes the largest number, in place as elsewhere.
@@ -251,15 +223,23 @@ void reduce(const Reduction& r) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;
     }
-    using detail::reduce, detail::reduce_float8;
-    constexpr void (*by_dtype[dtype_count])(const Reduction&) = {
-        reduce<std::int8_t>, reduce<std::uint8_t>, reduce<std::int32_t>, reduce<std::uint32_t>, reduce<std::int64_t>, reduce<std::uint64_t>,
-        reduce<Float16>,     reduce<BFloat16>,     reduce<float>,        reduce<double>,        reduce_float8<>,      reduce_float8<>};
-    by_dtype[static_cast<std::size_t>(r.dtype)](r);
+    const bool in_registers = (r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty();
+    switch (r.dtype) {
+        case DType::i8: return reduce_integers<std::int8_t, std::int64_t>(r);
+        case DType::u8: return reduce_integers<std::uint8_t, std::uint64_t>(r);
+        case DType::i32: return reduce_integers<std::int32_t, std::int64_t>(r);
+        case DType::u32: return reduce_integers<std::uint32_t, std::uint64_t>(r);
+        case DType::i64: return reduce_integers<std::int64_t, std::int64_t>(r);
+        case DType::u64: return reduce_integers<std::uint64_t, std::uint64_t>(r);
+        case DType::f32:
+            if (in_registers) return dispatch_vectors<RegisterSum<float>>(&r);
+            return dispatch<BlockedReduce<float>>(&r, Conversions<float>());
+        default:
+            const Kernels& kernels = kernels_of(r.dtype);
+            if (in_registers && kernels.sum != nullptr) return kernels.sum(&r);
+            if (kernels.reduce != nullptr) return kernels.reduce(&r);
+            dispatch<BlockedReduce<float>>(&r, Conversions<float>{kernels.to_f32, kernels.from_f32});
+    }
 }
-
-#ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp
-extern template void reduce<void>(const Reduction&);
-#endif
 
 }  // namespace gradsync::inline v0_2::kernel

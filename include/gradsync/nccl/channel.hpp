@@ -189,8 +189,8 @@ private:
         void* const to = may_write(call) ? call.out : scratch;
         if (multiplied_here(call.dtype)) {
             if (mean.bytes() != 0)
-                cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
-                               {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
+                cuda::scale_by(detail::typed_view<const void>(call.in, call.in_count, call.dtype, MemorySpace::device),
+                               detail::typed_view(to, call.in_count, call.dtype, MemorySpace::device), &cell(mean)->factor, stream());
             return {to, ncclSum};
         }
         const void* data = call.in;
