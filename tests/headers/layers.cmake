@@ -5,8 +5,9 @@
 # From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own. Some headers of core and
 # kernel lie below both: a view of elements brings the loops over their type.
 set(layers
+    "kernel/isa.hpp"
     "core/(dtype|error|reduce_op|storage_floats|text).hpp"
-    "kernel/(convert|float8|isa|kernels|loops|pack|reduce|tables).hpp"
+    "kernel/(convert|kernels|loops|pack|reduce|tables).hpp"
     "core"
     "kernel|plan"
     "bootstrap"

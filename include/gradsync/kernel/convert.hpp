@@ -28,34 +28,6 @@ using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T
 
 namespace detail {
 
-/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
-/// set.
-template <class T, std::size_t bytes>
-struct Pack {
-    using type [[gnu::vector_size(bytes)]] = T;
-};
-
-/// What `narrow` and `widen` compute in, a number or a pack of numbers, and integers of their size.
-template <class T>
-struct Numbers {
-    using Value = float;
-    using Bits = std::uint32_t;
-    using SignedBits = std::int32_t;
-};
-template <std::size_t bytes>
-struct Numbers<Pack<float, bytes>> {
-    using Value = typename Pack<float, bytes>::type;
-    using Bits = typename Pack<std::uint32_t, bytes>::type;
-    using SignedBits = typename Pack<std::int32_t, bytes>::type;
-};
-
-/// Sets `result` to `yes` if `condition` holds, without a branch; in packs, element by element.
-template <class Condition, class Bits>
-GRADSYNC_ALWAYS_INLINE void replace_where(const Condition& condition, const Bits& yes, Bits& result) noexcept {
-    if constexpr (std::is_same_v<Condition, bool>) result ^= (yes ^ result) & (Bits{0} - static_cast<Bits>(condition));
-    else result = condition ? yes : result;
-}
-
 /// Sets `result` to x if x is a NaN. Comparisons have done so already, except under `-ffast-math`, which lets compilers assume that there
 /// are no NaNs.
 template <class A>
@@ -65,92 +37,18 @@ GRADSYNC_ALWAYS_INLINE void keep_nan([[maybe_unused]] A x, [[maybe_unused]] A& r
         using U = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;
         constexpr U infinity = sizeof(A) == 4 ? U{0x7f80'0000u} : static_cast<U>(0x7ff0'0000'0000'0000u);
         const U bits = __builtin_bit_cast(U, x);
-        U chosen = __builtin_bit_cast(U, result);
-        replace_where((bits << 1 >> 1) > infinity, bits, chosen);
-        result = __builtin_bit_cast(A, chosen);
+        result = __builtin_bit_cast(A, bits << 1 > infinity << 1 ? bits : __builtin_bit_cast(U, result));
     }
 #endif
-}
-
-/// Rounds `value` to the 16-bit type To, whose bits become the lower bits of `half`. Like `widen`, it works on single numbers and on packs (N);
-/// hence the reference parameters, and __builtin_bit_cast instead of the function std::bit_cast.
-template <class To, class N>
-GRADSYNC_ALWAYS_INLINE void narrow(const typename Numbers<N>::Value& value, typename Numbers<N>::Bits& half) noexcept {
-    using Value = typename Numbers<N>::Value;
-    using Bits = typename Numbers<N>::Bits;
-    using SignedBits = typename Numbers<N>::SignedBits;  // magnitudes are compared as signed numbers: SSE2 has no other comparison
-    constexpr int drop = 23 - To::mantissa;
-    constexpr std::uint32_t sign_bit = 0x8000'0000u;
-    constexpr std::int32_t infinity = 0x7f80'0000;
-    constexpr std::uint32_t rebias = std::uint32_t{127 - To::bias} << 23;
-    constexpr std::uint32_t just_below_half = (1u << (drop - 1)) - 1;
-    constexpr std::uint32_t half_infinity = std::uint32_t{2 * To::bias + 1} << To::mantissa;
-    constexpr std::uint32_t half_quiet = half_infinity | (1u << (To::mantissa - 1));
-
-    const Bits bits = __builtin_bit_cast(Bits, value);
-    const Bits magnitude = bits & ~sign_bit;
-    if constexpr (rebias == 0) {  // the same exponents: the sign can stay in place
-        half = (bits + just_below_half + ((bits >> drop) & 1)) >> drop;
-        replace_where(SignedBits(magnitude) > infinity, Bits((bits >> drop) | half_quiet), half);
-    } else {
-        half = (magnitude - rebias + just_below_half + ((magnitude >> drop) & 1)) >> drop;
-        // Below the least normal number of To, the adder rounds: the power of two that is added has To's least denormal
-        // as its last place. No operand that matters and no result is denormal, so flush-to-zero changes nothing.
-        constexpr auto min_normal = static_cast<std::int32_t>(rebias + (1u << 23));
-        constexpr std::uint32_t magic = std::uint32_t{127 + 1 - To::bias - To::mantissa + 23} << 23;
-        const Value rounded = __builtin_bit_cast(Value, magnitude) + __builtin_bit_cast(float, magic);
-        replace_where(SignedBits(magnitude) < min_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), half);
-        const SignedBits unlimited = SignedBits(half), limit = SignedBits{} + static_cast<std::int32_t>(half_infinity);
-        half = Bits(unlimited < limit ? unlimited : limit);  // too large: infinity
-        const Bits payload = (magnitude >> drop) & ((1u << To::mantissa) - 1);
-        replace_where(SignedBits(magnitude) > infinity, Bits(payload | half_quiet), half);
-        half |= (bits & sign_bit) >> 16;
-    }
-}
-
-/// Widens numbers of the 16-bit type From, which are in the lower bits of `half`. Exact.
-template <class From, class N>
-GRADSYNC_ALWAYS_INLINE void widen(const typename Numbers<N>::Bits& half, typename Numbers<N>::Value& value) noexcept {
-    using Value = typename Numbers<N>::Value;
-    using Bits = typename Numbers<N>::Bits;
-    using SignedBits = typename Numbers<N>::SignedBits;
-    if constexpr (std::is_same_v<From, BFloat16>) {
-        value = __builtin_bit_cast(Value, half << 16);
-    } else {
-        constexpr std::uint32_t rebias = (127u - 15u) << 23;
-        const Bits magnitude = half & 0x7fffu;
-        Bits bits = (magnitude << 13) + rebias;
-        replace_where(SignedBits(magnitude) > 0x7bff, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
-        // A denormal becomes the mantissa of 2^-14 (1 + m), a normal number. Subtracting 2^-14 from it is exact.
-        const Value denormal = __builtin_bit_cast(Value, bits + (1u << 23)) - 0x1p-14f;
-        replace_where(SignedBits(magnitude) < 0x400, __builtin_bit_cast(Bits, denormal), bits);
-        bits |= (half & 0x8000u) << 16;
-        value = __builtin_bit_cast(Value, bits);
-    }
-}
-
-template <class To, class From>
-GRADSYNC_ALWAYS_INLINE To convert_element(From value) noexcept {
-    if constexpr (is_low_precision(dtype_of<From>)) {
-        float number;
-        widen<From, float>(value.bits(), number);
-        return number;
-    } else if constexpr (is_low_precision(dtype_of<To>)) {
-        std::uint32_t half;
-        narrow<To, float>(value, half);
-        return To::from_bits(static_cast<std::uint16_t>(half));
-    } else {
-        return static_cast<To>(value);
-    }
 }
 
 /// Vectorised if `n` is a constant at the call.
 template <class To, class From>
 GRADSYNC_ALWAYS_INLINE void convert_block(const From* __restrict from, To* __restrict to, std::size_t n) noexcept {
-    for (std::size_t i = 0; i < n; ++i) to[i] = convert_element<To>(from[i]);
+    for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
-/// Between f32 and a floating type of more than 8 bits.
+/// Between f32 and another floating type.
 struct Convert {
     static constexpr std::size_t block = 64;
 

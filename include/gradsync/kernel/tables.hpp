@@ -7,7 +7,6 @@
 
 #include "../core/dtype.hpp"
 #include "convert.hpp"
-#include "float8.hpp"
 #include "isa.hpp"
 #include "kernels.hpp"
 #include "loops.hpp"
@@ -17,19 +16,12 @@ namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
-template <class T, std::uint16_t exponent>
-constexpr Kernels kernels_of_16_bits() {
-    return {.to_f32 = to_f32<T>,
-            .from_f32 = from_f32<T>,
-            .all_finite = none_with<std::uint16_t, exponent>,
-            .sum = dispatch_vectors<RegisterSum<T>, const Reduction*>};
-}
-
-template <class T, std::uint8_t not_finite>
-constexpr Kernels kernels_of_8_bits() {
-    return {.to_f32 = [](const void* from, float* to, std::size_t n) { widen_float8(format_of<T>(), from, to, n); },
-            .from_f32 = [](const float* from, void* to, std::size_t n) { round_float8(format_of<T>(), from, to, n); },
-            .all_finite = none_with<std::uint8_t, not_finite>};
+/// An element is not finite if all bits of `not_finite` are set.
+template <class T, typename T::Bits not_finite>
+constexpr Kernels kernels_of_low_precision() {
+    Kernels kernels{.to_f32 = to_f32<T>, .from_f32 = from_f32<T>, .all_finite = none_with<typename T::Bits, not_finite>};
+    if constexpr (sizeof(T) == 2) kernels.sum = dispatch_vectors<RegisterSum<T>, const Reduction*>;
+    return kernels;
 }
 
 template <class T>
@@ -52,10 +44,10 @@ constexpr Kernels kernels_of_double() {
 template <DType type>
 const Kernels& table_of() noexcept {
     static constexpr Kernels table = [] {
-        if constexpr (type == DType::f16) return detail::kernels_of_16_bits<Float16, 0x7c00>();
-        else if constexpr (type == DType::bf16) return detail::kernels_of_16_bits<BFloat16, 0x7f80>();
-        else if constexpr (type == DType::f8e4m3) return detail::kernels_of_8_bits<Float8E4M3, 0x7f>();  // has no infinity, and one NaN
-        else if constexpr (type == DType::f8e5m2) return detail::kernels_of_8_bits<Float8E5M2, 0x7c>();
+        if constexpr (type == DType::f16) return detail::kernels_of_low_precision<Float16, 0x7c00>();
+        else if constexpr (type == DType::bf16) return detail::kernels_of_low_precision<BFloat16, 0x7f80>();
+        else if constexpr (type == DType::f8e4m3) return detail::kernels_of_low_precision<Float8E4M3, 0x7f>();  // has no infinity, and one NaN
+        else if constexpr (type == DType::f8e5m2) return detail::kernels_of_low_precision<Float8E5M2, 0x7c>();
         else return detail::kernels_of_double<double>();
     }();
     return table;
