@@ -7,7 +7,7 @@
 set(layers
     "kernel/isa.hpp"
     "core/(dtype|error|reduce_op|storage_floats|text).hpp"
-    "kernel/(convert|kernels|loops|pack|reduce|tables).hpp"
+    "kernel/(convert|kernels|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"
     "bootstrap"

@@ -60,7 +60,8 @@ namespace detail {
 
 /// A view of the library's own making: its dtype is that of another view, which has brought the loops.
 template <class Void = void>
-constexpr BasicBufferView<Void> typed_view(std::type_identity_t<Void>* data, std::size_t count, DType dtype, MemorySpace space = MemorySpace::host) noexcept {
+constexpr BasicBufferView<Void> typed_view(std::type_identity_t<Void>* data, std::size_t count, DType dtype,
+                                           MemorySpace space = MemorySpace::host) noexcept {
     BasicBufferView<Void> view;
     view.data = data;
     view.count = count;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -12,26 +11,9 @@ namespace gradsync::inline v0_2 {
 
 namespace kernel::detail {
 
-/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
-/// set.
-template <class T, std::size_t bytes>
-struct Pack {
-    using type [[gnu::vector_size(bytes)]] = T;
-};
-
-/// What `narrow` and `widen` compute in, a number or a pack of numbers, and integers of their size.
-template <class T>
-struct Numbers {
-    using Value = float;
-    using Bits = std::uint32_t;
-    using SignedBits = std::int32_t;
-};
-template <std::size_t bytes>
-struct Numbers<Pack<float, bytes>> {
-    using Value = typename Pack<float, bytes>::type;
-    using Bits = typename Pack<std::uint32_t, bytes>::type;
-    using SignedBits = typename Pack<std::int32_t, bytes>::type;
-};
+/// Signed integers of the size of `Bits`, which is std::uint32_t or a pack of them. SSE2 compares no others.
+template <class Bits>
+using SignedBits = std::conditional_t<std::is_integral_v<Bits>, std::int32_t, decltype(Bits{} < Bits{})>;
 
 /// Sets `result` to `yes` if `condition` holds, without a branch; in packs, element by element.
 template <class Condition, class Bits>
@@ -41,12 +23,10 @@ GRADSYNC_ALWAYS_INLINE constexpr void replace_where(const Condition& condition, 
 }
 
 /// Rounds `value` to the type To of 16 or 8 bits, whose bits become the lower bits of `code`. Like `widen`, it works on single numbers and on
-/// packs (N); hence the reference parameters, and __builtin_bit_cast instead of the function std::bit_cast.
-template <class To, class N>
-GRADSYNC_ALWAYS_INLINE constexpr void narrow(const typename Numbers<N>::Value& value, typename Numbers<N>::Bits& code) noexcept {
-    using Value = typename Numbers<N>::Value;
-    using Bits = typename Numbers<N>::Bits;
-    using SignedBits = typename Numbers<N>::SignedBits;  // magnitudes are compared as signed numbers: SSE2 has no other comparison
+/// packs; hence the reference parameters, and __builtin_bit_cast instead of the function std::bit_cast.
+template <class To, class Value, class Bits>
+GRADSYNC_ALWAYS_INLINE constexpr void narrow(const Value& value, Bits& code) noexcept {
+    using Signed = SignedBits<Bits>;
     constexpr int drop = 23 - To::mantissa;
     constexpr std::uint32_t sign_bit = 0x8000'0000u;
     constexpr std::int32_t infinity = 0x7f80'0000;
@@ -57,7 +37,7 @@ GRADSYNC_ALWAYS_INLINE constexpr void narrow(const typename Numbers<N>::Value& v
     const Bits magnitude = bits & ~sign_bit;
     if constexpr (rebias == 0) {  // the same exponents: the sign can stay in place
         code = (bits + just_below_half + ((bits >> drop) & 1)) >> drop;
-        replace_where(SignedBits(magnitude) > infinity, Bits((bits >> drop) | std::uint32_t{To::quiet_nan}), code);
+        replace_where(Signed(magnitude) > infinity, Bits((bits >> drop) | std::uint32_t{To::quiet_nan}), code);
     } else {
         code = (magnitude - rebias + just_below_half + ((magnitude >> drop) & 1)) >> drop;
         // Below the least normal number of To, the adder rounds: the power of two that is added has To's least denormal
@@ -65,22 +45,20 @@ GRADSYNC_ALWAYS_INLINE constexpr void narrow(const typename Numbers<N>::Value& v
         constexpr auto min_normal = static_cast<std::int32_t>(rebias + (1u << 23));
         constexpr std::uint32_t magic = std::uint32_t{127 + 1 - To::bias + drop} << 23;
         const Value rounded = __builtin_bit_cast(Value, magnitude) + __builtin_bit_cast(float, magic);
-        replace_where(SignedBits(magnitude) < min_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), code);
+        replace_where(Signed(magnitude) < min_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), code);
         // Too large: infinity, or in 8 bits the largest number.
-        const SignedBits unlimited = SignedBits(code), limit = SignedBits{} + (To::largest + (sizeof(To) == 2 ? 1 : 0));
+        const Signed unlimited = Signed(code), limit = Signed{} + (To::largest + (sizeof(To) == 2 ? 1 : 0));
         code = Bits(unlimited < limit ? unlimited : limit);
         const Bits payload = (magnitude >> drop) & ((1u << To::mantissa) - 1);
-        replace_where(SignedBits(magnitude) > infinity, Bits(payload | std::uint32_t{To::quiet_nan}), code);
+        replace_where(Signed(magnitude) > infinity, Bits(payload | std::uint32_t{To::quiet_nan}), code);
         code |= (bits & sign_bit) >> (32 - 8 * sizeof(To));
     }
 }
 
 /// Widens numbers of the type From of 16 or 8 bits, which are in the lower bits of `code`. Exact.
-template <class From, class N>
-GRADSYNC_ALWAYS_INLINE constexpr void widen(const typename Numbers<N>::Bits& code, typename Numbers<N>::Value& value) noexcept {
-    using Value = typename Numbers<N>::Value;
-    using Bits = typename Numbers<N>::Bits;
-    using SignedBits = typename Numbers<N>::SignedBits;
+template <class From, class Value, class Bits>
+GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noexcept {
+    using Signed = SignedBits<Bits>;
     constexpr int drop = 23 - From::mantissa;
     constexpr std::uint32_t rebias = std::uint32_t{127 - From::bias} << 23, sign_bit = 0x80u << (8 * sizeof(From) - 8);
     if constexpr (rebias == 0) {
@@ -88,10 +66,10 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const typename Numbers<N>::Bits& cod
     } else {
         const Bits magnitude = code & (sign_bit - 1);
         Bits bits = (magnitude << drop) + rebias;
-        replace_where(SignedBits(magnitude) > int{From::largest}, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
+        replace_where(Signed(magnitude) > int{From::largest}, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
         // A denormal becomes the mantissa of the least normal number times 1 + m. Subtracting that number is exact.
         const Value denormal = __builtin_bit_cast(Value, bits + (1u << 23)) - __builtin_bit_cast(float, rebias + (1u << 23));
-        replace_where(SignedBits(magnitude) < 1 << From::mantissa, __builtin_bit_cast(Bits, denormal), bits);
+        replace_where(Signed(magnitude) < 1 << From::mantissa, __builtin_bit_cast(Bits, denormal), bits);
         value = __builtin_bit_cast(Value, bits | (code & sign_bit) << (32 - 8 * sizeof(From)));
     }
 }
@@ -130,13 +108,13 @@ public:
     explicit StorageFloat(T) = delete;
     GRADSYNC_ALWAYS_INLINE constexpr explicit StorageFloat(float value) noexcept {
         std::uint32_t code = 0;
-        kernel::detail::narrow<StorageFloat, float>(value, code);
+        kernel::detail::narrow<StorageFloat>(value, code);
         bits_ = static_cast<Bits>(code);
     }
 
     GRADSYNC_ALWAYS_INLINE constexpr explicit operator float() const noexcept {
         float value = 0;
-        kernel::detail::widen<StorageFloat, float>(bits_, value);
+        kernel::detail::widen<StorageFloat>(std::uint32_t{bits_}, value);
         return value;
     }
 

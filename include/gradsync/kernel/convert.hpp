@@ -108,7 +108,7 @@ void for_blocks(std::size_t count, Pass pass) {
 
 /// Converts `n` elements from one floating type to another, with the widest vectors of the processor. The ranges must not overlap. They
 /// need no alignment beyond that of their elements.
-inline void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) {
+[[gnu::noinline]] inline void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) {
     if (n == 0) return;
     if (from_type == to_type) {
         std::memcpy(to, from, n * size_of(to_type));
@@ -121,7 +121,8 @@ inline void convert(const void* from, DType from_type, void* to, DType to_type, 
         const Kernels& out = kernels_of(to_type);
         detail::for_blocks(n, [&](std::size_t first, std::size_t size) {
             alignas(64) float block[detail::elementwise_block];
-            (in.to_f32_odd != nullptr ? in.to_f32_odd : in.to_f32)(static_cast<const std::byte*>(from) + first * size_of(from_type), block, size);
+            (in.to_f32_odd != nullptr ? in.to_f32_odd : in.to_f32)(static_cast<const std::byte*>(from) + first * size_of(from_type), block,
+                                                                   size);
             out.from_f32(block, static_cast<std::byte*>(to) + first * size_of(to_type), size);
         });
     }

@@ -32,22 +32,6 @@ void in_place(BufferView buffer, double operand, void (*Kernels::*of_double)(dou
     });
 }
 
-/// A is the accumulator type of `to`.
-template <class A>
-void add(BufferView to, ConstBufferView from, void (*loop)(A*, const A*, std::size_t)) {
-    if (to.dtype == dtype_of<A> && from.dtype == dtype_of<A>)
-        return loop(static_cast<A*>(to.data), static_cast<const A*>(from.data), to.count);
-    for_blocks(to.count, [&](std::size_t first, std::size_t n) {
-        alignas(64) A sums[elementwise_block];
-        alignas(64) A summands[elementwise_block];
-        void* const out = to.subview(first, n).data;
-        convert(out, to.dtype, sums, dtype_of<A>, n);
-        convert(from.subview(first, n).data, from.dtype, summands, dtype_of<A>, n);
-        loop(sums, summands, n);
-        convert(sums, dtype_of<A>, out, to.dtype, n);
-    });
-}
-
 }  // namespace detail
 
 /// to[i] = from[i], converted if the types differ. Both have the same count. They are the same memory, or do not overlap.
@@ -57,8 +41,7 @@ inline void copy(ConstBufferView from, BufferView to) {
 
 /// to[i] += from[i], in the accumulator's type of `to`. Both have the same count, and do not overlap.
 inline void add(BufferView to, ConstBufferView from) {
-    if (to.dtype == DType::f64) detail::add<double>(to, from, kernels_of(DType::f64).add);
-    else detail::add<float>(to, from, dispatch<detail::Add, float*, const float*, std::size_t>);
+    (to.dtype == DType::f64 ? kernels_of(DType::f64).add : detail::add<float>)(to.data, to.dtype, from.data, from.dtype, to.count);
 }
 
 /// data[i] *= factor.
@@ -70,9 +53,7 @@ inline void clamp(BufferView buffer, double limit) { detail::in_place<detail::Cl
 /// The sum of the squares, in double. The result does not depend on the processor.
 inline double sum_of_squares(ConstBufferView buffer) {
     double sums[detail::square_sums] = {};
-    const auto add_floats = [&](const float* data, std::size_t n) {
-        dispatch<detail::SumOfSquares>(data, n, static_cast<double*>(sums));
-    };
+    const auto add_floats = [&](const float* data, std::size_t n) { dispatch<detail::SumOfSquares>(data, n, static_cast<double*>(sums)); };
     if (buffer.dtype == DType::f64) {
         kernels_of(DType::f64).add_squares(static_cast<const double*>(buffer.data), buffer.count, sums);
     } else if (buffer.dtype == DType::f32) {

@@ -43,7 +43,7 @@ struct Kernels {
     void (*reduce)(const Reduction* r) = nullptr;
     void (*scale)(double* data, std::size_t n, double factor) = nullptr;
     void (*clamp)(double* data, std::size_t n, double limit) = nullptr;
-    void (*add)(double* to, const double* from, std::size_t n) = nullptr;
+    void (*add)(void* to, DType to_type, const void* from, DType from_type, std::size_t n) = nullptr;
     void (*add_squares)(const double* data, std::size_t n, double* sums) = nullptr;
 };
 
@@ -54,9 +54,10 @@ namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void no_kernels(DType type) {
     using gradsync::detail::text;
-    gradsync::detail::raise(Errc::invalid_argument,
-                            text("no code for elements of ", type, " is in this program: give their type where a view of them is made, as in "
-                                 "gs::BufferView{pointer, count, gs::DType::", type, "}, not afterwards in its member dtype"));
+    gradsync::detail::raise(Errc::invalid_argument, text("no code for elements of ", type,
+                                                         " is in this program: give their type where a view of them is made, as in "
+                                                         "gs::BufferView{pointer, count, gs::DType::",
+                                                         type, "}, not afterwards in its member dtype"));
 }
 
 }  // namespace detail

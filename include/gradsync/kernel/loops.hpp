@@ -5,6 +5,7 @@
 #include <span>
 #include <type_traits>
 
+#include "../core/dtype.hpp"
 #include "convert.hpp"
 #include "isa.hpp"
 
@@ -55,6 +56,21 @@ struct Add {
         for (std::size_t i = 0; i < length; ++i) to[i] += from[i];
     }
 };
+
+/// to[i] += from[i]. A is the accumulator type of `to`.
+template <class A>
+void add(void* to, DType to_type, const void* from, DType from_type, std::size_t count) {
+    if (to_type == dtype_of<A> && from_type == dtype_of<A>) return dispatch<Add>(static_cast<A*>(to), static_cast<const A*>(from), count);
+    for_blocks(count, [&](std::size_t first, std::size_t n) {
+        alignas(64) A sums[elementwise_block];
+        alignas(64) A summands[elementwise_block];
+        void* const out = static_cast<std::byte*>(to) + first * size_of(to_type);
+        convert(out, to_type, sums, dtype_of<A>, n);
+        convert(static_cast<const std::byte*>(from) + first * size_of(from_type), from_type, summands, dtype_of<A>, n);
+        dispatch<Add>(static_cast<A*>(sums), static_cast<const A*>(summands), n);
+        convert(sums, dtype_of<A>, out, to_type, n);
+    });
+}
 
 /// The number of partial sums. It is the same for every vector width, so that the bits do not depend on the processor.
 inline constexpr std::size_t square_sums = 16;

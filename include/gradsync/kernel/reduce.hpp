@@ -10,28 +10,26 @@
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
+#include "convert.hpp"
 #include "isa.hpp"
 #include "kernels.hpp"
-#include "pack.hpp"
 
 namespace gradsync::inline v0_2::kernel {
 
 namespace detail {
 
-// Operations on accumulators; integers wrap around.
+// Operations on accumulators.
 
 struct Sum {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        if constexpr (std::is_integral_v<A>) return static_cast<A>(std::uint64_t(a) + std::uint64_t(x));
-        else return a + x;
+        return a + x;
     }
 };
 struct Product {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        if constexpr (std::is_integral_v<A>) return static_cast<A>(std::uint64_t(a) * std::uint64_t(x));
-        else return a * x;
+        return a * x;
     }
 };
 template <bool largest>
@@ -102,6 +100,110 @@ private:
     }
 };
 
+/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
+/// set.
+template <class T, std::size_t bytes>
+struct Pack {
+    using type [[gnu::vector_size(bytes)]] = T;
+};
+
+/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `convert_block`.
+///
+/// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds two elements of a
+/// 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without a shuffle.
+template <Element T, std::size_t register_bytes>
+struct Packs {
+private:
+    /// True if F16C converts, which is part of `Isa::avx2` and wider. It gives the same bits, even if the thread flushes to zero.
+    static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
+
+    using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
+    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
+
+public:
+    using A = accumulator_t<T>;
+    using Pack = typename detail::Pack<A, register_bytes>::type;
+
+    static constexpr std::size_t elements = 2 * sizeof(Pack) / sizeof(A);
+    static constexpr std::size_t bytes = elements * sizeof(T);
+
+    /// Elements of a step, as in memory.
+    using Stored = std::conditional_t<processor_converts, HalfWords, std::conditional_t<is_low_precision(dtype_of<T>), Words, Pack>>;
+    static constexpr std::size_t stores = bytes / sizeof(Stored);
+
+    GRADSYNC_ALWAYS_INLINE static void load(const void* from, Pack (&to)[2]) {
+        Stored stored[stores];
+        for (std::size_t i = 0; i < stores; ++i) stored[i] = static_cast<const Unaligned*>(from)[i];
+        if constexpr (processor_converts) {
+            widen_half(stored[0], to[0]);
+            widen_half(stored[1], to[1]);
+        } else if constexpr (is_low_precision(dtype_of<T>)) {
+            widen<T>(stored[0] & 0xffffu, to[0]);
+            widen<T>(stored[0] >> 16, to[1]);
+        } else {
+            to[0] = stored[0];
+            to[1] = stored[1];
+        }
+    }
+
+    /// Rounds a step's elements; call it once, then `store` for each output.
+    GRADSYNC_ALWAYS_INLINE static void round(const Pack (&from)[2], Stored (&to)[stores]) {
+        if constexpr (processor_converts) {
+            narrow_half(from[0], to[0]);
+            narrow_half(from[1], to[1]);
+        } else if constexpr (is_low_precision(dtype_of<T>)) {
+            Words lower, upper;
+            narrow<T>(from[0], lower);
+            narrow<T>(from[1], upper);
+            to[0] = lower | upper << 16;
+        } else {
+            to[0] = from[0];
+            to[1] = from[1];
+        }
+    }
+
+    GRADSYNC_ALWAYS_INLINE static void store(const Stored (&from)[stores], void* to) {
+        for (std::size_t i = 0; i < stores; ++i) static_cast<Unaligned*>(to)[i] = from[i];
+    }
+
+private:
+    // An unaligned type of a whole register, because GCC does not turn a memcpy into one register load.
+    using Unaligned [[gnu::aligned(1), gnu::may_alias]] = Stored;
+
+#if defined(__clang__)
+    using Halves [[gnu::vector_size(register_bytes / 2)]] = __fp16;
+
+    GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
+        to = __builtin_convertvector(__builtin_bit_cast(Halves, from), Pack);
+    }
+    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
+        to = __builtin_bit_cast(HalfWords, __builtin_convertvector(from, Halves));
+        // Otherwise Clang 14 keeps the elements as halves, and stores them one by one in loops.
+        asm("" : "+m"(to));
+    }
+#else
+    // GCC 12 has vectors of half precision only for AVX512-FP16.
+    GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
+        asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(to) : "vm"(from));
+    }
+    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
+        asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(to) : "v"(from));  // 0: ties to even
+    }
+#endif
+};
+
+/// The elements of a sum from element `first`, one by one: what does not fill a register.
+template <class T>
+[[gnu::noinline]] void sum_rest(const Reduction& r, std::size_t first) {
+    using A = accumulator_t<T>;
+    for (; first < r.count; ++first) {
+        A sum = static_cast<A>(static_cast<const T*>(r.inputs[0])[first]);
+        for (std::size_t i = 1; i < r.inputs.size(); ++i) sum += static_cast<A>(static_cast<const T*>(r.inputs[i])[first]);
+        if (r.factor != 1) sum *= static_cast<A>(r.factor);
+        for (void* output : r.outputs) static_cast<T*>(output)[first] = static_cast<T>(sum);
+    }
+}
+
 /// The hot path: a sum or mean of unscaled inputs, in registers. Each element is loaded once per input and stored once per output. Same
 /// bits as BlockedReduce.
 template <class T>
@@ -117,11 +219,13 @@ struct RegisterSum {
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
             std::size_t first = 0;
             if (ranks == 2) first = sum_each<2>(r);
-            else if (std::is_same_v<T, float> && ranks == 3) first = sum_each<3>(r);
-            else if (std::is_same_v<T, float> && ranks == 4) first = sum_each<4>(r);
-            else first = sum_all<is_low_precision(dtype_of<T>) ? 1 : 2>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
-            for (const std::size_t bytes = r->count * sizeof(T); first < bytes; first += Step::bytes)
-                sum_some<1, false>(r->inputs, r->outputs, first, bytes - first < Step::bytes ? bytes - first : Step::bytes, r->factor);
+            if constexpr (std::is_same_v<T, float>) {
+                if (ranks == 3) first = sum_each<3>(r);
+                if (ranks == 4) first = sum_each<4>(r);
+            }
+            if (first == 0)
+                first = sum_all < is_low_precision(dtype_of<T>) ? 1 : 2 > (r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            sum_rest<T>(*r, first / sizeof(T));
         }
 
     private:
@@ -144,19 +248,17 @@ struct RegisterSum {
         GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
             constexpr std::size_t all = steps * Step::bytes;
             std::size_t first = 0;
-            for (; first + all <= bytes; first += all) sum_some<steps, true>(inputs, outputs, first, all, factor);
+            for (; first + all <= bytes; first += all) sum_some<steps>(inputs, outputs, first, factor);
             return first;
         }
 
-        /// One iteration. If `whole` is false, it works on padded copies of `rest` bytes, at most a step.
-        template <std::size_t steps, bool whole, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
-                                                    double factor) {
+        template <std::size_t steps, class Inputs, class Outputs>
+        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, double factor) {
             Pack sum[steps][2];
-            load<whole>(inputs[0], first, rest, sum);
+            load(inputs[0], first, sum);
             for (std::size_t i = 1; i < std::size(inputs); ++i) {
                 Pack next[steps][2];
-                load<whole>(inputs[i], first, rest, next);
+                load(inputs[i], first, next);
                 for (std::size_t s = 0; s < steps; ++s) {
                     sum[s][0] += next[s][0];
                     sum[s][1] += next[s][1];
@@ -170,44 +272,34 @@ struct RegisterSum {
             }
             typename Step::Stored stored[steps][Step::stores];
             for (std::size_t s = 0; s < steps; ++s) Step::round(sum[s], stored[s]);
-            std::byte padded[steps * Step::bytes];
-            if constexpr (!whole) store(stored, padded);
-            for (void* output : outputs) {
-                void* const to = static_cast<std::byte*>(output) + first;
-                if constexpr (whole) store(stored, to);
-                else std::memcpy(to, padded, rest);
-            }
+            for (void* output : outputs)
+                for (std::size_t s = 0; s < steps; ++s) Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
         }
 
-        template <bool whole, std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest, Pack (&to)[steps][2]) {
-            const std::byte* from = static_cast<const std::byte*>(input) + first;
-            std::byte padded[steps * Step::bytes];
-            if constexpr (!whole) {
-                std::memset(padded, 0, sizeof padded);
-                from = static_cast<const std::byte*>(std::memcpy(padded, from, rest));
-            }
-            for (std::size_t s = 0; s < steps; ++s) Step::load(from + s * Step::bytes, to[s]);
-        }
         template <std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void store(const typename Step::Stored (&from)[steps][Step::stores], void* to) {
-            for (std::size_t s = 0; s < steps; ++s) Step::store(from[s], static_cast<std::byte*>(to) + s * Step::bytes);
+        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, Pack (&to)[steps][2]) {
+            for (std::size_t s = 0; s < steps; ++s) Step::load(static_cast<const std::byte*>(input) + first + s * Step::bytes, to[s]);
         }
     };
 };
 
-template <class T, class A>
+template <class T, std::uint64_t flipped>
+constexpr Conversions<std::uint64_t> conversions_of_integer() {
+    return {[](const void* from, std::uint64_t* to, std::size_t n) {
+                for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<std::uint64_t>(static_cast<const T*>(from)[i]) ^ flipped;
+            },
+            [](const std::uint64_t* from, void* to, std::size_t n) {
+                for (std::size_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = static_cast<T>(from[i] ^ flipped);
+            }};
+}
+
+/// In unsigned integers of 64 bits, which wrap around. They are rare and few: one copy is enough.
+template <class T>
 void reduce_integers(const Reduction& r) {
-    Conversions<A> conversions;
-    if constexpr (sizeof(T) != sizeof(A)) {
-        conversions.widen = [](const void* from, A* to, std::size_t n) {
-            for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<const T*>(from)[i];
-        };
-        conversions.round = [](const A* from, void* to, std::size_t n) {
-            for (std::size_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = static_cast<T>(from[i]);
-        };
-    }
-    run_baseline<BlockedReduce<A>>(&r, conversions);  // rare and small: one copy is enough
+    // With their top bits flipped, signed numbers compare as unsigned ones do.
+    constexpr std::uint64_t top = std::is_signed_v<T> ? std::uint64_t{1} << 63 : 0;
+    const bool compares = r.op == ReduceOp::min || r.op == ReduceOp::max;
+    run_baseline<BlockedReduce<std::uint64_t>>(&r, compares ? conversions_of_integer<T, top>() : conversions_of_integer<T, 0>());
 }
 
 }  // namespace detail
@@ -225,12 +317,12 @@ inline void reduce(const Reduction& r) {
     }
     const bool in_registers = (r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty();
     switch (r.dtype) {
-        case DType::i8: return reduce_integers<std::int8_t, std::int64_t>(r);
-        case DType::u8: return reduce_integers<std::uint8_t, std::uint64_t>(r);
-        case DType::i32: return reduce_integers<std::int32_t, std::int64_t>(r);
-        case DType::u32: return reduce_integers<std::uint32_t, std::uint64_t>(r);
-        case DType::i64: return reduce_integers<std::int64_t, std::int64_t>(r);
-        case DType::u64: return reduce_integers<std::uint64_t, std::uint64_t>(r);
+        case DType::i8: return reduce_integers<std::int8_t>(r);
+        case DType::u8: return reduce_integers<std::uint8_t>(r);
+        case DType::i32: return reduce_integers<std::int32_t>(r);
+        case DType::u32: return reduce_integers<std::uint32_t>(r);
+        case DType::i64: return reduce_integers<std::int64_t>(r);
+        case DType::u64: return reduce_integers<std::uint64_t>(r);
         case DType::f32:
             if (in_registers) return dispatch_vectors<RegisterSum<float>>(&r);
             return dispatch<BlockedReduce<float>>(&r, Conversions<float>());

@@ -34,7 +34,7 @@ constexpr Kernels kernels_of_double() {
             .reduce = [](const Reduction* r) { dispatch<BlockedReduce<T>>(r, Conversions<T>()); },
             .scale = dispatch<InPlace<Scale>, T*, std::size_t, T>,
             .clamp = dispatch<InPlace<Clamp>, T*, std::size_t, T>,
-            .add = dispatch<Add, T*, const T*, std::size_t>,
+            .add = add<T>,
             .add_squares = dispatch<SumOfSquares, const T*, std::size_t, T*>};
 }
 
@@ -46,7 +46,8 @@ const Kernels& table_of() noexcept {
     static constexpr Kernels table = [] {
         if constexpr (type == DType::f16) return detail::kernels_of_low_precision<Float16, 0x7c00>();
         else if constexpr (type == DType::bf16) return detail::kernels_of_low_precision<BFloat16, 0x7f80>();
-        else if constexpr (type == DType::f8e4m3) return detail::kernels_of_low_precision<Float8E4M3, 0x7f>();  // has no infinity, and one NaN
+        else if constexpr (type == DType::f8e4m3)
+            return detail::kernels_of_low_precision<Float8E4M3, 0x7f>();  // has no infinity, and one NaN
         else if constexpr (type == DType::f8e5m2) return detail::kernels_of_low_precision<Float8E5M2, 0x7c>();
         else return detail::kernels_of_double<double>();
     }();

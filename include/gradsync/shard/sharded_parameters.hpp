@@ -79,7 +79,8 @@ public:
         replicate_small_ones();
         for (ParameterView& p : this->parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
-                p.value = detail::typed_view(nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space);
+                p.value = detail::typed_view(nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype,
+                                             B::memory_space);
         this->make_engine("stage=3 prefetch=" + std::to_string(options_.prefetch) +
                               (options_.reshard_after_forward ? " reshard" : " no_reshard") +
                               " replicate_below=" + std::to_string(options_.replicate_below),

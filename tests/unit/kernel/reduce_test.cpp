@@ -406,6 +406,8 @@ TEST_CASE("reduce: a type whose loops are not in the program is refused with a s
                          gs::Error);
     const gs::BufferView view{&a, 1, r.dtype};
     kernel::reduce(r);
-    CHECK(a == static_cast<std::uint8_t>(gs::Float8E5M2(static_cast<float>(gs::Float8E5M2::from_bits(1)) + static_cast<float>(gs::Float8E5M2::from_bits(2))).bits()));
+    CHECK(a ==
+          static_cast<std::uint8_t>(
+              gs::Float8E5M2(static_cast<float>(gs::Float8E5M2::from_bits(1)) + static_cast<float>(gs::Float8E5M2::from_bits(2))).bits()));
     table = before;
 }
