@@ -77,4 +77,23 @@ template <class = void>
     }
 }
 
+#ifdef GRADSYNC_COMPILED  // these are in a library, whose source defines GRADSYNC_EXTERN as nothing
+#ifndef GRADSYNC_EXTERN
+#define GRADSYNC_EXTERN extern
+#endif
+GRADSYNC_EXTERN template const Kernels& table_of<DType::f16>() noexcept;
+GRADSYNC_EXTERN template const Kernels& table_of<DType::bf16>() noexcept;
+GRADSYNC_EXTERN template const Kernels& table_of<DType::f64>() noexcept;
+GRADSYNC_EXTERN template const Kernels& table_of<DType::f8e4m3>() noexcept;
+GRADSYNC_EXTERN template const Kernels& table_of<DType::f8e5m2>() noexcept;
+GRADSYNC_EXTERN template void dispatch_vectors<detail::RegisterSum<float>>(const Reduction*);
+GRADSYNC_EXTERN template void dispatch<detail::BlockedReduce<float>>(const Reduction*, detail::Conversions<float>);
+GRADSYNC_EXTERN template void dispatch<detail::InPlace<detail::Scale>>(float*, std::size_t, double);
+GRADSYNC_EXTERN template void dispatch<detail::InPlace<detail::Clamp>>(float*, std::size_t, double);
+GRADSYNC_EXTERN template void dispatch<detail::SumOfSquares>(const float*, std::size_t, double*);
+GRADSYNC_EXTERN template void detail::add<float>(void*, DType, const void*, DType, std::size_t);
+GRADSYNC_EXTERN template bool detail::none_with<std::uint32_t, 0x7f80'0000>(const void*, std::size_t);
+GRADSYNC_EXTERN template void run_baseline<detail::BlockedReduce<std::uint64_t>>(const Reduction*, detail::Conversions<std::uint64_t>);
+#endif
+
 }  // namespace gradsync::inline v0_2::kernel
