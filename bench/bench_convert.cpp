@@ -13,6 +13,7 @@
 
 #include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/host_buffer.hpp>
+#include <gradsync/kernel/tables.hpp>
 
 #include "contest.hpp"
 #include "flags.hpp"
@@ -28,7 +29,10 @@ ContestOptions contest_options{.seconds = 0.3};
 class Conversion final : public Contestant {
 public:
     Conversion(DType from, DType to, std::size_t count)
-        : from_(from), to_(to), count_(count), in_(count * size_of(from)), out_(count * size_of(to)) {}
+        : from_(from), to_(to), count_(count), in_(count * size_of(from)), out_(count * size_of(to)) {
+        gradsync::kernel::register_kernels(from);
+        gradsync::kernel::register_kernels(to);
+    }
     void meet(int) override {}
     double run(int, int times) override {
         return time([&] {

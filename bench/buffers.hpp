@@ -12,6 +12,7 @@
 #include <gradsync/core/dtype.hpp>
 #include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/host_buffer.hpp>
+#include <gradsync/kernel/tables.hpp>
 
 #include "contest.hpp"
 
@@ -21,6 +22,7 @@ namespace bench {
 inline std::vector<std::byte> pattern(gradsync::DType dtype, float value) {
     const std::vector<float> floats(1024, value);
     std::vector<std::byte> bytes(floats.size() * gradsync::size_of(dtype));
+    gradsync::kernel::register_kernels(dtype);
     if (dtype == gradsync::DType::f32) std::memcpy(bytes.data(), floats.data(), bytes.size());
     else gradsync::kernel::convert(floats.data(), gradsync::DType::f32, bytes.data(), dtype, floats.size());
     return bytes;

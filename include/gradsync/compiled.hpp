@@ -10,33 +10,33 @@
 #include "backend/thread_backend.hpp"
 #include "reducer.hpp"
 
-#ifndef GRADSYNC_COMPILED_TEMPLATE  // empty in compiled.cpp
-#define GRADSYNC_COMPILED_TEMPLATE extern
+#ifndef GRADSYNC_EXTERN  // defined as nothing in compiled.cpp
+#define GRADSYNC_EXTERN extern
 #endif
 
 namespace gradsync::inline v0_2 {
 
-GRADSYNC_COMPILED_TEMPLATE template class shared_memory::Seat<shared_memory::OneAddressSpace>;
+GRADSYNC_EXTERN template class shared_memory::Seat<shared_memory::OneAddressSpace>;
 
 namespace detail {
 
-GRADSYNC_COMPILED_TEMPLATE template class NumberedWork<ThreadSeat>;
-GRADSYNC_COMPILED_TEMPLATE template class EngineCollectives<ThreadBackend, ThreadSeat>;
-GRADSYNC_COMPILED_TEMPLATE template void run_each_rank(std::vector<ThreadBackend>, FunctionRef<std::size_t, ThreadBackend&>,
+GRADSYNC_EXTERN template class NumberedWork<ThreadSeat>;
+GRADSYNC_EXTERN template class EngineCollectives<ThreadBackend, ThreadSeat>;
+GRADSYNC_EXTERN template void run_each_rank(std::vector<ThreadBackend>, FunctionRef<std::size_t, ThreadBackend&>,
                                                        FunctionRef<std::size_t, FunctionRef<>>);
 
-GRADSYNC_COMPILED_TEMPLATE template class Guard<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class BucketStorage<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class GradientBuckets<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class DeferredGather<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class WeightComparison<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class ExchangeAs<AllReduce, ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class Step<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class Marking<ThreadBackend>;
-GRADSYNC_COMPILED_TEMPLATE template class GradientEngine<ThreadBackend>;
+GRADSYNC_EXTERN template class Guard<ThreadBackend>;
+GRADSYNC_EXTERN template class BucketStorage<ThreadBackend>;
+GRADSYNC_EXTERN template class GradientBuckets<ThreadBackend>;
+GRADSYNC_EXTERN template class DeferredGather<ThreadBackend>;
+GRADSYNC_EXTERN template class WeightComparison<ThreadBackend>;
+GRADSYNC_EXTERN template class ExchangeAs<AllReduce, ThreadBackend>;
+GRADSYNC_EXTERN template class Step<ThreadBackend>;
+GRADSYNC_EXTERN template class Marking<ThreadBackend>;
+GRADSYNC_EXTERN template class GradientEngine<ThreadBackend>;
 
 }  // namespace detail
 
-GRADSYNC_COMPILED_TEMPLATE template class Reducer<ThreadBackend>;
+GRADSYNC_EXTERN template class Reducer<ThreadBackend>;
 
 }  // namespace gradsync::inline v0_2

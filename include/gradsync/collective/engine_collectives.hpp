@@ -106,13 +106,13 @@ public:
     WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
     WorkT gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
-        if (rank() != root) out = {nullptr, 0, in.dtype, in.space};
+        if (rank() != root) out = typed_view(nullptr, 0, in.dtype, in.space);
         else check_shard(Operation::gather, "in", in.count, out.count);
         return start(movement(Operation::gather, in, out, root));
     }
     WorkT scatter(ConstBufferView in, BufferView out, int root) {
         check_handle();
-        if (rank() != root) in = {nullptr, 0, out.dtype, out.space};
+        if (rank() != root) in = typed_view<const void>(nullptr, 0, out.dtype, out.space);
         else check_shard(Operation::scatter, "out", out.count, in.count);
         return start(movement(Operation::scatter, in, out, root));
     }
@@ -128,7 +128,7 @@ public:
         const Entry own{color, key};
         collective::Group group{.split = engine_->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)
-            all_gather({&own, 2, DType::i32, memory_space}, {entries.data(), 2 * entries.size(), DType::i32, memory_space}).wait();
+            all_gather(typed_view<const void>(&own, 2, DType::i32), typed_view(entries.data(), 2 * entries.size(), DType::i32)).wait();
         else entries = engine_->control()->exchange(own);
 
         // Ordered by (key, rank): each goes before the members with a larger key.

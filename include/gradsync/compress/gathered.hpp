@@ -99,7 +99,7 @@ public:
             }
         }
         std::memcpy(message, &weight, sizeof weight);
-        const BufferView all = {message_of(own, 0), own.words * size_, DType::i32};
+        const BufferView all = detail::typed_view(message_of(own, 0), own.words * size_, DType::i32);
         return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket, unit});
     }
 

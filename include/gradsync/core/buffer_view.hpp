@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "../kernel/tables.hpp"
 #include "dtype.hpp"
 #include "error.hpp"
 
@@ -56,6 +56,22 @@ template <class Void>
     requires std::is_void_v<Void>
 struct BasicBufferView;
 
+namespace detail {
+
+/// A view of the library's own making: its dtype is that of another view, which has brought the loops.
+template <class Void = void>
+constexpr BasicBufferView<Void> typed_view(std::type_identity_t<Void>* data, std::size_t count, DType dtype,
+                                           MemorySpace space = MemorySpace::host) noexcept {
+    BasicBufferView<Void> view;
+    view.data = data;
+    view.count = count;
+    view.dtype = dtype;
+    view.space = space;
+    return view;
+}
+
+}  // namespace detail
+
 using BufferView = BasicBufferView<void>;
 using ConstBufferView = BasicBufferView<const void>;
 
@@ -74,15 +90,21 @@ struct BasicBufferView {
     MemorySpace space = MemorySpace::host;
 
     BasicBufferView() = default;
+    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises.
     constexpr BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host) noexcept
-        : data(first), count(elements), dtype(type), space(where) {}
+        : data(first), count(elements), dtype(type), space(where) {
+        if (!std::is_constant_evaluated()) kernel::register_kernels(type);
+    }
     /// The elements have the pointer's type.
     template <class T>
     constexpr BasicBufferView(T* first, std::size_t elements, MemorySpace where = MemorySpace::host) noexcept
         : data(first), count(elements), space(where) {
         static_assert(Element<T>,
                       "gradsync: name the type of these elements, as in BufferView{pointer, count, DType::f32}: the pointer does not");
-        if constexpr (Element<T>) dtype = dtype_of<T>;
+        if constexpr (Element<T>) {
+            dtype = dtype_of<T>;
+            if (!std::is_constant_evaluated()) kernel::register_kernels<dtype_of<T>>();
+        }
     }
     /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A temporary that owns its
     /// memory is refused: a collective would use it when it is gone.
@@ -104,7 +126,7 @@ struct BasicBufferView {
     /// The `size` elements that start at element `first`.
     BasicBufferView subview(std::size_t first, std::size_t size) const noexcept {
         using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
-        return {data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype, space};
+        return detail::typed_view<Void>(data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype, space);
     }
 
     /// The elements with their type. Throws Error(invalid_argument) if T is another one.
@@ -118,7 +140,7 @@ struct BasicBufferView {
     constexpr operator BasicBufferView<const void>() const noexcept
         requires(!std::is_const_v<Void>)
     {
-        return {data, count, dtype, space};
+        return detail::typed_view<const void>(data, count, dtype, space);
     }
 
     friend constexpr bool operator==(BasicBufferView, BasicBufferView) = default;
@@ -196,8 +218,7 @@ auto view_of(R& tensor) {
         if constexpr (ContiguousRange<R>) {
             using T = range_element_t<R>;
             using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
-            if constexpr (Element<T>)
-                return View{std::data(tensor), static_cast<std::size_t>(std::size(tensor)), dtype_of<T>, MemorySpace::host};
+            if constexpr (Element<T>) return View{std::data(tensor), static_cast<std::size_t>(std::size(tensor))};
             else return View{};
         } else {
             return BufferView{};

@@ -1,12 +1,80 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
 
+#include "../kernel/isa.hpp"
+
 namespace gradsync::inline v0_2 {
+
+namespace kernel::detail {
+
+/// Signed integers of the size of `Bits`, which is std::uint32_t or a pack of them. SSE2 compares no others.
+template <class Bits>
+using SignedBits = std::conditional_t<std::is_integral_v<Bits>, std::int32_t, decltype(Bits{} < Bits{})>;
+
+/// Sets `result` to `yes` if `condition` holds, without a branch; in packs, element by element.
+template <class Condition, class Bits>
+GRADSYNC_ALWAYS_INLINE constexpr void replace_where(const Condition& condition, const Bits& yes, Bits& result) noexcept {
+    if constexpr (std::is_same_v<Condition, bool>) result ^= (yes ^ result) & (Bits{0} - static_cast<Bits>(condition));
+    else result = condition ? yes : result;
+}
+
+/// Rounds `value` to the type To of 16 or 8 bits, whose bits become the lower bits of `code`. Like `widen`, it works on single numbers and on
+/// packs; hence the reference parameters, and __builtin_bit_cast instead of the function std::bit_cast.
+template <class To, class Value, class Bits>
+GRADSYNC_ALWAYS_INLINE constexpr void narrow(const Value& value, Bits& code) noexcept {
+    using Signed = SignedBits<Bits>;
+    constexpr int drop = 23 - To::mantissa;
+    constexpr std::uint32_t sign_bit = 0x8000'0000u;
+    constexpr std::int32_t infinity = 0x7f80'0000;
+    constexpr std::uint32_t rebias = std::uint32_t{127 - To::bias} << 23;
+    constexpr std::uint32_t just_below_half = (1u << (drop - 1)) - 1;
+
+    const Bits bits = __builtin_bit_cast(Bits, value);
+    const Bits magnitude = bits & ~sign_bit;
+    if constexpr (rebias == 0) {  // the same exponents: the sign can stay in place
+        code = (bits + just_below_half + ((bits >> drop) & 1)) >> drop;
+        replace_where(Signed(magnitude) > infinity, Bits((bits >> drop) | std::uint32_t{To::quiet_nan}), code);
+    } else {
+        code = (magnitude - rebias + just_below_half + ((magnitude >> drop) & 1)) >> drop;
+        // Below the least normal number of To, the adder rounds: the power of two that is added has To's least denormal
+        // as its last place. No operand that matters and no result is denormal, so flush-to-zero changes nothing.
+        constexpr auto min_normal = static_cast<std::int32_t>(rebias + (1u << 23));
+        constexpr std::uint32_t magic = std::uint32_t{127 + 1 - To::bias + drop} << 23;
+        const Value rounded = __builtin_bit_cast(Value, magnitude) + __builtin_bit_cast(float, magic);
+        replace_where(Signed(magnitude) < min_normal, Bits(__builtin_bit_cast(Bits, rounded) - magic), code);
+        // Too large: infinity, or in 8 bits the largest number.
+        const Signed unlimited = Signed(code), limit = Signed{} + (To::largest + (sizeof(To) == 2 ? 1 : 0));
+        code = Bits(unlimited < limit ? unlimited : limit);
+        const Bits payload = (magnitude >> drop) & ((1u << To::mantissa) - 1);
+        replace_where(Signed(magnitude) > infinity, Bits(payload | std::uint32_t{To::quiet_nan}), code);
+        code |= (bits & sign_bit) >> (32 - 8 * sizeof(To));
+    }
+}
+
+/// Widens numbers of the type From of 16 or 8 bits, which are in the lower bits of `code`. Exact.
+template <class From, class Value, class Bits>
+GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noexcept {
+    using Signed = SignedBits<Bits>;
+    constexpr int drop = 23 - From::mantissa;
+    constexpr std::uint32_t rebias = std::uint32_t{127 - From::bias} << 23, sign_bit = 0x80u << (8 * sizeof(From) - 8);
+    if constexpr (rebias == 0) {
+        value = __builtin_bit_cast(Value, code << drop);
+    } else {
+        const Bits magnitude = code & (sign_bit - 1);
+        Bits bits = (magnitude << drop) + rebias;
+        replace_where(Signed(magnitude) > int{From::largest}, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
+        // A denormal becomes the mantissa of the least normal number times 1 + m. Subtracting that number is exact.
+        const Value denormal = __builtin_bit_cast(Value, bits + (1u << 23)) - __builtin_bit_cast(float, rebias + (1u << 23));
+        replace_where(Signed(magnitude) < 1 << From::mantissa, __builtin_bit_cast(Bits, denormal), bits);
+        value = __builtin_bit_cast(Value, bits | (code & sign_bit) << (32 - 8 * sizeof(From)));
+    }
+}
+
+}  // namespace kernel::detail
 
 /// Storage types for floating-point numbers of 16 and 8 bits. They only convert: arithmetic happens in `float`. `Float16` is IEEE 754
 /// binary16, `BFloat16` is the upper half of a binary32, and the types of 8 bits are those of the Open Compute Project (OFP8).
@@ -23,8 +91,7 @@ namespace gradsync::inline v0_2 {
 /// number. The types of CUDA's cuda_fp8.h and NCCL's sums saturate as well (__NV_SATFINITE), so a number gets the same bits wherever it is
 /// rounded. (CUDA keeps neither the sign nor the payload of a NaN.) PyTorch gives NaN (E4M3) or infinity (E5M2) instead.
 ///
-/// The conversions use integer arithmetic alone, so they are right under `-ffast-math` and flush-to-zero as well. The types have no common
-/// base class, because one makes conversions between Float16 and BFloat16 a tenth slower (g++ 12).
+/// The conversions are right under `-ffast-math` and flush-to-zero as well.
 template <int exponent_bits, int mantissa_bits>
 class StorageFloat {
     static constexpr bool is_wide = exponent_bits + mantissa_bits == 15;
@@ -39,9 +106,17 @@ public:
     /// Not from double, which would be rounded twice: cast to float if you want that, or use kernel::convert.
     template <std::same_as<double> T>
     explicit StorageFloat(T) = delete;
-    constexpr explicit StorageFloat(float value) noexcept : bits_(round(std::bit_cast<std::uint32_t>(value))) {}
+    GRADSYNC_ALWAYS_INLINE constexpr explicit StorageFloat(float value) noexcept {
+        std::uint32_t code = 0;
+        kernel::detail::narrow<StorageFloat>(value, code);
+        bits_ = static_cast<Bits>(code);
+    }
 
-    constexpr explicit operator float() const noexcept { return std::bit_cast<float>(widen(bits_)); }
+    GRADSYNC_ALWAYS_INLINE constexpr explicit operator float() const noexcept {
+        float value = 0;
+        kernel::detail::widen<StorageFloat>(std::uint32_t{bits_}, value);
+        return value;
+    }
 
     static constexpr StorageFloat from_bits(Bits bits) noexcept {
         StorageFloat result;
@@ -60,49 +135,6 @@ public:
     static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< of a NaN without payload
 
 private:
-    static constexpr int sign_shift = is_wide ? 16 : 24, drop = 23 - mantissa_bits;
-    static constexpr std::uint32_t sign_bit = is_wide ? 0x8000 : 0x80, mantissa_mask = (1u << mantissa_bits) - 1u;
-    static constexpr bool has_exponents_of_float = exponent_bits == 8;
-
-    static constexpr Bits round(std::uint32_t f) noexcept {
-        const std::uint32_t magnitude = f & 0x7fff'ffffu, below_half = (1u << (drop - 1)) - 1u;
-        if constexpr (has_exponents_of_float) {  // the sign can stay in place
-            if (magnitude > 0x7f80'0000u) return static_cast<Bits>((f >> drop) | quiet_nan);
-            return static_cast<Bits>((f + below_half + ((f >> drop) & 1u)) >> drop);
-        }
-        const std::uint32_t sign = (f >> sign_shift) & sign_bit;
-        std::uint32_t code = 0;
-        if (magnitude > 0x7f80'0000u) {
-            code = quiet_nan | ((magnitude >> drop) & mantissa_mask);
-        } else if (is_wide && magnitude >= (128u + bias) << 23) {
-            code = top;
-        } else if (magnitude >= (128u - bias) << 23) {  // a normal number, or in 8 bits too large
-            const std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23;
-            code = (magnitude - rebias + below_half + ((magnitude >> drop) & 1u)) >> drop;
-            if (!is_wide && code > largest) code = largest;
-        } else if (magnitude >= (127u - bias - mantissa_bits) << 23) {  // half of the least denormal, and above
-            const std::uint32_t shift = static_cast<std::uint32_t>(drop + 128 - bias) - (magnitude >> 23);
-            const std::uint32_t whole = (magnitude & 0x7f'ffffu) | 0x80'0000u;
-            code = whole >> shift;
-            const std::uint32_t rest = whole & ((1u << shift) - 1u), tie = 1u << (shift - 1u);
-            if (rest > tie || (rest == tie && (code & 1u))) ++code;
-        }
-        return static_cast<Bits>(sign | code);
-    }
-
-    static constexpr std::uint32_t widen(Bits bits) noexcept {
-        if constexpr (has_exponents_of_float) return static_cast<std::uint32_t>(bits) << drop;
-        const std::uint32_t sign = (bits & sign_bit) << sign_shift;
-        const std::uint32_t magnitude = bits & (sign_bit - 1u);
-        if (magnitude > largest) return sign | 0x7f80'0000u | ((magnitude & mantissa_mask) << drop);
-        if (magnitude >> mantissa_bits != 0) return sign | ((magnitude << drop) + (static_cast<std::uint32_t>(127 - bias) << 23));
-        if (magnitude == 0) return sign;
-        // Brings the leading one to the exponent's last bit.
-        const int shift = std::countl_zero(magnitude) - (31 - mantissa_bits);
-        const std::uint32_t fraction = (magnitude << shift) & mantissa_mask;
-        return sign | ((fraction << drop) + (static_cast<std::uint32_t>(128 - bias - shift) << 23));
-    }
-
     Bits bits_;
 };
 

@@ -111,8 +111,8 @@ private:
     BucketStorage(const BucketPlan& plan, std::span<const ParameterInfo> infos)
         : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            buckets_[b] = {nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space};
-            for (std::size_t i : plan.bucket(b)) parameters_[i] = {nullptr, infos[i].count, infos[i].dtype, B::memory_space};
+            buckets_[b] = typed_view(nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);
+            for (std::size_t i : plan.bucket(b)) parameters_[i] = typed_view(nullptr, infos[i].count, infos[i].dtype, B::memory_space);
         }
     }
 

@@ -307,7 +307,7 @@ private:
         if (!pooled()) return;
         shards_ = List<BufferView>(plan_.size());
         for (std::size_t b = 0; b < plan_.size(); ++b)  // as large as that of rank 0, because every rank allocates the same number of bytes
-            shards_[b] = {nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype)};
+            shards_[b] = typed_view(nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype));
         shard_bytes_ = allocate_lines(backend, shards_, shard_memory_);
         for (std::size_t b = 0; b < plan_.size(); ++b) shards_[b].count = shard_range(storage_.bucket(b).count, size_, rank_).size();
     }
@@ -316,7 +316,7 @@ private:
     void allocate_sums(B& backend) {
         if (!sums_apart()) return;
         sums_ = List<BufferView>(parameters_.size());
-        for (std::size_t i : order_) sums_[i] = {nullptr, infos_[i].count, accumulator_of(infos_[i].dtype)};
+        for (std::size_t i : order_) sums_[i] = typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype));
         sum_bytes_ = allocate_lines(backend, sums_, sum_memory_);
     }
 
@@ -326,7 +326,7 @@ private:
         for (const BufferView& view : views) bytes += in_lines(view.bytes());
         memory = backend.allocate(bytes);
         for (BufferView& view : views) {
-            view = {static_cast<std::byte*>(memory.data()) + first, view.count, view.dtype, B::memory_space};
+            view = typed_view(static_cast<std::byte*>(memory.data()) + first, view.count, view.dtype, B::memory_space);
             first += in_lines(view.bytes());
         }
         return bytes;

@@ -16,7 +16,6 @@
 #include "../core/math.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
-#include "../kernel/finite.hpp"
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
 #include "../observe/observer.hpp"

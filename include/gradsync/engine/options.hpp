@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/text.hpp"
+#include "../kernel/tables.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -64,6 +65,25 @@ enum class NonFinite : std::uint8_t {
 /// No number of steps: see ReducerOptions::compare_weights_every.
 inline constexpr std::size_t never = static_cast<std::size_t>(-1);
 
+/// A DType or none. It brings the loops of a type that it is made of: if that is a constant and the compiler optimises, only these.
+class OptionalDType {
+public:
+    constexpr OptionalDType() = default;
+    template <std::same_as<DType> T>
+    constexpr OptionalDType(T type) noexcept : type_(type), has_value_(true) {
+        if (!std::is_constant_evaluated()) kernel::register_kernels(type);
+    }
+
+    constexpr bool has_value() const noexcept { return has_value_; }
+    constexpr explicit operator bool() const noexcept { return has_value_; }
+    constexpr DType operator*() const noexcept { return type_; }
+    friend constexpr bool operator==(OptionalDType, OptionalDType) = default;
+
+private:
+    DType type_ = DType::f32;
+    bool has_value_ = false;
+};
+
 struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;
     Averaging averaging = Averaging::mean;
@@ -72,7 +92,7 @@ struct ReducerOptions {
     JoinDivisor divisor = JoinDivisor::live_ranks;
     NonFinite non_finite = NonFinite::pass;
     /// The type in which borrowed floating gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
-    std::optional<DType> reduce_dtype = {};
+    OptionalDType reduce_dtype = {};
     /// The first `finish()`, and then each after so many steps, compares the weights of all ranks; it throws Error(parameter_mismatch) if
     /// they differ, because averages do not make them equal again. 0: only the first. `never`: for weights that differ on purpose. It reads
     /// all weights that parameters name, once; those that live with the library (sharded training) are not compared.

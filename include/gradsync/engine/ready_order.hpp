@@ -71,7 +71,9 @@ public:
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
         if (timed_) {
             List<double> seconds = mean_times();
-            host_of(backend).all_reduce(buffer(seconds), ReduceOp::max).wait();
+            // None is negative, so that they compare as their bits do. The loops of f64 would have to be compiled for f64.
+            const BufferView bits{reinterpret_cast<std::uint64_t*>(seconds.data()), seconds.size()};
+            host_of(backend).all_reduce(bits, ReduceOp::max).wait();
             if (seconds.back() == 0) return order;
             seconds.resize(seconds.size() - 1);
             seconds_ = std::move(seconds);

@@ -9,8 +9,7 @@
 /// fused multiply-add, which compilers use for `a + b * c` in one expression. Keep products and sums of floats in separate loops, or the
 /// bits differ by processor.
 ///
-/// The functions that dispatch by dtype are `template <class = void>`, so that a file compiles their many copies of a kernel only if it
-/// calls one. Some functions in other headers are templates for the same reason: their containers take long to compile.
+/// Some functions in other headers are `template <class = void>`: their containers take long to compile, and only a file that calls them pays.
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #define GRADSYNC_X86_DISPATCH 1

@@ -14,8 +14,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-template <class = void>  // so that only files that call them compile the kernels: see isa.hpp
-struct HostPassesOf {
+struct HostPasses {
     static void copy(ConstBufferView from, BufferView to) { kernel::copy(from, to); }
     static void add(BufferView to, ConstBufferView from) { kernel::add(to, from); }
     static void scale(BufferView buffer, double factor) { kernel::scale(buffer, factor); }
@@ -39,7 +38,6 @@ struct HostPassesOf {
     };
     static SquareSums square_sums() noexcept { return {}; }
 };
-using HostPasses = HostPassesOf<>;
 
 template <Backend B>
 auto passes_of(B& backend) {

@@ -4,50 +4,32 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <span>
 #include <type_traits>
 
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
-#include "float8.hpp"
+#include "convert.hpp"
 #include "isa.hpp"
-#include "pack.hpp"
+#include "kernels.hpp"
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One fused pass: combines the inputs in order, and writes the result to every output. Ranks that share an address space, or a window of
-/// it, reduce with it.
-///
-/// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps none of them. Input
-/// i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are for floating types. The reduction computes
-/// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and their
-/// order.
-struct Reduction {
-    std::span<const void* const> inputs;
-    std::span<const double> scales;
-    std::span<void* const> outputs;
-    std::size_t count = 0;
-    DType dtype = DType::f32;
-    ReduceOp op = ReduceOp::sum;
-    double factor = 1;
-};
-
 namespace detail {
 
-// Operations on accumulators; integers wrap around.
+// Operations on accumulators.
 
 struct Sum {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        if constexpr (std::is_integral_v<A>) return static_cast<A>(std::uint64_t(a) + std::uint64_t(x));
-        else return a + x;
+        return a + x;
     }
 };
 struct Product {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        if constexpr (std::is_integral_v<A>) return static_cast<A>(std::uint64_t(a) * std::uint64_t(x));
-        else return a * x;
+        return a * x;
     }
 };
 template <bool largest>
@@ -61,30 +43,39 @@ struct Extreme {  // a NaN wins
     }
 };
 
-/// Any operation on any number of inputs, block by block through accumulators that stay in the first-level cache. All loops have the length
-/// of a whole block, a constant, so that they are vectorised at -O2; the last block is padded.
-template <class T>
+/// Conversions of a type to its accumulator's and back; null if they are the same.
+template <class A>
+struct Conversions {
+    void (*widen)(const void* from, A* to, std::size_t n) = nullptr;
+    void (*round)(const A* from, void* to, std::size_t n) = nullptr;
+};
+
+/// Any operation on any number of inputs, block by block through accumulators of type A, which stay in the first-level cache. All loops have
+/// the length of a whole block, a constant, so that they are vectorised at -O2; the last block is padded.
+template <class A>
 struct BlockedReduce {
-    using A = accumulator_t<T>;
     static constexpr std::size_t block = 256;
 
-    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
+    GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r, Conversions<A> conversions) {
         alignas(64) A result[block];
         alignas(64) A next[block];
-        alignas(64) T elements[block] = {};
+        alignas(64) A elements[block] = {};  // of the type in memory, which is no larger
+        const std::size_t size = size_of(r->dtype);
         for (std::size_t first = 0; first < r->count; first += block) {
             const std::size_t n = r->count - first < block ? r->count - first : block;
             for (std::size_t i = 0; i < r->inputs.size(); ++i) {
                 A* const into = i == 0 ? result : next;
-                const T* from = static_cast<const T*>(r->inputs[i]) + first;
-                if (n < block) from = static_cast<const T*>(std::memcpy(elements, from, n * sizeof(T)));
-                convert_block(from, into, block);
+                const void* from = static_cast<const std::byte*>(r->inputs[i]) + first * size;
+                if (n < block) from = std::memcpy(elements, from, n * size);
+                if (conversions.widen) conversions.widen(from, into, block);
+                else std::memcpy(into, from, sizeof result);
                 if (!r->scales.empty()) multiply(into, r->scales[i]);
                 if (i != 0) combine(r->op, result, next);
             }
             multiply(result, r->factor);
-            convert_block(result, elements, block);  // rounded once, then copied to all outputs from the cache
-            for (void* output : r->outputs) std::memcpy(static_cast<T*>(output) + first, elements, n * sizeof(T));
+            const void* rounded = result;  // once, then copied to all outputs from the cache
+            if (conversions.round) conversions.round(result, elements, block), rounded = elements;
+            for (void* output : r->outputs) std::memcpy(static_cast<std::byte*>(output) + first * size, rounded, n * size);
         }
     }
 
@@ -109,6 +100,110 @@ private:
     }
 };
 
+/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
+/// set.
+template <class T, std::size_t bytes>
+struct Pack {
+    using type [[gnu::vector_size(bytes)]] = T;
+};
+
+/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `convert_block`.
+///
+/// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds two elements of a
+/// 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without a shuffle.
+template <Element T, std::size_t register_bytes>
+struct Packs {
+private:
+    /// True if F16C converts, which is part of `Isa::avx2` and wider. It gives the same bits, even if the thread flushes to zero.
+    static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
+
+    using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
+    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
+
+public:
+    using A = accumulator_t<T>;
+    using Pack = typename detail::Pack<A, register_bytes>::type;
+
+    static constexpr std::size_t elements = 2 * sizeof(Pack) / sizeof(A);
+    static constexpr std::size_t bytes = elements * sizeof(T);
+
+    /// Elements of a step, as in memory.
+    using Stored = std::conditional_t<processor_converts, HalfWords, std::conditional_t<is_low_precision(dtype_of<T>), Words, Pack>>;
+    static constexpr std::size_t stores = bytes / sizeof(Stored);
+
+    GRADSYNC_ALWAYS_INLINE static void load(const void* from, Pack (&to)[2]) {
+        Stored stored[stores];
+        for (std::size_t i = 0; i < stores; ++i) stored[i] = static_cast<const Unaligned*>(from)[i];
+        if constexpr (processor_converts) {
+            widen_half(stored[0], to[0]);
+            widen_half(stored[1], to[1]);
+        } else if constexpr (is_low_precision(dtype_of<T>)) {
+            widen<T>(stored[0] & 0xffffu, to[0]);
+            widen<T>(stored[0] >> 16, to[1]);
+        } else {
+            to[0] = stored[0];
+            to[1] = stored[1];
+        }
+    }
+
+    /// Rounds a step's elements; call it once, then `store` for each output.
+    GRADSYNC_ALWAYS_INLINE static void round(const Pack (&from)[2], Stored (&to)[stores]) {
+        if constexpr (processor_converts) {
+            narrow_half(from[0], to[0]);
+            narrow_half(from[1], to[1]);
+        } else if constexpr (is_low_precision(dtype_of<T>)) {
+            Words lower, upper;
+            narrow<T>(from[0], lower);
+            narrow<T>(from[1], upper);
+            to[0] = lower | upper << 16;
+        } else {
+            to[0] = from[0];
+            to[1] = from[1];
+        }
+    }
+
+    GRADSYNC_ALWAYS_INLINE static void store(const Stored (&from)[stores], void* to) {
+        for (std::size_t i = 0; i < stores; ++i) static_cast<Unaligned*>(to)[i] = from[i];
+    }
+
+private:
+    // An unaligned type of a whole register, because GCC does not turn a memcpy into one register load.
+    using Unaligned [[gnu::aligned(1), gnu::may_alias]] = Stored;
+
+#if defined(__clang__)
+    using Halves [[gnu::vector_size(register_bytes / 2)]] = __fp16;
+
+    GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
+        to = __builtin_convertvector(__builtin_bit_cast(Halves, from), Pack);
+    }
+    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
+        to = __builtin_bit_cast(HalfWords, __builtin_convertvector(from, Halves));
+        // Otherwise Clang 14 keeps the elements as halves, and stores them one by one in loops.
+        asm("" : "+m"(to));
+    }
+#else
+    // GCC 12 has vectors of half precision only for AVX512-FP16.
+    GRADSYNC_ALWAYS_INLINE static void widen_half(const HalfWords& from, Pack& to) {
+        asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(to) : "vm"(from));
+    }
+    GRADSYNC_ALWAYS_INLINE static void narrow_half(const Pack& from, HalfWords& to) {
+        asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(to) : "v"(from));  // 0: ties to even
+    }
+#endif
+};
+
+/// The elements of a sum from element `first`, one by one: what does not fill a register.
+template <class T>
+[[gnu::noinline]] void sum_rest(const Reduction& r, std::size_t first) {
+    using A = accumulator_t<T>;
+    for (; first < r.count; ++first) {
+        A sum = static_cast<A>(static_cast<const T*>(r.inputs[0])[first]);
+        for (std::size_t i = 1; i < r.inputs.size(); ++i) sum += static_cast<A>(static_cast<const T*>(r.inputs[i])[first]);
+        if (r.factor != 1) sum *= static_cast<A>(r.factor);
+        for (void* output : r.outputs) static_cast<T*>(output)[first] = static_cast<T>(sum);
+    }
+}
+
 /// The hot path: a sum or mean of unscaled inputs, in registers. Each element is loaded once per input and stored once per output. Same
 /// bits as BlockedReduce.
 template <class T>
@@ -122,12 +217,15 @@ struct RegisterSum {
             // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
             // more (measured: docs/performance.md).
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
-            if (ranks == 2) return sum_each<2>(r);
+            std::size_t first = 0;
+            if (ranks == 2) first = sum_each<2>(r);
             if constexpr (std::is_same_v<T, float>) {
-                if (ranks == 3) return sum_each<3>(r);
-                if (ranks == 4) return sum_each<4>(r);
+                if (ranks == 3) first = sum_each<3>(r);
+                if (ranks == 4) first = sum_each<4>(r);
             }
-            sum_all<is_low_precision(dtype_of<T>) ? 1 : 2>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            if (first == 0)
+                first = sum_all < is_low_precision(dtype_of<T>) ? 1 : 2 > (r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            sum_rest<T>(*r, first / sizeof(T));
         }
 
     private:
@@ -135,34 +233,32 @@ struct RegisterSum {
 
         /// For `ranks` inputs and as many outputs, a number that the compiler knows.
         template <std::size_t ranks>
-        GRADSYNC_ALWAYS_INLINE static void sum_each(const Reduction* r) {
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_each(const Reduction* r) {
             const void* inputs[ranks];
             void* outputs[ranks];
             for (std::size_t i = 0; i < ranks; ++i) {
                 inputs[i] = r->inputs[i];
                 outputs[i] = r->outputs[i];
             }
-            sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
+            return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// Processes `steps` steps per iteration.
+        /// Processes `steps` steps per iteration. Returns the number of bytes done: all whole iterations.
         template <std::size_t steps, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
             constexpr std::size_t all = steps * Step::bytes;
             std::size_t first = 0;
-            for (; first + all <= bytes; first += all) sum_some<steps, true>(inputs, outputs, first, all, factor);
-            if (first < bytes) sum_some<steps, false>(inputs, outputs, first, bytes - first, factor);
+            for (; first + all <= bytes; first += all) sum_some<steps>(inputs, outputs, first, factor);
+            return first;
         }
 
-        /// One iteration. If fewer bytes are left (`rest`; `whole` is false), it works on padded copies.
-        template <std::size_t steps, bool whole, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, std::size_t rest,
-                                                    double factor) {
+        template <std::size_t steps, class Inputs, class Outputs>
+        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, double factor) {
             Pack sum[steps][2];
-            load<whole>(inputs[0], first, rest, sum);
+            load(inputs[0], first, sum);
             for (std::size_t i = 1; i < std::size(inputs); ++i) {
                 Pack next[steps][2];
-                load<whole>(inputs[i], first, rest, next);
+                load(inputs[i], first, next);
                 for (std::size_t s = 0; s < steps; ++s) {
                     sum[s][0] += next[s][0];
                     sum[s][1] += next[s][1];
@@ -176,73 +272,41 @@ struct RegisterSum {
             }
             typename Step::Stored stored[steps][Step::stores];
             for (std::size_t s = 0; s < steps; ++s) Step::round(sum[s], stored[s]);
-            std::byte padded[steps * Step::bytes];
-            if constexpr (!whole) store(stored, padded);
-            for (void* output : outputs) {
-                void* const to = static_cast<std::byte*>(output) + first;
-                if constexpr (whole) store(stored, to);
-                else std::memcpy(to, padded, rest);
-            }
+            for (void* output : outputs)
+                for (std::size_t s = 0; s < steps; ++s) Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
         }
 
-        template <bool whole, std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, std::size_t rest, Pack (&to)[steps][2]) {
-            const std::byte* from = static_cast<const std::byte*>(input) + first;
-            std::byte padded[steps * Step::bytes];
-            if constexpr (!whole) {
-                std::memset(padded, 0, sizeof padded);
-                from = static_cast<const std::byte*>(std::memcpy(padded, from, rest));
-            }
-            for (std::size_t s = 0; s < steps; ++s) Step::load(from + s * Step::bytes, to[s]);
-        }
         template <std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void store(const typename Step::Stored (&from)[steps][Step::stores], void* to) {
-            for (std::size_t s = 0; s < steps; ++s) Step::store(from[s], static_cast<std::byte*>(to) + s * Step::bytes);
+        GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, Pack (&to)[steps][2]) {
+            for (std::size_t s = 0; s < steps; ++s) Step::load(static_cast<const std::byte*>(input) + first + s * Step::bytes, to[s]);
         }
     };
 };
 
-template <class T>
-void reduce(const Reduction& r) {
-    if constexpr (std::is_integral_v<T>) return run_baseline<BlockedReduce<T>>(&r);  // rare and small: one copy is enough
-    else if ((r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty()) dispatch_vectors<RegisterSum<T>>(&r);
-    else dispatch<BlockedReduce<T>>(&r);
+template <class T, std::uint64_t flipped>
+constexpr Conversions<std::uint64_t> conversions_of_integer() {
+    return {[](const void* from, std::uint64_t* to, std::size_t n) {
+                for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<std::uint64_t>(static_cast<const T*>(from)[i]) ^ flipped;
+            },
+            [](const std::uint64_t* from, void* to, std::size_t n) {
+                for (std::size_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = static_cast<T>(from[i] ^ flipped);
+            }};
 }
 
-/// The 8-bit types: block by block, one input after another, with the kernels of f32.
-template <class = void>
-void reduce_float8(const Reduction& r) {
-    alignas(64) float result[float8_block];
-    alignas(64) float next[float8_block];
-    std::byte rounded[float8_block];
-    const void* const both[] = {result, next};
-    void* const into[] = {result};
-    Reduction step;
-    step.outputs = into;
-    step.op = r.op;
-    for (std::size_t first = 0; first < r.count; first += float8_block) {
-        step.count = r.count - first < float8_block ? r.count - first : float8_block;
-        const std::size_t inputs = r.inputs.size();
-        for (std::size_t i = 0; i < inputs; ++i) {
-            const auto* const from = static_cast<const std::byte*>(r.inputs[i]) + first;
-            widen_float8(from, r.dtype, i == 0 ? result : next, step.count);
-            if (i == 0 && inputs != 1) continue;
-            step.inputs = std::span(both).first(i == 0 ? 1 : 2);
-            const double scales[] = {r.scales.empty() || i > 1 ? 1 : r.scales[0], r.scales.empty() || i == 0 ? 1 : r.scales[i]};
-            if (!r.scales.empty()) step.scales = std::span(scales).first(step.inputs.size());
-            step.factor = i + 1 == inputs ? r.factor : 1;
-            reduce<float>(step);
-        }
-        round_float8(result, step.count, rounded, r.dtype);
-        for (void* output : r.outputs) std::memcpy(static_cast<std::byte*>(output) + first, rounded, step.count);
-    }
+/// In unsigned integers of 64 bits, which wrap around. They are rare and few: one copy is enough.
+template <class T>
+void reduce_integers(const Reduction& r) {
+    // With their top bits flipped, signed numbers compare as unsigned ones do.
+    constexpr std::uint64_t top = std::is_signed_v<T> ? std::uint64_t{1} << 63 : 0;
+    const bool compares = r.op == ReduceOp::min || r.op == ReduceOp::max;
+    run_baseline<BlockedReduce<std::uint64_t>>(&r, compares ? conversions_of_integer<T, top>() : conversions_of_integer<T, 0>());
 }
 
 }  // namespace detail
 
 /// Runs a reduction on the calling thread. Outputs become zero if there are no inputs.
-template <class = void>
-void reduce(const Reduction& r) {
+inline void reduce(const Reduction& r) {
+    using namespace detail;
     if (r.count == 0) return;
     const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
     // In 8-bit types an infinity becomes the largest number, in place as elsewhere.
@@ -251,15 +315,23 @@ void reduce(const Reduction& r) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;
     }
-    using detail::reduce, detail::reduce_float8;
-    constexpr void (*by_dtype[dtype_count])(const Reduction&) = {
-        reduce<std::int8_t>, reduce<std::uint8_t>, reduce<std::int32_t>, reduce<std::uint32_t>, reduce<std::int64_t>, reduce<std::uint64_t>,
-        reduce<Float16>,     reduce<BFloat16>,     reduce<float>,        reduce<double>,        reduce_float8<>,      reduce_float8<>};
-    by_dtype[static_cast<std::size_t>(r.dtype)](r);
+    const bool in_registers = (r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty();
+    switch (r.dtype) {
+        case DType::i8: return reduce_integers<std::int8_t>(r);
+        case DType::u8: return reduce_integers<std::uint8_t>(r);
+        case DType::i32: return reduce_integers<std::int32_t>(r);
+        case DType::u32: return reduce_integers<std::uint32_t>(r);
+        case DType::i64: return reduce_integers<std::int64_t>(r);
+        case DType::u64: return reduce_integers<std::uint64_t>(r);
+        case DType::f32:
+            if (in_registers) return dispatch_vectors<RegisterSum<float>>(&r);
+            return dispatch<BlockedReduce<float>>(&r, Conversions<float>());
+        default:
+            const Kernels& kernels = kernels_of(r.dtype);
+            if (in_registers && kernels.sum != nullptr) return kernels.sum(&r);
+            if (kernels.reduce != nullptr) return kernels.reduce(&r);
+            dispatch<BlockedReduce<float>>(&r, Conversions<float>{kernels.to_f32, kernels.from_f32});
+    }
 }
-
-#ifdef GRADSYNC_EXTERN_KERNELS  // see instantiations.hpp
-extern template void reduce<void>(const Reduction&);
-#endif
 
 }  // namespace gradsync::inline v0_2::kernel

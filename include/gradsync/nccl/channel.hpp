@@ -171,8 +171,8 @@ private:
         if (multiplied_here(call.dtype)) {
             mean.data = to;
             if (mean.bytes() != 0)
-                cuda::scale_by({call.in, call.in_count, call.dtype, MemorySpace::device},
-                               {to, call.in_count, call.dtype, MemorySpace::device}, &cell(mean)->factor, stream());
+                cuda::scale_by(detail::typed_view<const void>(call.in, call.in_count, call.dtype, MemorySpace::device),
+                               detail::typed_view(to, call.in_count, call.dtype, MemorySpace::device), &cell(mean)->factor, stream());
             return;
         }
         if (call.contribution.scale == 0 && mean.bytes() != 0) {  // not read, because it may hold NaNs

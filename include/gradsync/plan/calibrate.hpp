@@ -96,7 +96,7 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
     std::vector<double> seconds(static_cast<std::size_t>(options.bursts));
     std::vector<typename B::WorkType> works;
     for (std::size_t bytes = options.min_bytes;; bytes *= 4) {
-        const BufferView whole{memory.data(), bytes / sizeof(float) * calls_of(bytes), DType::f32, B::memory_space};
+        const BufferView whole{static_cast<float*>(memory.data()), bytes / sizeof(float) * calls_of(bytes), B::memory_space};
         for (int i = -options.warm_up; i < options.bursts; ++i) {
             backend.barrier().wait();
             const double begin = backend_seconds(backend);

@@ -48,7 +48,7 @@ public:
                     buckets_[b].push_back(own);
                     continue;
                 }
-                buckets_[b].push_back({next, own.count, accumulator_of(own.dtype), B::memory_space});
+                buckets_[b].push_back(typed_view(next, own.count, accumulator_of(own.dtype), B::memory_space));
                 next += array_bytes(b);
             }
             while (at < slices_.size() && slices_[at].bucket <= b) ++at;
@@ -170,7 +170,7 @@ private:
                 for (std::size_t a = 0; a < arrays; ++a)
                     for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
                         use(i, a, first,
-                            BufferView{memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space});
+                            typed_view(memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space));
     }
 
     /// Calls `use(part, own)` if this rank owns a part of the piece; `own` are the same elements in its state.

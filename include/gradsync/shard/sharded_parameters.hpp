@@ -74,7 +74,7 @@ public:
         replicate_small_ones();
         for (ParameterView& p : parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
-                p.value = {nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space};
+                p.value = detail::typed_view(nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space);
         make_engine(detail::text("stage=3 prefetch=", options_.prefetch, options_.reshard_after_forward ? " reshard" : " no_reshard",
                                  " replicate_below=", options_.replicate_below),
                     true);

@@ -55,7 +55,7 @@ public:
                std::size_t units, std::size_t first_staying, UnitOf&& unit_of)
         : units_(units), first_staying_(first_staying), places_(parameters.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            buckets_.push_back({nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, rank), B::memory_space});
+            buckets_.push_back(typed_view(nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, rank), B::memory_space));
             for (std::size_t i : plan.bucket(b)) places_[i] = {b, layout.offsets[i], parameters[i].gradient.count};
             const std::size_t u = unit_of(b);
             units_[u].buckets.push_back(b);

@@ -299,6 +299,7 @@ TEST_CASE("NcclBackend: sums and means of 8-bit floats, or on all ranks the sent
         gradsync_fake::be_of_capability(expected.capability);
         on_nccl_ranks(2, [&](NcclBackend comm) {
             for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+                gradsync::kernel::register_kernels(dtype);
                 const auto memory_of = [&](float value) {
                     const std::vector<float> numbers(100, value);
                     std::vector<std::byte> bytes(100);

@@ -49,6 +49,7 @@ TEST_CASE_TEMPLATE("fast-math: in min and max a NaN wins", T, gs::Float16, gs::B
         reduction.count = count;
         reduction.dtype = gs::dtype_of<T>;
         reduction.op = op;
+        kernel::register_kernels<gs::dtype_of<T>>();
         kernel::reduce(reduction);
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < count; ++i) {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include <gradsync/kernel/finite.hpp>
+#include <gradsync/kernel/elementwise.hpp>
 
 #include "support/tensor.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // The 8-bit floating types in the kernels: against the oracle of their formats, in double.
-#include <gradsync/kernel/float8.hpp>
+#include <gradsync/kernel/convert.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <vector>
 
-#include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/reduce.hpp>
 
 #include "kernel_test.hpp"
@@ -65,7 +64,7 @@ int wrong_conversions(const std::vector<From>& from, bool flush) {
 #else
         (void)flush;
 #endif
-        gs::kernel::convert(from.data(), to.data(), from.size());
+        gradsync_test::convert(from.data(), to.data(), from.size());
     }
     int wrong = 0;
     for (std::size_t i = 0; i < from.size(); ++i) wrong += to[i].bits() != expected[i];
@@ -86,7 +85,7 @@ TEST_CASE_TEMPLATE("8-bit floats: from float and double, rounded once, at every 
 TEST_CASE_TEMPLATE("8-bit floats: from double by way of float they would be rounded twice", F, gs::Float8E4M3, gs::Float8E5M2) {
     const double above_tie = 1 + std::ldexp(1.0, -F::mantissa - 1) + 0x1p-40;
     F to{};
-    gs::kernel::convert(&above_tie, &to, 1);
+    gradsync_test::convert(&above_tie, &to, 1);
     CHECK(to == F(1.0f + std::ldexp(1.0f, -F::mantissa)));
     CHECK(F(static_cast<float>(above_tie)) == F(1.0f));
 }
@@ -96,8 +95,8 @@ TEST_CASE_TEMPLATE("8-bit floats: all codes to all other types and back", F, gs:
     const auto to_and_back = [&]<class To>(To) {
         std::vector<To> wide(256);
         std::vector<F> back(256);
-        gs::kernel::convert(codes.data(), wide.data(), 256);
-        gs::kernel::convert(wide.data(), back.data(), 256);
+        gradsync_test::convert(codes.data(), wide.data(), 256);
+        gradsync_test::convert(wide.data(), back.data(), 256);
         for (std::size_t i = 0; i < 256; ++i) {
             CAPTURE(i);
             const auto value = static_cast<float>(codes[i]);
@@ -121,8 +120,8 @@ TEST_CASE("8-bit floats: from one to the other") {
     std::vector<gs::Float8E4M3> back(256);
     const auto e4m3 = all_codes<gs::Float8E4M3>();
     const auto e5m2 = all_codes<gs::Float8E5M2>();
-    gs::kernel::convert(e4m3.data(), to.data(), 256);
-    gs::kernel::convert(e5m2.data(), back.data(), 256);
+    gradsync_test::convert(e4m3.data(), to.data(), 256);
+    gradsync_test::convert(e5m2.data(), back.data(), 256);
     for (std::size_t i = 0; i < 256; ++i) {
         CAPTURE(i);
         CHECK(to[i] == gs::Float8E5M2(static_cast<float>(e4m3[i])));
@@ -135,14 +134,14 @@ TEST_CASE_TEMPLATE("8-bit floats: every length and misalignment, and nothing wri
         std::vector<float> numbers(4000);
         for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 331) * 0.37f - 40.0f;
         std::vector<From> from(numbers.size());
-        gs::kernel::convert(numbers.data(), from.data(), from.size());
+        gradsync_test::convert(numbers.data(), from.data(), from.size());
         int wrong = 0;
         for (const std::size_t length : {0u, 1u, 2u, 63u, 64u, 65u, 200u, 1023u, 1024u, 1025u, 2048u, 3001u})
             for (std::size_t offset = 0; offset < 17; offset += 3) {
                 std::vector<To> to(length + offset + 70);
                 std::memset(static_cast<void*>(to.data()), 0x5a, to.size() * sizeof(To));
                 const std::vector<To> before = to;
-                gs::kernel::convert(from.data() + offset, to.data() + offset, length);
+                gradsync_test::convert(from.data() + offset, to.data() + offset, length);
                 for (std::size_t i = 0; i < to.size(); ++i) {
                     const bool inside = i >= offset && i < offset + length;
                     To expected = before[i];
@@ -181,6 +180,7 @@ TEST_CASE_TEMPLATE("8-bit floats: the sum, product, least and largest of any two
         r.outputs = result;
         r.count = a.size();
         r.dtype = gs::dtype_of<F>;
+        gs::kernel::register_kernels<gs::dtype_of<F>>();
         r.op = op;
         if (op == gs::ReduceOp::mean) r.factor = 0.5;
         gs::kernel::reduce(r);
@@ -216,7 +216,9 @@ TEST_CASE_TEMPLATE("8-bit floats: sums of several are rounded once, and only the
         r.outputs = out;
         r.count = values[0].size();
         r.dtype = gs::dtype_of<F>;
+        gs::kernel::register_kernels<gs::dtype_of<F>>();
         r.factor = factor;
+        gs::kernel::register_kernels<gs::dtype_of<F>>();
         gs::kernel::reduce(r);
         return values[1];
     };

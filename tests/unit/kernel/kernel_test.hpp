@@ -2,11 +2,13 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/isa.hpp>
+#include <gradsync/kernel/tables.hpp>
 
 /// What the tests of all kernels need: elements by their bits, and one kernel on one instruction set.
 
@@ -29,6 +31,14 @@ T from_bits(std::uint64_t bits) {
     else if constexpr (std::is_same_v<T, float>) return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     else if constexpr (std::is_same_v<T, double>) return std::bit_cast<double>(bits);
     else return static_cast<T>(bits);
+}
+
+/// The library's conversion of types known at compile time.
+template <class From, class To>
+void convert(const From* from, To* to, std::size_t n) {
+    gradsync::kernel::register_kernels<gradsync::dtype_of<From>>();
+    gradsync::kernel::register_kernels<gradsync::dtype_of<To>>();
+    gradsync::kernel::convert(from, gradsync::dtype_of<From>, to, gradsync::dtype_of<To>, n);
 }
 
 /// The accumulator that holds an element's value.

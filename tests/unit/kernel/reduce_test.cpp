@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include <gradsync/core/buffer_view.hpp>
+
 #include "kernel_test.hpp"
 #include "support/random.hpp"
 
@@ -99,11 +101,23 @@ struct Way {
 };
 
 template <class T>
+using Blocked = kernel::detail::BlockedReduce<kernel::accumulator_t<T>>;
+
+template <class T>
+auto conversions() {
+    kernel::detail::Conversions<kernel::accumulator_t<T>> result;
+    if constexpr (is_half<T>) {
+        const kernel::Kernels& table = kernel::table_of<gs::dtype_of<T>>();
+        result = {table.to_f32, table.from_f32};
+    }
+    return result;
+}
+
+template <class T>
 std::vector<Way<T>> ways() {
-    using Blocked = kernel::detail::BlockedReduce<T>;
-    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }}};
-    if constexpr (!gs::is_float8(gs::dtype_of<T>))
-        result.push_back({"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked>(&r); }});
+    kernel::register_kernels<gs::dtype_of<T>>();
+    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }},
+                               {"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked<T>>(&r, conversions<T>()); }}};
     if constexpr (!std::is_integral_v<T> && !gs::is_float8(gs::dtype_of<T>)) {
         using Sum = kernel::detail::RegisterSum<T>;
         const auto add = [&](const char* name, void (*run)(const Reduction&), bool sums_only = false) {
@@ -113,12 +127,12 @@ std::vector<Way<T>> ways() {
             "registers, baseline", [](const Reduction& r) { kernel::run_baseline<typename Sum::template With<16>>(&r); }, true);
 #if GRADSYNC_X86_DISPATCH
         if (kernel::isa() >= Isa::avx2) {
-            add("blocks, avx2", [](const Reduction& r) { kernel::run_avx2<Blocked>(&r); });
+            add("blocks, avx2", [](const Reduction& r) { kernel::run_avx2<Blocked<T>>(&r, conversions<T>()); });
             add(
                 "registers, avx2", [](const Reduction& r) { kernel::run_avx2<typename Sum::template With<32>>(&r); }, true);
         }
         if (kernel::isa() >= Isa::avx512) {
-            add("blocks, avx512", [](const Reduction& r) { kernel::run_avx512<Blocked>(&r); });
+            add("blocks, avx512", [](const Reduction& r) { kernel::run_avx512<Blocked<T>>(&r, conversions<T>()); });
             add(
                 "registers, avx512", [](const Reduction& r) { kernel::run_avx512<typename Sum::template With<64>>(&r); }, true);
         }
@@ -278,7 +292,7 @@ TEST_CASE_TEMPLATE("reduce: all kernels give the same bits", T, gs::Float16, gs:
             r.factor = factor;
             void* out = reference.data();
             r.outputs = {&out, 1};
-            kernel::run_baseline<kernel::detail::BlockedReduce<T>>(&r);
+            kernel::run_baseline<Blocked<T>>(&r, conversions<T>());
             out = result.data();
             for (const Way<T>& way : all_ways) {
                 way.run(r);
@@ -372,4 +386,28 @@ TEST_CASE_TEMPLATE("reduce: no outputs, or many inputs", T, gs::BFloat16, float)
         CHECK(widened(sum[0]) == 100);
         CHECK(widened(sum[299]) == 100);
     }
+}
+
+TEST_CASE("reduce: a type whose loops are not in the program is refused with a sentence that says what brings them") {
+    // Nothing else in this process may have registered the type: the test takes its table away.
+    auto& table = kernel::detail::tables[static_cast<std::size_t>(gs::DType::f8e5m2)];
+    const kernel::Kernels* const before = table.exchange(nullptr);
+    std::uint8_t a = 1, b = 2;
+    const void* in[] = {&a, &b};
+    void* out[] = {&a};
+    Reduction r;
+    r.inputs = in;
+    r.outputs = out;
+    r.count = 1;
+    r.dtype = gs::DType::f8e5m2;
+    CHECK_THROWS_WITH_AS(kernel::reduce(r),
+                         "no code for elements of f8e5m2 is in this program: give their type where a view of them is made, as in "
+                         "gs::BufferView{pointer, count, gs::DType::f8e5m2}, not afterwards in its member dtype",
+                         gs::Error);
+    const gs::BufferView view{&a, 1, r.dtype};
+    kernel::reduce(r);
+    CHECK(a ==
+          static_cast<std::uint8_t>(
+              gs::Float8E5M2(static_cast<float>(gs::Float8E5M2::from_bits(1)) + static_cast<float>(gs::Float8E5M2::from_bits(2))).bits()));
+    table = before;
 }

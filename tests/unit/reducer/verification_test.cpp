@@ -196,7 +196,7 @@ TEST_CASE("the error shows the options and policies that differ, and no other") 
           }) == "the Reducer's setting differs: rank 0 has averaging=mean, rank 1 has averaging=sum" + remedy);
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
-              Reducer sync(comm, model, {.reduce_dtype = comm.rank() == 0 ? std::nullopt : std::optional(DType::bf16)},
+              Reducer sync(comm, model, {.reduce_dtype = comm.rank() == 0 ? OptionalDType() : DType::bf16},
                            SizeCappedBuckets(comm.rank() == 0 ? 40 : 80));
           }) ==
           "the Reducer's setting differs: rank 0 has SizeCappedBuckets{cap=40, first_cap=40} reduce_dtype=own, rank 1 has "
