@@ -222,6 +222,7 @@ private:
             refuse(operation, "a mean of ", in.dtype, " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
             refuse(operation, "a Contribution goes with ReduceOp::mean only, not with ", op);
+        if constexpr (space == MemorySpace::host) kernel::require_kernels(in.dtype);
         Call call = movement(operation, in, out, root);
         call.op = op;
         call.contribution = contribution;

@@ -69,4 +69,9 @@ inline const Kernels& kernels_of(DType type) {
     return *table;
 }
 
+/// Throws as `kernels_of` does if elements of any type cannot be reduced.
+inline void require_kernels(DType type) {
+    if (is_floating(type) && type != DType::f32) kernels_of(type);
+}
+
 }  // namespace gradsync::inline v0_2::kernel

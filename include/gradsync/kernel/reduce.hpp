@@ -326,6 +326,10 @@ inline void reduce(const Reduction& r) {
         case DType::f32:
             if (in_registers) return dispatch_vectors<RegisterSum<float>>(&r);
             return dispatch<BlockedReduce<float>>(&r, Conversions<float>());
+        case DType::f64:  // the library itself adds up a few, also in programs without f64
+            if (in_registers && tables[static_cast<std::size_t>(DType::f64)].load(std::memory_order_relaxed) == nullptr)
+                return sum_rest<double>(r, 0);
+            [[fallthrough]];
         default:
             const Kernels& kernels = kernels_of(r.dtype);
             if (in_registers && kernels.sum != nullptr) return kernels.sum(&r);

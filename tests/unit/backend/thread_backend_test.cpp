@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -108,4 +110,22 @@ TEST_CASE("ThreadBackend: what a rank has seen complete when it fails is complet
             comm.fail("the disk is full");
         });
     CHECK(wrong.load() == 0);
+}
+
+TEST_CASE("a dtype that is written into a view brings no loops: every rank is told so before anything starts") {
+    const auto registered = gs::kernel::detail::tables[static_cast<std::size_t>(gs::DType::f8e5m2)].exchange(nullptr);
+    const auto texts = gs::run_threads(2, [](gs::ThreadBackend comm) -> std::string {
+        std::uint8_t element = 1;
+        gs::BufferView view = gs::buffer(std::span(&element, 1));
+        view.dtype = gs::DType::f8e5m2;
+        try {
+            comm.all_reduce(view, gs::ReduceOp::sum).wait();
+        } catch (const gs::Error& error) {
+            comm.barrier().wait();
+            return error.what();
+        }
+        return "";
+    });
+    for (const std::string& text : texts) CHECK(text.find("no code for elements of f8e5m2 is in this program") == 0);
+    gs::kernel::detail::tables[static_cast<std::size_t>(gs::DType::f8e5m2)] = registered;
 }

@@ -179,6 +179,7 @@ TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the 
                         gs::collective::Call call;
                         call.operation = gs::collective::Operation::all_reduce;
                         call.dtype = gs::DType::f64;
+                        gs::kernel::register_kernels<gs::DType::f64>();
                         call.op = op;
                         // Rank r brings r samples, rank 0 none.
                         if (op == gs::ReduceOp::mean) call.contribution = {1.0 * engine.rank(), 1.0 * engine.rank()};

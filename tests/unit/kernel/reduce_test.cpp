@@ -411,3 +411,22 @@ TEST_CASE("reduce: a type whose loops are not in the program is refused with a s
               gs::Float8E5M2(static_cast<float>(gs::Float8E5M2::from_bits(1)) + static_cast<float>(gs::Float8E5M2::from_bits(2))).bits()));
     table = before;
 }
+
+TEST_CASE("reduce: the library's own sums of f64 need no loops of f64") {
+    auto& table = kernel::detail::tables[static_cast<std::size_t>(gs::DType::f64)];
+    const kernel::Kernels* const before = table.exchange(nullptr);
+    double a[] = {1, 2}, b[] = {0x1p-52, 5};
+    const void* in[] = {a, b};
+    void* out[] = {a, b};
+    Reduction r;
+    r.inputs = in;
+    r.outputs = out;
+    r.count = 2;
+    r.dtype = gs::DType::f64;
+    kernel::reduce(r);
+    CHECK(a[0] == 1 + 0x1p-52);
+    CHECK(b[1] == 7);
+    r.op = ReduceOp::max;
+    CHECK_THROWS_AS(kernel::reduce(r), gs::Error);
+    table = before;
+}
