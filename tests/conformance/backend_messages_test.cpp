@@ -55,7 +55,7 @@ struct Messages {
                 // Three ranks have two cores, so few of them own anything where there is little.
                 const gradsync::collective::ProcessIdentity process{.machine = 1, .cores = size == 3 ? 2 : 8};
                 auto world = MessageWorld::make(std::make_unique<gradsync_test::LoopbackTransport>(network, rank),
-                                                std::vector<gradsync::collective::ProcessIdentity>(ranks.size(), process), size);
+                                                gradsync::List<gradsync::collective::ProcessIdentity>(ranks.size(), process), size);
                 MessageBackend backend(
                     std::make_shared<MessageEngine>(std::move(world), ranks, rank, 0, std::make_shared<KnownMemory>(), limit));
                 const auto failed = [&](bool by_another, const std::string& what) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <vector>
+
 #include "../collective/engine_collectives.hpp"
 #include "../collective/shared_memory/seat.hpp"
 #include "../core/backend.hpp"

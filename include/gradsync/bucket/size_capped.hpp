@@ -2,6 +2,7 @@
 #pragma once
 
 #include <utility>
+#include <vector>
 
 #include "../core/bucket_plan.hpp"
 #include "assign_buckets.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <utility>
+#include <vector>
 
 #include "../core/bucket_plan.hpp"
 #include "../core/list.hpp"
@@ -15,7 +16,7 @@ class Units {
 public:
     /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a negative unit that was
     /// converted.
-    explicit Units(List<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
+    explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
                 detail::refuse("Units", detail::text("there is a parameter of unit ", static_cast<std::ptrdiff_t>(unit),
@@ -54,7 +55,7 @@ public:
     friend bool operator==(const Units&, const Units&) = default;
 
 private:
-    List<std::size_t> unit_of_;
+    std::vector<std::size_t> unit_of_;
     std::size_t count_ = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "../core/exchange.hpp"
 #include "../core/list.hpp"
 #include "../core/overlap_policy.hpp"
+#include "../core/parameter.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
 #include "bucket_layout.hpp"

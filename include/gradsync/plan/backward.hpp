@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <vector>
+
 #include "../core/bucket_plan.hpp"
 #include "cost_model.hpp"
 

@@ -21,10 +21,10 @@ TEST_CASE("Machines: ranks have a place on their machine, in the order of the ra
 TEST_CASE("Machines: counterparts have the same place, and are ordered by machine") {
     const Machines machines({7, 3, 7, 3, 7});
     const Group second = machines.counterparts(2);
-    CHECK(second.members == std::vector{3, 2});
+    CHECK(second.members == List<int>{3, 2});
     CHECK(second.rank == 1);
     const Group third = machines.counterparts(4);
-    CHECK(third.members == std::vector{4});
+    CHECK(third.members == List<int>{4});
     CHECK(third.rank == 0);
 }
 
@@ -36,7 +36,7 @@ TEST_CASE("Machines: of a group, those on one machine have its order") {
     const Group here = machines.here(group, 0);
     CHECK(here.split == 2);
     CHECK(here.color == 5);
-    CHECK(here.members == std::vector{2, 0});  // local ranks
+    CHECK(here.members == List<int>{2, 0});  // local ranks
     CHECK(here.rank == 1);
-    CHECK(machines.here(group, 1).members == std::vector{0});
+    CHECK(machines.here(group, 1).members == List<int>{0});
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <vector>
+
 #include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"

@@ -31,7 +31,7 @@ using namespace std::chrono_literals;
 namespace {
 
 std::shared_ptr<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
-                                          std::vector<gs::collective::ProcessIdentity> processes = {}) {
+                                          gs::List<gs::collective::ProcessIdentity> processes = {}) {
     const int rank = transport->rank(), size = transport->size();
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
@@ -48,7 +48,7 @@ std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, st
     for (int rank = 0; rank < network->size; ++rank)
         threads.emplace_back([&, rank] {
             const auto own = engine(std::make_unique<LoopbackTransport>(network, rank), limit,
-                                    std::vector<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
+                                    gs::List<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
             try {
                 f(*own);
             } catch (const std::exception& error) {
@@ -268,7 +268,7 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
         const auto network = std::make_shared<LoopbackNetwork>(2);
         const auto world = [&](int rank) {
             return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank),
-                                          std::vector<gs::collective::ProcessIdentity>(2), 2);
+                                          gs::List<gs::collective::ProcessIdentity>(2), 2);
         };
         const auto communicator = [](const auto& of, int rank, int number) {
             return std::make_shared<mp::MessageEngine>(of, std::vector<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
@@ -570,7 +570,7 @@ TEST_CASE("messages: a thread that the transport does not let in gets its reason
 TEST_CASE("messages: a communicator that is gone leaves nothing, so that worlds can be made again and again") {
     for (int repeat = 0; repeat < 50; ++repeat) {
         const auto errors = run(std::make_shared<LoopbackNetwork>(3), 30s, [&](mp::MessageEngine& own) {
-            const gs::collective::Group half{.members = own.rank() == 2 ? std::vector<int>{2} : std::vector<int>{1, 0},
+            const gs::collective::Group half{.members = own.rank() == 2 ? gs::List<int>{2} : gs::List<int>{1, 0},
                                              .rank = own.rank() == 0 ? 1 : 0};
             const auto part = own.split(half);
             float x = static_cast<float>(own.rank() + 1);

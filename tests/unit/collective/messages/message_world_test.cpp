@@ -20,7 +20,7 @@ using gradsync_test::LoopbackNetwork;
 using gradsync_test::LoopbackTransport;
 
 std::shared_ptr<MessageWorld> world(const std::shared_ptr<LoopbackNetwork>& network, int rank) {
-    std::vector<gradsync::collective::ProcessIdentity> processes(static_cast<std::size_t>(network->size));
+    gradsync::List<gradsync::collective::ProcessIdentity> processes(static_cast<std::size_t>(network->size));
     return MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), std::move(processes), network->size);
 }
 

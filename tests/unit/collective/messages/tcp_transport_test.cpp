@@ -24,8 +24,8 @@ constexpr std::size_t large = 150'000;  // more than is copied without a thought
 
 /// Ranks 0 and 1 of a world of two.
 struct Pair {
-    static std::vector<gradsync::net::Socket> end(int rank, int descriptor) {
-        std::vector<gradsync::net::Socket> sockets(2);
+    static gradsync::List<gradsync::net::Socket> end(int rank, int descriptor) {
+        gradsync::List<gradsync::net::Socket> sockets(2);
         sockets[static_cast<std::size_t>(1 - rank)] = gradsync::net::Socket(descriptor);
         return sockets;
     }
