@@ -23,7 +23,7 @@ namespace detail {
 GRADSYNC_EXTERN template class NumberedWork<ThreadSeat>;
 GRADSYNC_EXTERN template class EngineCollectives<ThreadBackend, ThreadSeat>;
 GRADSYNC_EXTERN template void run_each_rank(std::vector<ThreadBackend>, FunctionRef<std::size_t, ThreadBackend&>,
-                                                       FunctionRef<std::size_t, FunctionRef<>>);
+                                            FunctionRef<std::size_t, FunctionRef<>>);
 
 GRADSYNC_EXTERN template class Guard<ThreadBackend>;
 GRADSYNC_EXTERN template class BucketStorage<ThreadBackend>;

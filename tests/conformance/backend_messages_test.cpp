@@ -50,7 +50,7 @@ struct Messages {
         std::vector<std::thread> threads;
         for (int rank = 0; rank < size; ++rank)
             threads.emplace_back([&, rank] {
-                std::vector<int> ranks(static_cast<std::size_t>(size));
+                gradsync::List<int> ranks(static_cast<std::size_t>(size));
                 std::iota(ranks.begin(), ranks.end(), 0);
                 // Three ranks have two cores, so few of them own anything where there is little.
                 const gradsync::collective::ProcessIdentity process{.machine = 1, .cores = size == 3 ? 2 : 8};

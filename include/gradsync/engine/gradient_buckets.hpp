@@ -307,7 +307,8 @@ private:
         if (!pooled()) return;
         shards_ = List<BufferView>(plan_.size());
         for (std::size_t b = 0; b < plan_.size(); ++b)  // as large as that of rank 0, because every rank allocates the same number of bytes
-            shards_[b] = typed_view(nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype));
+            shards_[b] =
+                typed_view(nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype));
         shard_bytes_ = allocate_lines(backend, shards_, shard_memory_);
         for (std::size_t b = 0; b < plan_.size(); ++b) shards_[b].count = shard_range(storage_.bucket(b).count, size_, rank_).size();
     }

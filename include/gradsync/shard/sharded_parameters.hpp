@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include "../bucket/units.hpp"
 #include "../core/list.hpp"
@@ -74,7 +75,8 @@ public:
         replicate_small_ones();
         for (ParameterView& p : parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
-                p.value = detail::typed_view(nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space);
+                p.value = detail::typed_view(nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype,
+                                             B::memory_space);
         make_engine(detail::text("stage=3 prefetch=", options_.prefetch, options_.reshard_after_forward ? " reshard" : " no_reshard",
                                  " replicate_below=", options_.replicate_below),
                     true);
@@ -192,7 +194,7 @@ private:
     void replicate_small_ones() {
         if (given_units_.size() != parameters_.size())
             refuse(name, detail::text("there are ", parameters_.size(), " parameters, but units for ", given_units_.size()));
-        List<std::size_t> unit_of(parameters_.size());
+        std::vector<std::size_t> unit_of(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const ParameterView& p = parameters_[i];
             unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);

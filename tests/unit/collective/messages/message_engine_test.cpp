@@ -33,7 +33,7 @@ namespace {
 std::shared_ptr<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
                                           gs::List<gs::collective::ProcessIdentity> processes = {}) {
     const int rank = transport->rank(), size = transport->size();
-    std::vector<int> ranks(static_cast<std::size_t>(size));
+    gs::List<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     processes.resize(ranks.size());
     auto world = mp::MessageWorld::make(std::move(transport), std::move(processes), size);
@@ -267,11 +267,11 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
         CAPTURE(waits);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         const auto world = [&](int rank) {
-            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank),
-                                          gs::List<gs::collective::ProcessIdentity>(2), 2);
+            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), gs::List<gs::collective::ProcessIdentity>(2),
+                                          2);
         };
         const auto communicator = [](const auto& of, int rank, int number) {
-            return std::make_shared<mp::MessageEngine>(of, std::vector<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
+            return std::make_shared<mp::MessageEngine>(of, gs::List<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
         };
         const auto zeros = world(0);
         const auto zero = communicator(zeros, 0, 0), other = communicator(zeros, 0, 1), one = communicator(world(1), 1, 0);

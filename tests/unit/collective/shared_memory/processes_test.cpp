@@ -91,8 +91,8 @@ std::vector<std::string> run_forked(int size, const std::function<void(int)>& f)
     return ends;
 }
 
-std::vector<int> first_ranks(int size) {
-    std::vector<int> ranks(static_cast<std::size_t>(size));
+gradsync::List<int> first_ranks(int size) {
+    gradsync::List<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
 }
@@ -110,7 +110,7 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         auto process_world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(world.ipc_handle()), r, size, size);
         auto regions = std::make_shared<sm::Regions>();
         regions->add(0, mapped.data(), mapped.bytes());
-        auto board = std::make_shared<sm::Board>(process_world, std::make_shared<const std::vector<int>>(first_ranks(size)),
+        auto board = std::make_shared<sm::Board>(process_world, std::make_shared<const gradsync::List<int>>(first_ranks(size)),
                                                  process_world->memory());
         Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
                   reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
