@@ -17,7 +17,7 @@ set(layers
     "backend|bucket|observe|overlap|compress"
     "engine"
     "reducer.hpp"
-    "shard|interop"
+    "shard|interop|compiled.hpp"
     "gradsync.hpp")
 
 function(layer_of header result)

@@ -139,7 +139,7 @@ inline std::vector<Link> connect(const Reception& reception, std::span<const Con
             auto [socket, caller] = reception.answer(
                 deadline, [&](std::int64_t number) { return std::find(callers.begin(), callers.end(), number) != callers.end(); });
             if (!socket) return;
-            callers.erase_if([&](int one) { return one == caller; });
+            callers.erase_if([gone = caller](int one) { return one == gone; });
             heard.push_back({static_cast<int>(caller), std::move(socket)});
         }
     };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -15,36 +16,37 @@ namespace gradsync::inline v0_2::detail {
 class TextPart {
 public:
     TextPart(const char* characters) : characters_(characters) {}
-    TextPart(const std::string& characters) : characters_(characters) {}
-    TextPart(std::string_view characters) : characters_(characters) {}
+    TextPart(const std::string& characters) : TextPart(std::string_view(characters)) {}
+    TextPart(std::string_view characters) : characters_(characters.data()), bits_(characters.size()), kind_(Kind::counted) {}
     template <class T>
         requires requires(T enumerator) { std::string_view{name_of(enumerator)}; }
-    TextPart(T enumerator) : characters_(name_of(enumerator)) {}
+    TextPart(T enumerator) : TextPart(std::string_view(name_of(enumerator))) {}
     template <std::signed_integral T>
-    TextPart(T number) : kind_(Kind::with_sign), bits_(static_cast<std::uint64_t>(number)) {}
+    TextPart(T number) : bits_(static_cast<std::uint64_t>(number)), kind_(Kind::with_sign) {}
     template <std::unsigned_integral T>
-    TextPart(T number) : kind_(Kind::without_sign), bits_(number) {}
-    TextPart(double number) : kind_(Kind::real), real_(number) {}  ///< six digits at most
+    TextPart(T number) : bits_(number), kind_(Kind::without_sign) {}
+    TextPart(double number) : bits_(std::bit_cast<std::uint64_t>(number)), kind_(Kind::real) {}  ///< six digits at most
     TextPart(char) = delete;
     TextPart(bool) = delete;
 
     void append_to(std::string& text) const {
         char real[32];
         switch (kind_) {
-            case Kind::characters: text += characters_; return;
+            case Kind::literal: text += characters_; return;
+            case Kind::counted: text.append(characters_, bits_); return;
             case Kind::with_sign: text += std::to_string(static_cast<std::int64_t>(bits_)); return;
             case Kind::without_sign: text += std::to_string(bits_); return;
-            case Kind::real: text.append(real, static_cast<std::size_t>(std::snprintf(real, sizeof real, "%g", real_)));
+            case Kind::real:
+                text.append(real, static_cast<std::size_t>(std::snprintf(real, sizeof real, "%g", std::bit_cast<double>(bits_))));
         }
     }
 
 private:
-    enum class Kind : std::uint8_t { characters, with_sign, without_sign, real };
+    enum class Kind : std::uint8_t { literal, counted, with_sign, without_sign, real };
 
-    Kind kind_ = Kind::characters;
-    std::string_view characters_;
-    std::uint64_t bits_ = 0;
-    double real_ = 0;
+    const char* characters_ = nullptr;
+    std::uint64_t bits_ = 0;  ///< the length, or the number
+    Kind kind_ = Kind::literal;
 };
 
 [[gnu::cold, gnu::noinline]] inline std::string join(std::initializer_list<TextPart> parts) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <span>
 #include <type_traits>
 
@@ -69,7 +68,8 @@ public:
     /// If gradients are sharded, they lie at `offset` in this rank's shard of `bucket`. Collective.
     template <Backend B, class Part>
     double compute(B& backend, Part&& part) {
-        if (!values_.empty()) std::memset(values_.data(), 0, values_.size() * sizeof(double));
+        kernel::register_kernels<DType::f64>();  // parts of gradients become f64 before a view of them is made
+        values_.fill(0);
         const auto passes = passes_of(backend);
         auto sums = passes.square_sums();
         for (const Piece& piece : pieces_) {
