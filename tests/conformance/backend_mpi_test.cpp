@@ -131,7 +131,7 @@ std::vector<float> trained_in_stage(Backend comm, int stage) {
     using namespace gradsync;
     const auto in_buckets = [](auto&& comm_, auto& views, auto type) {
         using Sharded = typename decltype(type)::type;
-        const auto gradients = Sharded::stage_pools ? GradientStorage::borrowed : GradientStorage::in_buckets;
+        const auto gradients = Sharded::stage_pools ? GradientStorage::automatic : GradientStorage::in_buckets;
         return std::make_unique<Sharded>(comm_, views, Descent{}, ShardingOptions{{.gradients = gradients}, ParameterStorage::in_buckets},
                                          SizeCappedBuckets(100'000, 4'000));
     };
