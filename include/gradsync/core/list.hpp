@@ -27,8 +27,13 @@ public:
     }
     List(const List& other) : List(std::span(other)) {}
     List(List&& other) noexcept { swap(other); }
-    List& operator=(List other) noexcept {
-        swap(other);
+    List& operator=(const List& other) {
+        resize(other.size_);  // no allocation if there is room
+        for (std::size_t i = 0; i < size_; ++i) data_[i] = other.data_[i];
+        return *this;
+    }
+    List& operator=(List&& other) noexcept {
+        List(std::move(other)).swap(*this);
         return *this;
     }
     ~List() { delete[] data_; }

@@ -154,7 +154,8 @@ public:
 
     /// Ends the step. Returns the units that the next one is expected to begin with.
     std::span<const std::size_t> end_step() {
-        before_ = std::exchange(now_, {});
+        std::swap(before_, now_);
+        now_.clear();
         at_ = 0;
         return predicted(0);
     }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/core/list.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+using gradsync::List;
+
+TEST_CASE("List: any calls, against a vector") {
+    std::mt19937 random(1);
+    for (int run = 0; run < 200; ++run) {
+        List<std::string> list(run % 3, "first");
+        std::vector<std::string> vector(static_cast<std::size_t>(run % 3), "first");
+        for (int call = 0; call < 50; ++call) {
+            const std::string text = std::to_string(random() % 5);
+            switch (random() % 8) {
+                case 0:
+                case 1:
+                case 2:
+                    list.push_back(text);
+                    vector.push_back(text);
+                    break;
+                case 3: {
+                    const std::size_t size = random() % 9;
+                    list.resize(size);
+                    vector.resize(size);
+                    break;
+                }
+                case 4:
+                    list.erase_if([&](const std::string& one) { return one == text; });
+                    std::erase(vector, text);
+                    break;
+                case 5:
+                    if (vector.empty()) break;
+                    list.pop_back();
+                    vector.pop_back();
+                    break;
+                case 6: {
+                    List<std::string> copy(list), other{"other", "two"};
+                    other = copy;
+                    list = std::move(other);
+                    CHECK(list == copy);
+                    break;
+                }
+                case 7: list.fill(text); std::fill(vector.begin(), vector.end(), text);
+            }
+            CHECK(std::vector<std::string>(list.begin(), list.end()) == vector);
+        }
+    }
+}
+
+TEST_CASE("List: elements that only move, and what is dropped goes at once") {
+    const auto shared = std::make_shared<int>(3);
+    List<std::shared_ptr<int>> list;
+    for (int i = 0; i < 20; ++i) list.push_back(shared);
+    CHECK(shared.use_count() == 21);
+    list.resize(5);
+    CHECK(shared.use_count() == 6);
+    list.clear();
+    CHECK(shared.use_count() == 1);
+
+    List<std::unique_ptr<int>> owners;
+    for (int i = 0; i < 9; ++i) owners.push_back(std::make_unique<int>(i));
+    owners.erase_if([](const std::unique_ptr<int>& owner) { return *owner % 2 == 0; });
+    REQUIRE(owners.size() == 4);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(*owners[i] == static_cast<int>(2 * i + 1));
+}
+
+TEST_CASE("List: an assignment that fits allocates nothing; a list is a range") {
+    List<int> list{1, 2, 3};
+    const int* const memory = list.data();
+    list = List<int>{4, 5};
+    const List<int> shorter{6};
+    const int* const moved = list.data();
+    list = shorter;
+    CHECK(list.data() == moved);
+    CHECK(memory != moved);
+    CHECK(list == shorter);
+    const std::span<const int> view = list;
+    CHECK(view.size() == 1);
+    CHECK(view[0] == 6);
+    CHECK(List<int>(view) == list);
+    CHECK_FALSE(list == List<int>{6, 7});
+}
