@@ -223,9 +223,9 @@ struct RegisterSum {
                 if (ranks == 3) first = sum_each<3>(r);
                 if (ranks == 4) first = sum_each<4>(r);
             }
-            if (first == 0)
-                first = sum_all < is_low_precision(dtype_of<T>) ? 1 : 2 > (r->inputs, r->outputs, r->count * sizeof(T), r->factor);
-            sum_rest<T>(*r, first / sizeof(T));
+            constexpr std::size_t steps = is_low_precision(dtype_of<T>) ? 1 : 2;
+            if (first == 0) first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            if (first / sizeof(T) < r->count) sum_rest<T>(*r, first / sizeof(T));
         }
 
     private:
