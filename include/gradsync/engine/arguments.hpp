@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
 #include "../core/bucket_plan.hpp"
 #include "../core/exchange.hpp"
 #include "../core/overlap_policy.hpp"

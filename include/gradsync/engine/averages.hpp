@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <utility>
-
 #include "../core/buffer_view.hpp"
 #include "../core/error.hpp"
 #include "gradient_engine.hpp"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-
 #include "../core/bucket_plan.hpp"
 #include "../core/buffer_view.hpp"
 #include "../core/list.hpp"

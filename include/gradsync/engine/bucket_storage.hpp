@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <utility>
-
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/list.hpp"

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
 #include <exception>
 #include <optional>
-#include <utility>
 
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"

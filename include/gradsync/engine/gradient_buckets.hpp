@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <mutex>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <utility>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-
 #include "../core/collective_tag.hpp"
 #include "../core/list.hpp"
 #include "../observe/statistics.hpp"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <type_traits>
-
 #include "../core/backend.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"

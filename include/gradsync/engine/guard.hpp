@@ -2,12 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <exception>
 #include <mutex>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "../core/error.hpp"
 

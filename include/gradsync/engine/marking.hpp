@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <span>
-#include <string>
-#include <utility>
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"

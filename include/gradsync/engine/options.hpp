@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/text.hpp"

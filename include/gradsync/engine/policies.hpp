@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
 #include <memory>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <utility>
 
 #include "../bucket/any_buckets.hpp"
 #include "../core/backend.hpp"

@@ -2,11 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <utility>
 
 #include "../core/bucket_plan.hpp"
 #include "../core/list.hpp"

@@ -2,11 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
-#include <span>
-#include <utility>
 
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"

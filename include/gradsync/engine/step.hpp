@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
 #include "../core/clock.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <mutex>
 #include <utility>
 
 #include "../core/backend_clock.hpp"

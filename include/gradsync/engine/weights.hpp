@@ -4,13 +4,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
-#include <string>
-#include <utility>
 
 #include "../core/backend.hpp"
 #include "../core/error.hpp"
