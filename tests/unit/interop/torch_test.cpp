@@ -224,6 +224,7 @@ TEST_CASE("sparse gradients become dense") {
     CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
               torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 1).sparse(true));
               gs::TorchReducer sync(comm, *embedding);
+              sync.broadcast_parameters();
               for (const bool set_to_none : {false, true}) {
                   if (set_to_none) embedding->weight.mutable_grad().reset();
                   else if (embedding->weight.grad().defined()) embedding->weight.mutable_grad().zero_();
