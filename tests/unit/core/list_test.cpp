@@ -16,9 +16,9 @@ using gradsync::List;
 
 TEST_CASE("List: any calls, against a vector") {
     std::mt19937 random(1);
-    for (int run = 0; run < 200; ++run) {
+    for (std::size_t run = 0; run < 200; ++run) {
         List<std::string> list(run % 3, "first");
-        std::vector<std::string> vector(static_cast<std::size_t>(run % 3), "first");
+        std::vector<std::string> vector(run % 3, "first");
         for (int call = 0; call < 50; ++call) {
             const std::string text = std::to_string(random() % 5);
             switch (random() % 8) {

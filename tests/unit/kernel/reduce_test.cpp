@@ -116,8 +116,9 @@ auto conversions() {
 template <class T>
 std::vector<Way<T>> ways() {
     kernel::register_kernels<gs::dtype_of<T>>();
-    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }},
-                               {"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked<T>>(&r, conversions<T>()); }}};
+    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }}};
+    if constexpr (!std::is_integral_v<T>)  // integers go through unsigned ones of 64 bits
+        result.push_back({"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked<T>>(&r, conversions<T>()); }});
     if constexpr (!std::is_integral_v<T> && !gs::is_float8(gs::dtype_of<T>)) {
         using Sum = kernel::detail::RegisterSum<T>;
         const auto add = [&](const char* name, void (*run)(const Reduction&), bool sums_only = false) {
