@@ -4,6 +4,7 @@
 // expect 3: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
 // expect 4: gradsync: give this bucket policy a member std::string describe\(\) const
 // expect 5: gradsync: make this bucket policy copyable
+// expect 6: gradsync: this bucket policy.s set_ready_seconds takes a std::span<const double>
 // errors: 1
 #include <memory>
 #include <vector>
@@ -31,6 +32,8 @@ struct Pairs {
 #endif
 #if GRADSYNC_EXPECT_FAILURE == 5
     std::unique_ptr<int> cap;
+#elif GRADSYNC_EXPECT_FAILURE == 6
+    void set_ready_seconds(std::vector<double> seconds);
 #else
     int cap;
 #endif

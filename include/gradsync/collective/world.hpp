@@ -45,8 +45,8 @@ public:
     void dismiss(ProgressHook& hook) noexcept {
         std::lock_guard lock(mutex_);
         ProgressHook** at = &first_;
-        while (*at != &hook) at = &(*at)->next_;
-        *at = hook.next_;
+        while (*at != nullptr && *at != &hook) at = &(*at)->next_;
+        if (*at != nullptr) *at = hook.next_;
     }
     void try_advance() noexcept {
         std::unique_lock lock(mutex_, std::try_to_lock);

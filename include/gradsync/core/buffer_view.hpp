@@ -91,19 +91,19 @@ struct BasicBufferView {
 
     BasicBufferView() = default;
     /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises.
-    constexpr BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host) noexcept
+    BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host) noexcept
         : data(first), count(elements), dtype(type), space(where) {
-        if (!std::is_constant_evaluated()) kernel::register_kernels(type);
+        kernel::register_kernels(type);
     }
     /// The elements have the pointer's type.
     template <class T>
-    constexpr BasicBufferView(T* first, std::size_t elements, MemorySpace where = MemorySpace::host) noexcept
+    BasicBufferView(T* first, std::size_t elements, MemorySpace where = MemorySpace::host) noexcept
         : data(first), count(elements), space(where) {
         static_assert(Element<T>,
                       "gradsync: name the type of these elements, as in BufferView{pointer, count, DType::f32}: the pointer does not");
         if constexpr (Element<T>) {
             dtype = dtype_of<T>;
-            if (!std::is_constant_evaluated()) kernel::register_kernels<dtype_of<T>>();
+            kernel::register_kernels<dtype_of<T>>();
         }
     }
     /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A temporary that owns its

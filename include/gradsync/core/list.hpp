@@ -57,10 +57,12 @@ public:
         if (size_ == capacity_) grow(2 * size_ + 4);
         data_[size_++] = std::move(element);
     }
-    /// New elements are T(). What is dropped is T() from now on; its memory stays.
+    /// New elements are T(). What is dropped lets go of what it owns; its memory stays.
     void resize(std::size_t size) {
-        if (size > capacity_) grow(size);
-        for (std::size_t i = size; i < size_; ++i) data_[i] = T();
+        if (size > capacity_) grow(size > 2 * size_ ? size : 2 * size_);
+        for (std::size_t i = size_; i < size; ++i) data_[i] = T();
+        if constexpr (!std::is_trivially_destructible_v<T>)
+            for (std::size_t i = size; i < size_; ++i) data_[i] = T();
         size_ = size;
     }
     void clear() { resize(0); }

@@ -140,7 +140,10 @@ consteval bool require_backend() {
 
 template <class T>
 consteval bool require_bucket_policy() {
-    if constexpr (BucketPolicy<T>) {  // nothing to say
+    if constexpr (BucketPolicy<T>) {
+        static_assert(
+            TimedBucketPolicy<T> || !requires { &T::set_ready_seconds; },
+            "gradsync: this bucket policy's set_ready_seconds takes a std::span<const double>: seconds by parameter");
     } else if constexpr (OverlapPolicy<T>) {
         static_assert(detail::never<T>,
                       "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "

@@ -227,8 +227,8 @@ private:
 
     void start_on_host(Piece& piece) {
         const Call& call = piece.call;
-        const BufferView out{call.out, call.out_count, call.dtype, MemorySpace::host};
-        const ConstBufferView in{call.in, call.in_count, call.dtype, MemorySpace::host};
+        const auto out = typed_view(call.out, call.out_count, call.dtype);
+        const auto in = typed_view<const void>(call.in, call.in_count, call.dtype);
         set_tag(host_, collective::is_rooted(call.operation) ? CollectiveTag() : CollectiveTag::from_code(call.root));
         switch (call.operation) {
             case Operation::all_reduce: piece.work = host_.all_reduce(out, call.op, call.contribution); break;

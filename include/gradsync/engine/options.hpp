@@ -60,23 +60,26 @@ enum class NonFinite : std::uint8_t {
 /// No number of steps: see ReducerOptions::compare_weights_every.
 inline constexpr std::size_t never = static_cast<std::size_t>(-1);
 
-/// A DType or none. It brings the loops of a type that it is made of: if that is a constant and the compiler optimises, only these.
+/// A DType or none. Where one is made of a type, the program compiles that type's loops; those of all types, if the type is no constant or
+/// the compiler does not optimise.
 class OptionalDType {
 public:
     constexpr OptionalDType() = default;
     template <std::same_as<DType> T>
-    constexpr OptionalDType(T type) noexcept : type_(type), has_value_(true) {
-        if (!std::is_constant_evaluated()) kernel::register_kernels(type);
-    }
+    constexpr OptionalDType(T type) noexcept : type_(type), register_(kernel::registration_of(type)) {}
 
-    constexpr bool has_value() const noexcept { return has_value_; }
-    constexpr explicit operator bool() const noexcept { return has_value_; }
+    constexpr bool has_value() const noexcept { return register_ != nullptr; }
+    constexpr explicit operator bool() const noexcept { return has_value(); }
     constexpr DType operator*() const noexcept { return type_; }
+    /// Lets backends of this program reduce the type. Not in the constructor, which a constant does not run.
+    void register_kernels() const noexcept {
+        if (has_value()) register_();
+    }
     friend constexpr bool operator==(OptionalDType, OptionalDType) = default;
 
 private:
     DType type_ = DType::f32;
-    bool has_value_ = false;
+    void (*register_)() noexcept = nullptr;
 };
 
 struct ReducerOptions {

@@ -101,6 +101,7 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
         refuse(text("reduce_dtype must be a floating type, not ", *options.reduce_dtype));
 
+    options.reduce_dtype.register_kernels();
     List<ParameterInfo> infos(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const ParameterView& p = parameters[i];
@@ -142,6 +143,7 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
         } else if (adds_up) {
             info.dtype = accumulator_of(g.dtype);
         }
+        if (space == MemorySpace::host) kernel::require_kernels(g.dtype);
     }
     if (borrowed)
         if (const auto [one, other] = overlapping<&ParameterView::gradient>(parameters); one != nullptr)

@@ -67,9 +67,11 @@ public:
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
         if (timed_) {
             List<double> seconds = mean_times();
-            // None is negative, so that they compare as their bits do. The loops of f64 would have to be compiled for f64.
-            const BufferView bits{reinterpret_cast<std::uint64_t*>(seconds.data()), seconds.size()};
-            host_of(backend).all_reduce(bits, ReduceOp::max).wait();
+            // None is negative, so they compare as their bits do. A maximum in f64 would bring the loops of f64 into every program.
+            List<std::uint64_t> bits(seconds.size());
+            for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = std::bit_cast<std::uint64_t>(seconds[i]);
+            host_of(backend).all_reduce(buffer(bits), ReduceOp::max).wait();
+            for (std::size_t i = 0; i < bits.size(); ++i) seconds[i] = std::bit_cast<double>(bits[i]);
             if (seconds.back() == 0) return order;
             seconds.resize(seconds.size() - 1);
             seconds_ = std::move(seconds);

@@ -15,13 +15,13 @@ using PointerView = BasicBufferView<std::conditional_t<std::is_const_v<T>, const
 
 /// `count` elements in host memory.
 template <Element T>
-constexpr PointerView<T> host_buffer(T* data, std::size_t count) noexcept {
+PointerView<T> host_buffer(T* data, std::size_t count) noexcept {
     return {data, count, MemorySpace::host};
 }
 
 /// `count` elements in a device's own memory, such as cudaMalloc's.
 template <Element T>
-constexpr PointerView<T> device_buffer(T* data, std::size_t count) noexcept {
+PointerView<T> device_buffer(T* data, std::size_t count) noexcept {
     return {data, count, MemorySpace::device};
 }
 

@@ -116,6 +116,8 @@ template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBac
 class TorchReducer : Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;
     using Role = detail::Role;
+    static_assert(!ExchangeOver<Exchange, B>::traits.scatters,
+                  "gradsync: TorchReducer's gradients are whole; use AllReduce or a compressor");
     static_assert(!detail::gathers_in_forward<Overlap>(), "gradsync: TorchReducer has no step by parameter; use OverlapBackward");
 
 public:

@@ -63,18 +63,24 @@ void register_kernels() noexcept {
     }
 }
 
+/// The function above for a type known at run time. A constant expression, so that constants can hold it.
+template <class = void>
+constexpr auto registration_of(DType type) noexcept -> void (*)() noexcept {
+    switch (type) {
+        case DType::f16: return register_kernels<DType::f16>;
+        case DType::bf16: return register_kernels<DType::bf16>;
+        case DType::f64: return register_kernels<DType::f64>;
+        case DType::f8e4m3: return register_kernels<DType::f8e4m3>;
+        case DType::f8e5m2: return register_kernels<DType::f8e5m2>;
+        default: return register_kernels<DType::f32>;
+    }
+}
+
 /// The same for a type known at run time, which compiles the loops of all types. If `type` is a constant and the compiler optimises, only its
 /// own. A template, because it costs what it mentions.
 template <class = void>
 [[gnu::always_inline]] inline void register_kernels(DType type) noexcept {
-    switch (type) {
-        case DType::f16: return register_kernels<DType::f16>();
-        case DType::bf16: return register_kernels<DType::bf16>();
-        case DType::f64: return register_kernels<DType::f64>();
-        case DType::f8e4m3: return register_kernels<DType::f8e4m3>();
-        case DType::f8e5m2: return register_kernels<DType::f8e5m2>();
-        default: return;
-    }
+    registration_of(type)();
 }
 
 #ifdef GRADSYNC_COMPILED  // these are in a library, whose source defines GRADSYNC_EXTERN as nothing

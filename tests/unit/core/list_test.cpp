@@ -74,6 +74,18 @@ TEST_CASE("List: elements that only move, and what is dropped goes at once") {
     for (std::size_t i = 0; i < 4; ++i) CHECK(*owners[i] == static_cast<int>(2 * i + 1));
 }
 
+TEST_CASE("List: one that grows piece by piece moves seldom") {
+    List<int> list;
+    const int* memory = nullptr;
+    int moves = 0;
+    for (std::size_t size = 1; size <= 100'000; size += 3) {
+        list.resize(size);
+        moves += list.data() == memory ? 0 : 1;
+        memory = list.data();
+    }
+    CHECK(moves < 20);
+}
+
 TEST_CASE("List: an assignment that fits allocates nothing; a list is a range") {
     List<int> list{1, 2, 3};
     const int* const memory = list.data();
