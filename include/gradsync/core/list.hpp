@@ -9,9 +9,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A contiguous sequence of elements that are default-constructible, and movable if it grows; what std::vector is, with the few functions that
-/// this library uses. A std::vector brings about fifty functions for each element type, and thirty element types took 1.3 s of the 8 s in
-/// which g++ 12 compiled a program with a Reducer. A list is a range, which converts to std::span.
+/// A std::vector with only the functions that this library uses. Elements must be default-constructible, and movable if the list grows. A
+/// std::vector compiles about fifty functions for each element type; thirty element types took 1.3 s of the 8 s that g++ 12 needed for a
+/// program with a Reducer. A list is a contiguous range, and converts to std::span.
 template <class T>
 class List {
 public:
@@ -57,7 +57,7 @@ public:
         if (size_ == capacity_) grow(2 * size_ + 4);
         data_[size_++] = std::move(element);
     }
-    /// New elements are T(). What is dropped lets go of what it owns; its memory stays.
+    /// New elements are T(). Elements that are dropped release what they own; the list keeps its memory.
     void resize(std::size_t size) {
         if (size > capacity_) grow(size > 2 * size_ ? size : 2 * size_);
         for (std::size_t i = size_; i < size; ++i) data_[i] = T();

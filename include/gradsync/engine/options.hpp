@@ -60,8 +60,8 @@ enum class NonFinite : std::uint8_t {
 /// No number of steps: see ReducerOptions::compare_weights_every.
 inline constexpr std::size_t never = static_cast<std::size_t>(-1);
 
-/// A DType or none. Where one is made of a type, the program compiles that type's loops; those of all types, if the type is no constant or
-/// the compiler does not optimise.
+/// A DType or none. A program that makes one from a type compiles the loops of that type; if the type is not a constant, or the compiler does
+/// not optimise, it compiles the loops of all types.
 class OptionalDType {
 public:
     constexpr OptionalDType() = default;

@@ -49,7 +49,7 @@ struct buffer_traits<T> {
 private:
     using Scalar = typename T::Scalar;
 
-    /// Of const elements if Eigen gives no others.
+    /// The view is read-only if Eigen gives a pointer to const.
     template <class Dense>
     static auto view_of(Dense& t) {
         constexpr bool has_memory = (Eigen::internal::traits<T>::Flags & Eigen::DirectAccessBit) != 0;

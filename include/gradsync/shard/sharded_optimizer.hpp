@@ -34,7 +34,7 @@ enum class ParameterStorage : std::uint8_t {
 };
 
 struct ShardingOptions {
-    /// As for a Reducer. `gradients` applies to stage 1; stage 2 always pools them.
+    /// The same options as for a Reducer. `gradients` is for stage 1 only; stage 2 pools gradients.
     ReducerOptions reducer = {};
     ParameterStorage parameters = ParameterStorage::borrowed;
 };
