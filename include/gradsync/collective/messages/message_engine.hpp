@@ -322,7 +322,20 @@ private:
         if (!pending_.empty()) detector_.report_missing(oldest_open());
     }
 
+    /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.
     void fail_transport(const std::exception& error) noexcept {
+        const auto deadline = Clock::now() + std::chrono::seconds(1);
+        for (; !world_->failed() && Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+            if (const int dead = detector_.first_dead(); dead >= 0)
+                world_->fail(collective::died(
+                    pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
+                    world_rank(dead)));
+            try {
+                world_->poll();
+            } catch (const std::exception&) {
+                // What has failed once may fail again.
+            }
+        }
         const int self = own_world_rank();
         world_->fail({Errc::peer_failed, self, text("rank ", self, " cannot communicate: ", error.what())});
     }

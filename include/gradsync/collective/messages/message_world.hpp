@@ -195,8 +195,14 @@ private:
         ControlMessage message{
             .kind = ControlMessage::has_failed, .code = static_cast<std::int32_t>(failure.code), .culprit = failure.culprit};
         failure.message.copy(message.text, sizeof message.text - 1);
-        for (int r = 0; r < transport_->size(); ++r)
-            if (r != transport_->rank() && listens(r)) post(r, message);
+        for (int r = 0; r < transport_->size(); ++r) {
+            if (r == transport_->rank() || !listens(r)) continue;
+            try {
+                post(r, message);
+            } catch (const std::exception&) {
+                // The next rank may still hear of it.
+            }
+        }
     }
 
     void take_in(const ControlMessage& message) {

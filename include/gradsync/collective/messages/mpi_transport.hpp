@@ -166,8 +166,10 @@ private:
         return ticket;
     }
 
-    static void check_mpi(int code, const char* function) {
-        if (code != MPI_SUCCESS) throw std::runtime_error(bootstrap::mpi_text(function, code));
+    static void check_mpi(int code, const char* function, int peer = any_rank) {
+        if (code == MPI_SUCCESS) return;
+        const std::string what = bootstrap::mpi_text(function, code);
+        throw std::runtime_error(peer == any_rank ? what : message_passing::text(what, ", with rank ", peer, " of its communicator"));
     }
 
     void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
@@ -176,8 +178,8 @@ private:
         if (request_tickets_.size() == request_tickets_.capacity()) request_tickets_.reserve(2 * request_tickets_.size() + 16);
         MPI_Request request;
         const int count = static_cast<int>(bytes), other = rank == any_rank ? MPI_ANY_SOURCE : rank;
-        if (tickets_[ticket].receives) check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv");
-        else check_mpi(MPI_Isend(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Isend");
+        if (tickets_[ticket].receives) check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv", rank);
+        else check_mpi(MPI_Isend(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Isend", rank);
         requests_.push_back(request);
         request_tickets_.push_back(ticket);
         ++tickets_[ticket].open;

@@ -552,6 +552,23 @@ TEST_CASE("messages: a process that is gone is named long before the limit") {
     CHECK(std::chrono::steady_clock::now() - begun < 20s);
 }
 
+TEST_CASE("messages: where a call of the transport fails because a process is gone, that process is named") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    auto gone = gs::collective::ProcessIdentity::own();
+    const auto self = gone;
+    gone.number = 1 << 30;  // no system has so many
+    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+    network->broken = true;
+    float x = 1;
+    try {
+        own->wait(own->start(all_reduce(&x, 1)));
+        FAIL("nothing was thrown");
+    } catch (const gs::Error& error) {
+        CHECK(error.context().peer == 1);
+        CHECK(std::string(error.what()).find("the process of rank 1 died while") != std::string::npos);
+    }
+}
+
 TEST_CASE("messages: a thread that the transport does not let in gets its reason; a handle may go there") {
     auto transport = std::make_unique<LockedTransport>();
     auto& closed = transport->closed;
