@@ -11,7 +11,7 @@ struct FaultlessThreads {
     using Backend = gradsync::FaultyBackend<gradsync::ThreadBackend>;
     using Memory = gradsync_test::HostMemory;
     static constexpr int largest = 3;
-    static constexpr bool rank_order = true;
+    static constexpr bool one_order = true;
 
     static bool here(int) { return true; }
 

@@ -17,7 +17,7 @@ struct FakeDevices {
     using Backend = gradsync::NcclBackend;
     using Memory = gradsync_test::DeviceMemory;
     static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
-    static constexpr bool rank_order = false;
+    static constexpr bool one_order = false;
 
     static bool here(int) { return true; }
 

@@ -25,7 +25,7 @@ struct Devices {
     using Backend = gradsync::NcclBackend;
     using Memory = gradsync_test::DeviceMemory;
     static constexpr int largest = 4;
-    static constexpr bool rank_order = false;
+    static constexpr bool one_order = false;
 
     static bool here(int rank) { return gradsync_test::gpu_ranks().rank == rank; }
 

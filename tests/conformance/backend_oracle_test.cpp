@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// What the suite of all backends goes by where sums are not in rank order: that 8-bit results are the same in any order, rounded after
+// What the suite of all backends goes by where sums may have any order: that 8-bit results are the same in any order, rounded after
 // every addition, and that what is no result is not taken for one.
 #include <doctest/doctest.h>
 

@@ -9,7 +9,7 @@ struct Simulated {
     using Backend = gradsync::SimulatedBackend;
     using Memory = gradsync_test::HostMemory;
     static constexpr int largest = 4;
-    static constexpr bool rank_order = true;
+    static constexpr bool one_order = true;
     static constexpr bool tests_have_a_limit = false;
 
     static bool here(int) { return true; }

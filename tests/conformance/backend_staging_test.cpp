@@ -17,7 +17,7 @@ struct StagedThreads {
     using Backend = gradsync::StagingBackend<gradsync::ThreadBackend>;
     using Memory = gradsync_test::DeviceMemory;
     static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
-    static constexpr bool rank_order = true;
+    static constexpr bool one_order = true;
 
     static bool here(int) { return true; }
 

@@ -16,7 +16,7 @@ struct TcpThreads {
     using Backend = gradsync::TcpBackend;
     using Memory = gradsync_test::HostMemory;
     static constexpr int largest = 4;
-    static constexpr bool rank_order = true;
+    static constexpr bool one_order = true;
 
     static bool here(int) { return true; }
 

@@ -9,7 +9,7 @@ struct Threads {
     using Backend = gradsync::ThreadBackend;
     using Memory = gradsync_test::HostMemory;
     static constexpr int largest = 4;
-    static constexpr bool rank_order = true;
+    static constexpr bool one_order = true;
 
     static bool here(int) { return true; }
 

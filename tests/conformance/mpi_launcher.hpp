@@ -37,7 +37,7 @@ template <Reach reach, class B = gradsync::MpiBackend>
 struct MpiProcessesWith {
     using Backend = B;
     using Memory = HostMemory;
-    static constexpr bool rank_order = reach != Reach::both;
+    static constexpr bool one_order = reach != Reach::both;
 
     static inline const int largest = environment().size;
 

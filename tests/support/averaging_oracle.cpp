@@ -4,6 +4,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "support/sum_tree.hpp"
+
 namespace gradsync_test {
 
 Bytes combined(gradsync::DType dtype, const std::vector<Bytes>& by_rank, const std::vector<gradsync::Contribution>& by) {
@@ -13,16 +15,13 @@ Bytes combined(gradsync::DType dtype, const std::vector<Bytes>& by_rank, const s
         double weight = 0;
         for (const gradsync::Contribution& c : by) weight += c.weight;
         for (std::size_t k = 0; k < result.size(); ++k) {
-            A sum{};
-            bool first = true;
-            for (std::size_t r = 0; r < by_rank.size(); ++r) {
-                if (by[r].scale == 0) continue;
+            const auto leaf = [&](std::size_t r) -> std::optional<A> {
+                if (by[r].scale == 0) return std::nullopt;
                 T x;
                 std::memcpy(&x, by_rank[r].data() + k * sizeof(T), sizeof(T));
-                const A term = static_cast<A>(static_cast<A>(x) * static_cast<A>(by[r].scale));
-                sum = first ? term : static_cast<A>(sum + term);
-                first = false;
-            }
+                return static_cast<A>(static_cast<A>(x) * static_cast<A>(by[r].scale));
+            };
+            A sum = tree_sum(0, by_rank.size(), leaf, [](A a, A b) -> std::optional<A> { return static_cast<A>(a + b); }).value_or(A{});
             if (weight == 0) sum = A{};
             else if (weight != 1) sum = static_cast<A>(sum * static_cast<A>(1 / weight));
             result[k] = static_cast<T>(sum);

@@ -3,21 +3,22 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"
 #include "../core/reduce_op.hpp"
+#include "../core/sum_tree.hpp"
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One fused pass: combines the inputs in order, and writes the result to every output. Ranks that share an address space, or a window of
-/// it, reduce with it.
+/// One fused pass: combines the inputs, the leaves of a tree (core/sum_tree.hpp), and writes the result to every output. Ranks that share an
+/// address space, or a window of it, reduce with it.
 ///
 /// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps none of them. Input
 /// i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are for floating types. The reduction computes
-/// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and their
-/// order.
+/// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and the tree.
 struct Reduction {
     std::span<const void* const> inputs;
     std::span<const double> scales;
@@ -26,6 +27,8 @@ struct Reduction {
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     double factor = 1;
+    /// If inputs are nodes of a larger tree: the number of times that the two last sums become one when input i is there. One is left.
+    std::span<const std::uint8_t> sums = {};
 };
 
 /// The loops over elements of one floating type, compiled for every instruction set. Everything else that is done with 16- and 8-bit types

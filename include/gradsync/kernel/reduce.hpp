@@ -43,6 +43,11 @@ struct Extreme {  // a NaN wins
     }
 };
 
+/// The number of sums that follow input i.
+inline unsigned sums_after(const Reduction& r, std::size_t i) noexcept {
+    return r.sums.empty() ? gradsync::detail::sums_after(i, r.inputs.size()) : r.sums[i];
+}
+
 /// Conversions of a type to its accumulator's and back; null if they are the same.
 template <class A>
 struct Conversions {
@@ -57,24 +62,24 @@ struct BlockedReduce {
     static constexpr std::size_t block = 256;
 
     GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r, Conversions<A> conversions) {
-        alignas(64) A result[block];
-        alignas(64) A next[block];
-        alignas(64) A elements[block] = {};  // of the type in memory, which is no larger
+        alignas(64) A open[gradsync::detail::max_open_sums][block];  // the stack of sums
+        alignas(64) A elements[block] = {};                          // of the type in memory, which is no larger
         const std::size_t size = size_of(r->dtype);
         for (std::size_t first = 0; first < r->count; first += block) {
             const std::size_t n = r->count - first < block ? r->count - first : block;
+            auto* top = open;  // one past the last
             for (std::size_t i = 0; i < r->inputs.size(); ++i) {
-                A* const into = i == 0 ? result : next;
                 const void* from = static_cast<const std::byte*>(r->inputs[i]) + first * size;
                 if (n < block) from = std::memcpy(elements, from, n * size);
-                if (conversions.widen) conversions.widen(from, into, block);
-                else std::memcpy(into, from, sizeof result);
-                if (!r->scales.empty()) multiply(into, r->scales[i]);
-                if (i != 0) combine(r->op, result, next);
+                if (conversions.widen) conversions.widen(from, *top, block);
+                else std::memcpy(*top, from, sizeof *top);
+                if (!r->scales.empty()) multiply(*top, r->scales[i]);
+                ++top;
+                for (unsigned sums = sums_after(*r, i); sums != 0; --sums, --top) combine(r->op, top[-2], top[-1]);
             }
-            multiply(result, r->factor);
-            const void* rounded = result;  // once, then copied to all outputs from the cache
-            if (conversions.round) conversions.round(result, elements, block), rounded = elements;
+            multiply(*open, r->factor);
+            const void* rounded = *open;  // once, then copied to all outputs from the cache
+            if (conversions.round) conversions.round(*open, elements, block), rounded = elements;
             for (void* output : r->outputs) std::memcpy(static_cast<std::byte*>(output) + first * size, rounded, n * size);
         }
     }
@@ -197,10 +202,14 @@ template <class T>
 [[gnu::noinline]] void sum_rest(const Reduction& r, std::size_t first) {
     using A = accumulator_t<T>;
     for (; first < r.count; ++first) {
-        A sum = static_cast<A>(static_cast<const T*>(r.inputs[0])[first]);
-        for (std::size_t i = 1; i < r.inputs.size(); ++i) sum += static_cast<A>(static_cast<const T*>(r.inputs[i])[first]);
-        if (r.factor != 1) sum *= static_cast<A>(r.factor);
-        for (void* output : r.outputs) static_cast<T*>(output)[first] = static_cast<T>(sum);
+        A open[gradsync::detail::max_open_sums];
+        A* top = open;
+        for (std::size_t i = 0; i < r.inputs.size(); ++i) {
+            *top++ = static_cast<A>(static_cast<const T*>(r.inputs[i])[first]);
+            for (unsigned sums = sums_after(r, i); sums != 0; --sums, --top) top[-2] += top[-1];
+        }
+        if (r.factor != 1) *open *= static_cast<A>(r.factor);
+        for (void* output : r.outputs) static_cast<T*>(output)[first] = static_cast<T>(*open);
     }
 }
 
@@ -254,14 +263,17 @@ struct RegisterSum {
 
         template <std::size_t steps, class Inputs, class Outputs>
         GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, double factor) {
+            const std::size_t n = std::size(inputs), groups = (n + 7) / 8;
             Pack sum[steps][2];
-            load(inputs[0], first, sum);
-            for (std::size_t i = 1; i < std::size(inputs); ++i) {
-                Pack next[steps][2];
-                load(inputs[i], first, next);
-                for (std::size_t s = 0; s < steps; ++s) {
-                    sum[s][0] += next[s][0];
-                    sum[s][1] += next[s][1];
+            sum_eight<steps>(&inputs[0], n, first, sum);
+            if (groups > 1) {
+                Pack open[gradsync::detail::max_open_sums][steps][2];
+                std::size_t top = 0;
+                for (std::size_t g = 1; g < groups; ++g) {
+                    for (std::size_t s = 0; s < steps; ++s) open[top][s][0] = sum[s][0], open[top][s][1] = sum[s][1];
+                    ++top;
+                    sum_eight<steps>(&inputs[8 * g], n - 8 * g, first, sum);
+                    for (unsigned sums = gradsync::detail::sums_after(g, groups); sums != 0; --sums) add<steps>(open[--top], sum, sum);
                 }
             }
             if (factor != 1) {
@@ -274,6 +286,39 @@ struct RegisterSum {
             for (std::size_t s = 0; s < steps; ++s) Step::round(sum[s], stored[s]);
             for (void* output : outputs)
                 for (std::size_t s = 0; s < steps; ++s) Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
+        }
+
+        /// The sum of eight inputs, or of the `n` that there are.
+        template <std::size_t steps>
+        GRADSYNC_ALWAYS_INLINE static void sum_eight(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
+            sum_two<steps>(inputs, n, first, sum);
+            if (n <= 2) return;
+            Pack next[steps][2];
+            sum_two<steps>(inputs + 2, n - 2, first, next);
+            add<steps>(sum, next, sum);
+            if (n <= 4) return;
+            sum_two<steps>(inputs + 4, n - 4, first, next);
+            if (n > 6) {
+                Pack last[steps][2];
+                sum_two<steps>(inputs + 6, n - 6, first, last);
+                add<steps>(next, last, next);
+            }
+            add<steps>(sum, next, sum);
+        }
+        template <std::size_t steps>
+        GRADSYNC_ALWAYS_INLINE static void sum_two(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
+            load(inputs[0], first, sum);
+            if (n == 1) return;
+            Pack next[steps][2];
+            load(inputs[1], first, next);
+            add<steps>(sum, next, sum);
+        }
+        template <std::size_t steps>
+        GRADSYNC_ALWAYS_INLINE static void add(const Pack (&left)[steps][2], const Pack (&right)[steps][2], Pack (&sum)[steps][2]) {
+            for (std::size_t s = 0; s < steps; ++s) {
+                sum[s][0] = left[s][0] + right[s][0];
+                sum[s][1] = left[s][1] + right[s][1];
+            }
         }
 
         template <std::size_t steps>
@@ -315,7 +360,7 @@ inline void reduce(const Reduction& r) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
         return;
     }
-    const bool in_registers = (r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty();
+    const bool in_registers = (r.op == ReduceOp::sum || r.op == ReduceOp::mean) && r.scales.empty() && r.sums.empty();
     switch (r.dtype) {
         case DType::i8: return reduce_integers<std::int8_t>(r);
         case DType::u8: return reduce_integers<std::uint8_t>(r);

@@ -59,7 +59,7 @@ void check_abilities() {
                 over = true;
                 thread.join();
                 findings.check(!error, where + (error ? error->what() : ""));
-                const std::string wrong = part.verify(L::rank_order);
+                const std::string wrong = part.verify(L::one_order);
                 findings.check(wrong.empty(), where + wrong);
             });
         }
@@ -81,7 +81,7 @@ void check_abilities() {
                     while (!work.poll()) std::this_thread::yield();
                     findings.check(work.poll() && work.test(), where + "a complete Work says that it is not");
                     sent.wait();
-                    const std::string wrong = part.verify(L::rank_order);
+                    const std::string wrong = part.verify(L::one_order);
                     findings.check(wrong.empty(), where + wrong);
                 }
                 Work none;
@@ -125,11 +125,11 @@ void check_abilities() {
                     const auto error = error_of([&] { std::as_const(backend).check_reduces(dtype); });
                     findings.check(same_everywhere<L>(backend, error != nullptr), where + "it throws on some ranks only");
                     findings.check(!error || error->errc() == gradsync::Errc::invalid_argument, where + "another code");
-                    Exchange<Memory> part({.operation = Operation::all_reduce, .dtype = dtype, .count = 33, .any_order = !L::rank_order},
+                    Exchange<Memory> part({.operation = Operation::all_reduce, .dtype = dtype, .count = 33, .any_order = !L::one_order},
                                           backend.rank(), backend.size());
                     const auto refusal = error_of([&] { part.start(backend).wait(); });
                     findings.check(!error == !refusal, where + "it does not say what a sum of " + std::string(name_of(dtype)) + " does");
-                    const std::string wrong = refusal ? std::string() : part.verify(L::rank_order);
+                    const std::string wrong = refusal ? std::string() : part.verify(L::one_order);
                     findings.check(wrong.empty(), where + wrong);
                 }
             });
@@ -173,7 +173,7 @@ void check_abilities() {
                     group = {};
                     for (std::size_t i = 0; i < works.size(); ++i) {
                         works[i].wait();
-                        const std::string wrong = parts[i].verify(L::rank_order);
+                        const std::string wrong = parts[i].verify(L::one_order);
                         findings.check(wrong.empty(), where + wrong);
                     }
                 }

@@ -13,11 +13,11 @@ namespace gradsync_test {
 
 /// A sum over a group: right only if exactly its members took part, in its order.
 template <class Memory, gradsync::Backend B>
-std::string check_group_sum(B& group, std::uint64_t seed, bool rank_order) {
+std::string check_group_sum(B& group, std::uint64_t seed, bool one_order) {
     Collective c{.operation = Operation::all_reduce, .count = 33, .seed = seed};
     Exchange<Memory> part(c, group.rank(), group.size());
     part.start(group).wait();
-    return part.verify(rank_order);
+    return part.verify(one_order);
 }
 
 /// Copies, duplicates and splits of a handle.
@@ -33,11 +33,11 @@ void check_groups() {
             findings.check(copy.rank() == backend.rank() && copy.size() == size, "a copy is another rank");
             for (std::uint64_t i = 0; i < 10; ++i) {
                 Backend& either = backend.rank() % 2 == 0 ? backend : copy;
-                const std::string wrong = check_group_sum<Memory>(either, i, L::rank_order);
+                const std::string wrong = check_group_sum<Memory>(either, i, L::one_order);
                 findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
             }
             original.reset();
-            const std::string wrong = check_group_sum<Memory>(copy, 11, L::rank_order);
+            const std::string wrong = check_group_sum<Memory>(copy, 11, L::one_order);
             findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
         });
     }
@@ -56,7 +56,7 @@ void check_groups() {
             findings.check(alone.rank() == 0 && alone.size() == 1, at(rank, size) + "is not alone");
             for (std::uint64_t i = 0; i < 5; ++i)
                 for (Backend* group : {&parity, &same_key, &alone, &backend}) {
-                    const std::string wrong = check_group_sum<Memory>(*group, i, L::rank_order);
+                    const std::string wrong = check_group_sum<Memory>(*group, i, L::one_order);
                     findings.check(wrong.empty(), at(rank, size) + wrong);
                 }
         });
@@ -68,7 +68,7 @@ void check_groups() {
             Backend inner = backend.split(rank < size / 2 ? 0 : 1, rank).duplicate().split(0, rank).duplicate();
             for (std::uint64_t i = 0; i < 5; ++i) {
                 const std::string wrong =
-                    check_group_sum<Memory>(inner, i, L::rank_order) + check_group_sum<Memory>(backend, i + 9, L::rank_order);
+                    check_group_sum<Memory>(inner, i, L::one_order) + check_group_sum<Memory>(backend, i + 9, L::one_order);
                 findings.check(wrong.empty(), at(rank, size) + wrong);
             }
         });
@@ -94,7 +94,7 @@ void check_groups() {
                     second.wait();
                     first.wait();
                 }
-                const std::string wrong = in_backend.verify(L::rank_order) + in_twin.verify(L::rank_order);
+                const std::string wrong = in_backend.verify(L::one_order) + in_twin.verify(L::one_order);
                 findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
             }
         });

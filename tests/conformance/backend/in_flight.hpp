@@ -12,9 +12,9 @@
 
 namespace gradsync_test {
 
-inline Collective random_collective(Random& random, int size, bool rank_order) {
+inline Collective random_collective(Random& random, int size, bool one_order) {
     Collective c;
-    c.any_order = !rank_order;
+    c.any_order = !one_order;
     c.operation = static_cast<Operation>(random.below(operation_count));
     c.dtype = static_cast<gradsync::DType>(random.below(gradsync::dtype_count));
     c.op = static_cast<gradsync::ReduceOp>(random.below(is_floating(c.dtype) ? 5 : 4));
@@ -46,7 +46,7 @@ void check_in_flight() {
             }
             while (!works.empty()) {
                 works.back().wait();
-                const std::string wrong = parts.back()->verify(L::rank_order);
+                const std::string wrong = parts.back()->verify(L::one_order);
                 findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
                 works.pop_back();
                 parts.pop_back();
@@ -75,7 +75,7 @@ void check_in_flight() {
                 start(3 * round + 2);
                 for (std::size_t k = 0; k < works.size(); ++k) {
                     works[k].wait();
-                    const std::string wrong = parts[k]->verify(L::rank_order);
+                    const std::string wrong = parts[k]->verify(L::one_order);
                     findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
                 }
             }
@@ -95,13 +95,13 @@ void check_in_flight() {
                         while (!work.test()) std::this_thread::yield();
                     work.wait();
                     findings.check(work.test(), at(rank, size) + "a complete Work says that it is not");
-                    const std::string wrong = part->verify(L::rank_order);
+                    const std::string wrong = part->verify(L::one_order);
                     findings.check(wrong.empty(), at(rank, size) + wrong);
                     std::swap(under_way[i], under_way.back());
                     under_way.pop_back();
                 };
                 for (std::size_t i = 0; i < 400 / thinning; ++i) {
-                    const Collective c = random_collective(shared, size, L::rank_order);
+                    const Collective c = random_collective(shared, size, L::one_order);
                     auto part = std::make_unique<Exchange<typename L::Memory>>(c, rank, size);
                     Work work = part->start(backend);
                     under_way.emplace_back(std::move(part), std::move(work));
@@ -143,7 +143,7 @@ void check_in_flight() {
             none = std::move(second);
             none.wait();
             none.wait();  // again, of no effect
-            const std::string wrong = part.verify(L::rank_order);
+            const std::string wrong = part.verify(L::one_order);
             findings.check(wrong.empty(), at(backend.rank(), size) + wrong);
         });
     }

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 ///
 /// - `Backend`: the type under test. `Memory`: a buffer in the memory that it reads (`HostMemory`, or alike).
 /// - `largest`: the largest world that it can make; the suite runs at 1, 2, 3, 4 ranks up to that.
-/// - `rank_order`: whether sums have the bits of a sum in rank order; else they are compared with a tolerance, those of 8-bit
+/// - `one_order`: whether sums have the bits of the tree over the ranks (core/sum_tree.hpp); else they are compared with a tolerance, those of 8-bit
 ///   types with inputs for which they are the same in any order.
 /// - `run(size, limit, f)`: makes a new communicator of `size` ranks whose waits are limited to `limit`, runs
 ///   `f(Backend)` on each of them and returns when all have returned. An exception that leaves `f` ends the
@@ -33,7 +33,7 @@ using namespace std::chrono_literals;
 template <class L>
 concept Launcher = gradsync::Backend<typename L::Backend> && requires(int size, std::chrono::nanoseconds limit) {
     { L::largest } -> std::convertible_to<int>;
-    { L::rank_order } -> std::convertible_to<bool>;
+    { L::one_order } -> std::convertible_to<bool>;
     { L::here(size) } -> std::same_as<bool>;
     L::run(size, limit, [](typename L::Backend) {});
     requires std::constructible_from<typename L::Memory, std::vector<std::byte>>;

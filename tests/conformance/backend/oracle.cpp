@@ -6,6 +6,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "support/sum_tree.hpp"
+
 namespace gradsync_test {
 namespace {
 
@@ -97,20 +99,25 @@ Bytes reduce_by_hand(gradsync::DType dtype, gradsync::ReduceOp op, const std::ve
         constexpr bool low = gradsync::is_low_precision(gradsync::dtype_of<T>);
         using A = std::conditional_t<low, float, T>;
         T* out = reinterpret_cast<T*>(result.data());
-        std::vector<A> sums(result.size() / sizeof(T)), terms(sums.size());
-        bool first = true;
-        for (std::size_t r = 0; r < inputs.size(); ++r) {
-            const bool mean = op == gradsync::ReduceOp::mean;
-            if (mean && (weight == 0 || contributions[r].scale == 0)) continue;
+        using Terms = std::vector<A>;
+        const bool mean = op == gradsync::ReduceOp::mean;
+        const auto leaf = [&](std::size_t r) -> std::optional<Terms> {
+            if (mean && (weight == 0 || contributions[r].scale == 0)) return std::nullopt;
             const T* in = reinterpret_cast<const T*>(inputs[r].data());
+            Terms terms(result.size() / sizeof(T));
             // Products and sums in loops of their own, so that no compiler fuses them into one rounding.
-            for (std::size_t i = 0; i < sums.size(); ++i) terms[i] = static_cast<A>(in[i]);
+            for (std::size_t i = 0; i < terms.size(); ++i) terms[i] = static_cast<A>(in[i]);
             if constexpr (std::is_floating_point_v<A>)
                 if (mean)
                     for (A& term : terms) term *= static_cast<A>(contributions[r].scale);
-            for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = first ? terms[i] : combine(op, sums[i], terms[i]);
-            first = false;
-        }
+            return terms;
+        };
+        const auto add = [&](const Terms& a, const Terms& b) -> std::optional<Terms> {
+            Terms both(a.size());
+            for (std::size_t i = 0; i < a.size(); ++i) both[i] = combine(op, a[i], b[i]);
+            return both;
+        };
+        Terms sums = tree_sum(0, inputs.size(), leaf, add).value_or(Terms(result.size() / sizeof(T)));
         if constexpr (std::is_floating_point_v<A>)
             if (op == gradsync::ReduceOp::mean && weight != 0)
                 for (A& sum : sums) sum *= static_cast<A>(1 / weight);

@@ -42,12 +42,12 @@ decltype(auto) with_element_type(gradsync::DType dtype, F&& use) {
 /// binades, so that sums round, and depend on their order.
 Bytes random_elements(gradsync::DType dtype, std::size_t count, std::uint64_t seed);
 
-/// The same of an 8-bit type, for sums, means and products that are not in rank order and may be rounded after every step: in a type
+/// The same of an 8-bit type, for sums, means and products that are in any order and may be rounded after every step: in a type
 /// of so few bits no tolerance could tell that from a wrong result. They are such powers of two that the result for up to 4 ranks has
 /// the same bits in any order: every partial sum and product is a number of the type (see Collective for the weights of means).
 Bytes representable_elements(gradsync::DType dtype, gradsync::ReduceOp op, std::size_t count, std::uint64_t seed);
 
-/// The reduction of `inputs`, one for each rank, in the plainest way: element by element, in rank order, in the
+/// The reduction of `inputs`, one for each rank, in the plainest way: element by element, in the order of the tree over the ranks, in the
 /// accumulator's type, rounded once.
 Bytes reduce_by_hand(gradsync::DType dtype, gradsync::ReduceOp op, const std::vector<Bytes>& inputs,
                      const std::vector<gradsync::Contribution>& contributions);

@@ -58,10 +58,10 @@ void check_results() {
         each_world<L>([&](typename L::Backend backend, Findings& findings) {
             const int rank = backend.rank(), size = backend.size();
             for (Collective c : collectives_of_size(size)) {
-                c.any_order = !L::rank_order;
+                c.any_order = !L::one_order;
                 Exchange<typename L::Memory> exchange(c, rank, size);
                 exchange.start(backend).wait();
-                const std::string wrong = exchange.verify(L::rank_order);
+                const std::string wrong = exchange.verify(L::one_order);
                 findings.check(wrong.empty(), at(rank, size) + wrong);
             }
         });
