@@ -29,7 +29,7 @@ int main_over_tcp(int argc, char** argv) {
     return run_process(
         place.rank, argc, argv, [&] { return gs::TcpRendezvous(place, meeting_options(argc, argv, place.size)); },
         [](gs::TcpRendezvous& ranks, const Options& o) {
-            return gs::TcpBackend(ranks, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory, .reproducible = o.reproducible});
+            return gs::TcpBackend(ranks, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
         });
 }
 

@@ -229,9 +229,6 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_option("--timeout", o.timeout, "seconds after which a rank that waits gives up")->check(within(1e-3, 1e6))->group(group);
     app.add_flag("--no-shared-memory", o.no_shared_memory, "mpi, tcp: ranks of one machine send messages, like those of different machines")
         ->group(group);
-    app.add_flag("--reproducible", o.reproducible,
-                 "mpi, tcp: add up in the order of the ranks on several machines too, as on one and over threads")
-        ->group(group);
     app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")->group(group);
 
     group = "Output";

@@ -33,7 +33,7 @@ struct Options {
     std::string device = "cpu", precision = "bf16";  // the latter on a device
     std::string backend = "threads";
     int ranks = 2;  // over MPI and NCCL: as many as there are processes
-    bool no_shared_memory = false, reproducible = false;
+    bool no_shared_memory = false;
     std::string buckets = "capped";
     double bucket_mib = 25, first_bucket_mib = 1;
     std::string overlap = "backward";

@@ -41,8 +41,7 @@ nlohmann::json flags(const Options& o) {
                           {"compress", o.compress},
                           {"shard", o.shard},
                           {"independent", o.independent},
-                          {"no_shared_memory", o.no_shared_memory},
-                          {"reproducible", o.reproducible}};
+                          {"no_shared_memory", o.no_shared_memory}};
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
     if (o.compress != "none") config["compress_after"] = o.compress_after;
     if (o.compress == "top-k") config["compress_density"] = o.compress_density;

@@ -75,7 +75,7 @@ class CommandLine(TrainerTest):
         page = self.call("--help", data=False).stdout
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
-                       hidden independent gradients validate-every timeout no-shared-memory reproducible shard prefetch
+                       hidden independent gradients validate-every timeout no-shared-memory shard prefetch
                        no-reshard replicate-below device precision compress compress-after compress-density
                        compress-rank compress-bits first-bucket-mib global-batch stop-after trace""".split():
             self.assertIn("--" + flag, page)
@@ -708,7 +708,7 @@ class Mpi(Processes):
             expected = self.digest(*flags, "--ranks", ranks)
             for buckets, overlap, gradients in POLICIES + planned:
                 found = self.train_processes(
-                    ranks, *flags, "--reproducible", "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
+                    ranks, *flags, "--buckets", buckets, "--overlap", overlap, "--gradients", gradients,
                     "--bucket-mib", 0.02, "--first-bucket-mib", 0.004)["params_digest"]
                 self.assertEqual(found, expected, (name, ranks, buckets, overlap, gradients))
 
@@ -717,7 +717,7 @@ class Mpi(Processes):
             run = [*TRANSFORMER, *compress, *Compression.MANY]
             expected = self.digest(*run, "--ranks", ranks)
             for transport in ([], ["--no-shared-memory"]):
-                found = self.train_processes(ranks, *run, "--reproducible", *transport)["params_digest"]
+                found = self.train_processes(ranks, *run, *transport)["params_digest"]
                 self.assertEqual(found, expected, (compress, ranks, transport))
 
     def test_the_same_bits_by_messages(self):
@@ -738,7 +738,7 @@ class Mpi(Processes):
         for flags in (["--shard", "optimizer", "--overlap", "forward"], ["--shard", "gradients"], ["--shard", "parameters"],
                       ["--shard", "parameters", "--no-shared-memory", "--overlap", "backward-thread"],
                       ["--overlap", "forward", "--no-shared-memory"]):
-            found = self.train_processes(3, *TRANSFORMER, "--tied", "--reproducible", *flags)
+            found = self.train_processes(3, *TRANSFORMER, "--tied", *flags)
             self.assertEqual(found["params_digest"], expected, flags)
         # Memory that processes share counts in each one that has touched it: sizes are compared where they share none.
         large = ["--no-shared-memory", "--model", "mlp", "--hidden", ",".join(8 * ["1024"]), "--micro-batch", 1, "--steps", 2]
@@ -911,6 +911,9 @@ class Tcp(TrainerTest):
             self.assertEqual(self.train_processes(3, *flags, *transport, *run, "--resume")["params_digest"], expected)
 
 
+SHARE = "share memory on each machine, and send messages between them"
+
+
 class Cluster(Processes):
     """On several emulated hosts, between which messages travel by TCP."""
 
@@ -933,47 +936,33 @@ class Cluster(Processes):
 
     def test_the_same_bits_as_over_threads(self):
         small = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
-        for hosts, ranks_per_host, sent in ((3, 1, "one on each machine"), (2, 2, "sums are to be reproducible")):
+        for hosts, ranks_per_host, sent in ((3, 1, "send messages (one on each machine)"), (2, 2, SHARE)):
             expected = self.digest(*TRANSFORMER, "--ranks", hosts * ranks_per_host)
             for flags in (["--overlap", "none"], ["--overlap", "backward", *small], ["--overlap", "backward-polls", *small, "--gradients", "borrowed"],
                           ["--overlap", "forward", *small], ["--buckets", "optimal"], ["--shard", "parameters"]):
-                found = self.train_hosts(hosts, ranks_per_host, *TRANSFORMER, "--reproducible", *flags)
-                self.assertEqual(found["transport"], f"{hosts * ranks_per_host} processes on {hosts} machines that send messages ({sent})")
+                found = self.train_hosts(hosts, ranks_per_host, *TRANSFORMER, *flags)
+                self.assertEqual(found["transport"], f"{hosts * ranks_per_host} processes on {hosts} machines that {sent}")
                 self.assertEqual(found["params_digest"], expected, (hosts, flags))
 
-    def test_the_same_bits_in_every_run_where_hosts_share_memory(self):
-        """Those of the sums of each host's sums, whatever the policies."""
-        digests = set()
-        for flags in (["--overlap", "none", "--buckets", "flat"], ["--overlap", "backward", "--bucket-mib", 0.02, "--first-bucket-mib", 0.004],
-                      ["--gradients", "borrowed", "--buckets", "per-parameter"]):
-            found = self.train_hosts(2, 2, *TRANSFORMER, *flags)
-            self.assertEqual(found["transport"], "4 processes on 2 machines that share memory on each machine, and send messages between them")
-            digests.add(found["params_digest"])
-        self.assertEqual(len(digests), 1, digests)
-
     def test_hosts_with_different_numbers_of_ranks(self):
-        """They share memory, too. The bits are those of threads where sums are to be in rank order."""
-        expected = self.digest(*TRANSFORMER, "--ranks", 3)
-        digests = set()
-        for flags in (["--buckets", "flat"], ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]):
-            found = self.train_hosts(2, "2,1", *TRANSFORMER, *flags)
-            self.assertEqual(found["transport"], "3 processes on 2 machines that share memory on each machine, and send messages between them")
-            digests.add(found["params_digest"])
-        self.assertEqual(len(digests), 1, digests)
-        self.assertEqual(self.train_hosts(2, "2,1", *TRANSFORMER, "--reproducible")["params_digest"], expected)
+        """Ranks that the tree of sums puts together share memory."""
+        for ranks_per_host, ranks, share in (("2,1", 3, "on each machine"), ("3,1", 4, "in 3 teams")):
+            expected = self.digest(*TRANSFORMER, "--ranks", ranks)
+            for flags in (["--buckets", "flat"], ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]):
+                found = self.train_hosts(2, ranks_per_host, *TRANSFORMER, *flags)
+                self.assertEqual(found["transport"], f"{ranks} processes on 2 machines that {SHARE.replace('on each machine', share)}")
+                self.assertEqual(found["params_digest"], expected, (ranks_per_host, flags))
 
     def test_without_mpi(self):
         """Sockets of our own between the same hosts; mpirun starts the processes, no more."""
         for hosts, ranks_per_host, ranks, sent in ((2, 1, 2, "send messages over TCP (one on each machine)"),
-                                                   (2, "2,1", 3, "share memory on each machine, and send messages over TCP between them")):
-            expected = self.digest(*TRANSFORMER, "--ranks", ranks)
-            for more in ([], ["--reproducible"]):
-                program = ["env", "MASTER_ADDR=host0", PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, [*TRANSFORMER, *more]), "--json", "-"]
-                done = subprocess.run([*self.launcher(hosts, ranks_per_host), *program], capture_output=True, text=True, timeout=60)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                found = json.loads(done.stdout)
-                if not more: self.assertEqual(found["transport"], f"{ranks} processes on 2 machines that {sent}")
-                if more or ranks == 2: self.assertEqual(found["params_digest"], expected)
+                                                   (2, "2,1", 3, SHARE.replace("messages", "messages over TCP"))):
+            program = ["env", "MASTER_ADDR=host0", PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, TRANSFORMER), "--json", "-"]
+            done = subprocess.run([*self.launcher(hosts, ranks_per_host), *program], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            found = json.loads(done.stdout)
+            self.assertEqual(found["transport"], f"{ranks} processes on 2 machines that {sent}")
+            self.assertEqual(found["params_digest"], self.digest(*TRANSFORMER, "--ranks", ranks))
 
     def test_a_run_that_loses_a_process_goes_on(self):
         """Also those on the other host hear of it; and those that send messages to each."""

@@ -24,7 +24,7 @@
 using gradsync_test::MpiMachines;
 using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
-using gradsync_test::MpiReproducible;
+using gradsync_test::MpiInTurns;
 
 TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>(); }
 TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
@@ -44,7 +44,7 @@ TEST_CASE("MpiBackend on two machines: groups") { gradsync_test::check_groups<Mp
 TEST_CASE("MpiBackend on two machines: failures") { gradsync_test::check_failures<MpiMachines>(); }
 TEST_CASE("MpiBackend on two machines: abilities") { gradsync_test::check_abilities<MpiMachines>(); }
 
-TEST_CASE("MpiBackend on two machines, reproducible: results") { gradsync_test::check_results<MpiReproducible>(); }
+TEST_CASE("MpiBackend on two machines in turns: results") { gradsync_test::check_results<MpiInTurns>(); }
 
 namespace {
 
@@ -173,7 +173,9 @@ TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by t
     if (size == 2) CHECK(described(MpiMachines{}) == on_two + "send messages (one on each machine)");
     if (size == 3) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
     if (size == 4) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
-    if (size >= 3) CHECK(described(MpiReproducible{}) == on_two + "send messages (sums are to be reproducible)");
+    if (size >= 3)
+        CHECK(described(MpiInTurns{}) ==
+              on_two + "send messages (no ranks of a machine can add up first; number them machine by machine, a power of two on each)");
 }
 
 TEST_CASE("MpiBackend: a mean of 16-bit numbers does not overflow on the way, whatever its weights") {
@@ -214,7 +216,7 @@ TEST_CASE("MpiBackend: options that differ are refused on every rank") {
     const int size = MpiProcesses::largest, rank = gradsync_test::environment().rank;
     if (size == 1) return;
     try {
-        gradsync::MpiBackend backend(MPI_COMM_WORLD, {.reproducible = rank == size - 1});
+        gradsync::MpiBackend backend(MPI_COMM_WORLD, {.shared_memory = rank != size - 1});
         FAIL("nothing was thrown");
     } catch (const gradsync::Error& error) {
         CHECK(error.errc() == gradsync::Errc::parameter_mismatch);
@@ -347,14 +349,14 @@ TEST_CASE("MpiBackend: a training has the bits that it has on ThreadBackend") {
     using gradsync::GradientStorage;
     const int size = MpiProcesses::largest;
     for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
-        std::vector<float> shared, sent, reproduced;
+        std::vector<float> shared, sent, both;
         MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { shared = trained(comm, storage); });
         MpiMessengers::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { sent = trained(comm, storage); });
-        MpiReproducible::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { reproduced = trained(comm, storage); });
+        MpiMachines::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { both = trained(comm, storage); });
         const auto expected = gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, storage); });
         CHECK(shared == expected.front());
         CHECK(sent == expected.front());
-        CHECK(reproduced == expected.front());
+        CHECK(both == expected.front());
     }
 }
 
@@ -364,10 +366,12 @@ TEST_CASE("MpiBackend: sharded trainings have the bits of whole ones on ThreadBa
         gradsync::run_threads(size, [&](gradsync::ThreadBackend comm) { return trained(comm, gradsync::GradientStorage::in_buckets); });
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
-        std::vector<float> shared, sent;
+        std::vector<float> shared, sent, both;
         MpiProcesses::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { shared = trained_in_stage(comm, stage); });
+        MpiMachines::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { both = trained_in_stage(comm, stage); });
         MpiMessengers::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { sent = trained_in_stage(comm, stage); });
         CHECK(shared == expected.front());
         CHECK(sent == expected.front());
+        CHECK(both == expected.front());
     }
 }

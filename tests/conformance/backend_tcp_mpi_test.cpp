@@ -9,7 +9,7 @@
 using gradsync_test::Reach;
 using TcpProcesses = gradsync_test::MpiProcessesWith<Reach::memory, gradsync::TcpBackend>;
 using TcpMachines = gradsync_test::MpiProcessesWith<Reach::both, gradsync::TcpBackend>;
-using TcpReproducible = gradsync_test::MpiProcessesWith<Reach::reproducible, gradsync::TcpBackend>;
+using TcpInTurns = gradsync_test::MpiProcessesWith<Reach::in_turns, gradsync::TcpBackend>;
 
 TEST_CASE("TcpBackend: results") { gradsync_test::check_results<TcpProcesses>(); }
 TEST_CASE("TcpBackend: collectives in flight") { gradsync_test::check_in_flight<TcpProcesses>(); }
@@ -23,7 +23,7 @@ TEST_CASE("TcpBackend on two machines: groups") { gradsync_test::check_groups<Tc
 TEST_CASE("TcpBackend on two machines: failures") { gradsync_test::check_failures<TcpMachines>(); }
 TEST_CASE("TcpBackend on two machines: abilities") { gradsync_test::check_abilities<TcpMachines>(); }
 
-TEST_CASE("TcpBackend on two machines, reproducible: results") { gradsync_test::check_results<TcpReproducible>(); }
+TEST_CASE("TcpBackend on two machines in turns: results") { gradsync_test::check_results<TcpInTurns>(); }
 
 TEST_CASE("TcpBackend: it says how the ranks reach one another, and a thread for progress is wanted between machines only") {
     const auto described = [&]<class Launcher>(Launcher, int size) {
@@ -39,5 +39,7 @@ TEST_CASE("TcpBackend: it says how the ranks reach one another, and a thread for
     const std::string three = described(TcpMachines{}, 3);
     if (rank < 3)
         CHECK(three == "3 processes on 2 machines that share memory on each machine, and send messages over TCP between them; thread");
-    CHECK(described(TcpReproducible{}, 4) == "4 processes on 2 machines that send messages over TCP (sums are to be reproducible); thread");
+    CHECK(described(TcpInTurns{}, 4) ==
+          "4 processes on 2 machines that send messages over TCP (no ranks of a machine can add up first; number them machine by machine, a "
+          "power of two on each); thread");
 }

@@ -28,8 +28,8 @@ inline MpiEnvironment& environment() {
 }
 
 /// How the ranks reach one another: all share memory, none do, or each half of them does (two machines; of 3 ranks two run
-/// on one); or it could, but sums are to be reproducible.
-enum class Reach { memory, messages, both, reproducible };
+/// on one); or they run on two machines in turns, and none can.
+enum class Reach { memory, messages, both, in_turns };
 
 /// Runs the suite on the processes of one mpirun, which all run the same test cases. For `B` that is TcpBackend, MPI serves as their
 /// rendezvous only.
@@ -37,7 +37,7 @@ template <Reach reach, class B = gradsync::MpiBackend>
 struct MpiProcessesWith {
     using Backend = B;
     using Memory = HostMemory;
-    static constexpr bool one_order = reach != Reach::both;
+    static constexpr bool one_order = true;
 
     static inline const int largest = environment().size;
 
@@ -71,9 +71,9 @@ struct MpiProcessesWith {
 
 private:
     static B make(MPI_Comm comm, std::chrono::nanoseconds limit, int size) {
-        gradsync::ProcessOptions options{
-            .timeout = limit, .shared_memory = reach != Reach::messages, .reproducible = reach == Reach::reproducible};
-        if (reach == Reach::both || reach == Reach::reproducible) options.domain = 2 * environment().rank / size;
+        gradsync::ProcessOptions options{.timeout = limit, .shared_memory = reach != Reach::messages};
+        if (reach == Reach::both) options.domain = 2 * environment().rank / size;
+        if (reach == Reach::in_turns) options.domain = environment().rank % 2;
         if constexpr (std::is_same_v<B, gradsync::MpiBackend>) {
             return B(comm, options);
         } else {
@@ -85,6 +85,6 @@ private:
 using MpiProcesses = MpiProcessesWith<Reach::memory>;
 using MpiMessengers = MpiProcessesWith<Reach::messages>;
 using MpiMachines = MpiProcessesWith<Reach::both>;
-using MpiReproducible = MpiProcessesWith<Reach::reproducible>;
+using MpiInTurns = MpiProcessesWith<Reach::in_turns>;
 
 }  // namespace gradsync_test

@@ -12,64 +12,62 @@ namespace gradsync::inline v0_2::collective {
 /// time.
 class Combiner {
 public:
-    explicit Combiner(std::size_t ranks) : inputs_(ranks), scales_(ranks), sums_(ranks), open_(ranks) {}
+    explicit Combiner(std::size_t ranks) : leaf_count_(ranks), inputs_(ranks), scales_(ranks), sums_(ranks), open_(ranks) {}
 
     /// Takes each rank's elements as the sum of several leaves: `leaves`, by rank. (Default: of one.)
-    void set_leaves(List<std::size_t> leaves) { leaves_ = std::move(leaves); }
+    void set_leaves(List<std::size_t> leaves) {
+        leaves_ = std::move(leaves);
+        leaf_count_ = 0;
+        for (const std::size_t count : leaves_) leaf_count_ += count;
+    }
 
     /// `inputs[r]`: the `count` elements of rank r; not read if its scale in a mean is 0.
     template <class = void>  // see isa.hpp
     void run(std::span<const Call> calls, std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count) {
         const Call& call = calls[0];
         const bool mean = call.op == ReduceOp::mean;
-        std::size_t used = 0;
-        double weight = 0;
+        std::size_t used = 0, top = 0, last = 0;
         bool scaled = false;
         for (std::size_t r = 0; r < calls.size(); ++r) {
             const Contribution& contribution = calls[r].contribution;
-            if (mean) weight += contribution.weight;
-            if (mean && contribution.scale == 0) continue;
-            inputs_[used] = inputs[r];
-            scales_[used++] = contribution.scale;
-            scaled |= mean && contribution.scale != 1;
+            open_[top++] = {last, !mean || contribution.scale != 0, contribution.weight};
+            if (open_[top - 1].present) {
+                inputs_[used] = inputs[r];
+                sums_[used] = 0;
+                scales_[used++] = contribution.scale;
+                scaled |= mean && contribution.scale != 1;
+            }
+            last += leaves_.empty() ? 1 : leaves_[r];
+            for (; top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaf_count_); --top) {
+                Node& left = open_[top - 2];
+                const Node& right = open_[top - 1];
+                if (left.present && right.present) ++sums_[used - 1];  // the sum of something and nothing is no sum
+                left = {left.first, left.present || right.present, left.weight + right.weight};
+            }
         }
-        const bool irregular = used != calls.size() || !leaves_.empty();
-        if (irregular) find_sums(calls);
-        if (mean && weight == 0) used = 0;
+        const double weight = mean ? open_[0].weight : 1;
+        const bool regular = leaves_.empty() && used == calls.size();
+        if (weight == 0) used = 0;
         kernel::reduce({.inputs = {inputs_.data(), used},
                         .scales = {scales_.data(), scaled ? used : 0},
                         .outputs = outputs,
                         .count = count,
                         .dtype = call.dtype,
                         .op = call.op,
-                        .factor = mean && weight != 0 ? 1 / weight : 1,
-                        .sums = {sums_.data(), irregular ? used : 0}});
+                        .factor = weight != 0 ? 1 / weight : 1,
+                        .sums = {sums_.data(), regular ? 0 : used}});
     }
 
 private:
-    /// The sums of a tree in which ranks are several leaves, or have nothing: the sum of something and nothing is no sum.
-    void find_sums(std::span<const Call> calls) noexcept {
-        std::size_t used = 0, top = 0, last = 0, leaves = 0;
-        for (std::size_t r = 0; r < calls.size(); ++r) leaves += leaves_of(r);
-        for (std::size_t r = 0; r < calls.size(); ++r) {
-            const bool present = calls[r].op != ReduceOp::mean || calls[r].contribution.scale != 0;
-            if (present) sums_[used++] = 0;
-            open_[top++] = {last, present};
-            last += leaves_of(r);
-            for (; top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaves); --top) {
-                if (open_[top - 2].present && open_[top - 1].present) ++sums_[used - 1];
-                open_[top - 2].present |= open_[top - 1].present;
-            }
-        }
-    }
-    std::size_t leaves_of(std::size_t rank) const noexcept { return leaves_.empty() ? 1 : leaves_[rank]; }
-
+    /// A node of the tree whose sum is on the stack. The weights of the ranks are summed in the same order.
     struct Node {
         std::size_t first = 0;
         bool present = false;
+        double weight = 0;
     };
 
-    List<std::size_t> leaves_;
+    List<std::size_t> leaves_;  ///< by rank; empty: one each
+    std::size_t leaf_count_;
     List<const void*> inputs_;
     List<double> scales_;
     List<std::uint8_t> sums_;  ///< by input, see kernel::Reduction

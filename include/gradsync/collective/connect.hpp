@@ -22,7 +22,6 @@ struct ProcessOptions {
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory, so that a machine can be
                                 ///< divided
-    bool reproducible = false;  ///< the bits of ThreadBackend, even with several ranks on one of several machines
 };
 
 namespace detail {
@@ -30,7 +29,8 @@ namespace detail {
 /// How ranks that are processes reach one another.
 struct Paths {
     Machines machines = Machines();
-    bool share = false;                 ///< whether ranks of one machine can share memory
+    Machines teams = Machines();
+    bool share = false;                 ///< whether the ranks of a team can share memory
     std::string problem = {};           ///< why memory is not shared
     std::string unwatched = {};         ///< text about ranks whose death would not be noticed: ", but ...", or empty
     std::string messages = "messages";  ///< kind of messages that they send if they do not share memory
@@ -39,6 +39,7 @@ struct Paths {
     Paths of(const collective::Group& group) const {
         Paths part = *this;
         part.machines = machines.of(group);
+        part.teams = teams.teams_of(group);
         return part;
     }
 
@@ -47,10 +48,11 @@ struct Paths {
         const int count = machines.count();
         const std::string ranks = text(machines.size(), machines.size() == 1 ? " process" : " processes",
                                        count > 1 ? text(" on ", count, " machines") : std::string());
-        if (share && count == 1) return ranks + " that share memory";
-        if (share && count < machines.size())
-            return text(ranks, " that share memory on each machine, and send ", messages, " between them", unwatched);
-        return text(ranks, " that send ", messages, " (", share ? "one on each machine" : problem, ")", unwatched);
+        if (share && teams.count() == 1) return ranks + " that share memory";
+        if (share && teams.count() < machines.size())
+            return text(ranks, " that share memory ", teams.count() == count ? "on each machine" : text("in ", teams.count(), " teams"),
+                        ", and send ", messages, " between them", unwatched);
+        return text(ranks, " that send ", messages, " (", share ? "one in each team" : problem, ")", unwatched);
     }
 };
 
@@ -66,16 +68,16 @@ template <Rendezvous R>
 std::shared_ptr<shared_memory::ProcessEngine> share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout,
                                                            std::string& problem) {
     using namespace shared_memory;
-    const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
+    const std::size_t room = ProcessEngine::bytes(ranks.team.size());
     SharedSegment shared = SharedSegment::share([&](const auto& own) { return bootstrap::exchange(meeting, own); }, ranks.rank,
-                                                ranks.neighbours.front(), [&] { return ProcessWorld::create(ranks.size, room); });
+                                                ranks.team.front(), [&] { return ProcessWorld::create(ranks.size, room); });
     if (shared.without >= 0) {
         problem = text("they cannot share memory: ", shared.problem.empty() ? text("see rank ", shared.without) : shared.problem,
                        "; run them as one user in one container, with /proc mounted");
         return {};
     }
-    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here());
-    return std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours, ranks.machines.local_rank(ranks.rank),
+    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here);
+    return std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.team, ranks.teams.local_rank(ranks.rank),
                                            world->memory(), 0, timeout);
 }
 
@@ -89,17 +91,17 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
     const bool several = ranks.machines.count() > 1;
     if (several && ranks.machines.count() == ranks.size) problem = "one on each machine";
     else if (!options.shared_memory) problem = "shared memory is switched off";
-    else if (several && options.reproducible) problem = "sums are to be reproducible";
+    else if (several && ranks.teams.most() == 1) problem = "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
 
     std::shared_ptr<shared_memory::ProcessEngine> local;
     if (problem.empty()) local = share_memory(meeting, ranks, options.timeout, problem);
-    Connection connection{local, {.machines = ranks.machines, .share = local != nullptr, .problem = problem}};
+    Connection connection{local, {.machines = ranks.machines, .teams = ranks.teams, .share = local != nullptr, .problem = problem}};
     if (several || !local) {
-        auto world = MessageWorld::make(transport(), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
+        auto world = MessageWorld::make(transport(), ranks.processes, ranks.size_here, local ? &local->world() : nullptr);
         connection.paths.unwatched = watch(*world);
         auto messages =
             std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
-        if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);
+        if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.teams);
         else connection.engine = std::move(messages);
     }
     bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction
@@ -110,8 +112,8 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
 /// limit takes part, so that the others learn of it, and then throws. Collective.
 template <Rendezvous R>
 std::vector<std::uint8_t> exchange_options(R& meeting, const ProcessOptions& options, int own = 0) {
-    const int common = collective::is_limit(options.timeout) * 4 + options.shared_memory * 2 + options.reproducible;
-    auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 8 + common));
+    const int common = collective::is_limit(options.timeout) * 2 + options.shared_memory;
+    auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 4 + common));
     collective::check_limit(options.timeout);
     return all;
 }
@@ -132,7 +134,7 @@ public:
     static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
-    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
+    bool wants_progress_thread() const { return paths_.any_thread && paths_.teams.count() > 1; }
 
     /// Says how the ranks reach one another, and why not by the faster way.
     std::string describe() const { return paths_.describe() + this->engine_->remark(); }

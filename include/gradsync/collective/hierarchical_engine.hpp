@@ -4,6 +4,8 @@
 #include "../core/clock.hpp"
 #include "../core/list.hpp"
 #include "../core/shard_range.hpp"
+#include "../kernel/convert.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "call.hpp"
 #include "deadline.hpp"
 #include "engine.hpp"
@@ -15,13 +17,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A communicator over several machines; on some of them several ranks share memory.
+/// A communicator of teams, some of several ranks that share memory. A team is on one machine, and a node of the tree of sums
+/// (core/sum_tree.hpp): the sum of its ranks is part of the sum of all. Where every machine has the same number of ranks, a power of two, they
+/// are one team each.
 ///
-/// An all-reduce goes through stages: a reduce-scatter on each machine, an all-reduce of each shard among the ranks of all machines that
-/// have it, and an all-gather on each machine. So every rank drives the network, and each element leaves a machine once. If machines have
-/// different numbers of ranks, the smallest number (eight at most) is the number of shards, the first ranks of each machine have them, and
-/// the first and last stage are a reduce and a broadcast for each shard. Sums are in rank order on each machine, then in the machines'
-/// order; types of 16 and 8 bits are rounded after each of the two.
+/// An all-reduce goes through stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that have it,
+/// and an all-gather in each team. So every rank drives the network, and each element leaves a team once. If teams have different numbers of
+/// ranks, the smallest number (eight at most) is the number of shards, the first ranks of each team have them, and the first and last stage
+/// are a reduce and a broadcast for each shard. Types of 16 and 8 bits travel as f32 and are rounded once, at the end.
 ///
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
@@ -32,26 +35,27 @@ class HierarchicalEngine final : public collective::Engine, collective::Progress
     using Operation = collective::Operation;
 
 public:
-    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`:
-    /// those of its ranks. Collective over `flat`.
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of this rank's team, in the same order. `teams`: those of all
+    /// ranks. Collective over `flat`.
     static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
-                                                       Machines machines) {
-        if (machines.count() == 1) return local;
-        if (machines.most() == 1) return flat;
-        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
+                                                       Machines teams) {
+        if (teams.count() == 1) return local;
+        if (teams.most() == 1) return flat;
+        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(teams));
     }
 
-    HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines machines)
+    HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines teams)
         : Engine(flat->world_ranks(), flat->rank(), flat->timeout()),
           flat_(std::move(flat)),
-          machines_(std::move(machines)),
+          teams_(std::move(teams)),
           scatter_(std::move(local)),
-          across_(std::static_pointer_cast<MessageEngine>(flat_->split(machines_.counterparts(rank())))),
+          across_(std::static_pointer_cast<MessageEngine>(flat_->split(teams_.counterparts(rank())))),
           gather_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
           aside_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
-          even_(machines_.fewest() == machines_.most()),
-          shards_(even_ ? scatter_->size() : std::min(machines_.fewest(), max_shards)),
+          even_(teams_.fewest() == teams_.most()),
+          shards_(even_ ? scatter_->size() : std::min(teams_.fewest(), max_shards)),
           started_(most_in_flight()) {
+        if (scatter_->rank() < shards_) across_->set_leaves(teams_.counts());
         world().hooks().enlist(*this);
     }
     ~HierarchicalEngine() override { world().hooks().dismiss(*this); }
@@ -111,7 +115,7 @@ public:
         for (collective::Engine* engine : engines()) engine->fail(failure);
     }
 
-    /// Memory that the machine's ranks share; messages need no copy from and to it.
+    /// Memory that the team's ranks share; messages need no copy from and to it.
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
@@ -120,12 +124,13 @@ public:
 
     std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, in the same order on all ranks
-        auto local = split_here(*flat_, *aside_, machines_.here(group, rank()));
-        return combine(std::move(flat), std::move(local), machines_.of(group));
+        Machines teams = teams_.teams_of(group);
+        auto local = split_here(*flat_, *aside_, teams_.here(group, teams));
+        return combine(std::move(flat), std::move(local), std::move(teams));
     }
 
 private:
-    // Few enough that a stage never waits when it begins: collectives of all ranks, and those that they become on a machine.
+    // Few enough that a stage never waits when it begins: collectives of all ranks, and those that they become in a team.
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
     static constexpr int max_shards = 8;  ///< if each shard is a collective of its own
 
@@ -142,15 +147,17 @@ private:
         Stage stage = Stage::meeting;
         std::uint64_t number = 0;   ///< number of this stage's last collective
         std::uint64_t parts = 0;    ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
-        std::uint64_t weighed = 0;  ///< number of the collective that adds the machine's scales and weights
-        double sums[2] = {};        ///< the sums of these scales and weights
+        std::uint64_t weighed = 0;  ///< number of the collective that adds up the team's weights
+        double sums[2] = {};        ///< how many of the team contribute, and the sum of their weights
+        Call work = {};             ///< the call whose buffers are reduced: `call`, or the same in f32
+        kernel::HostBuffer wide;    ///< the buffer of the latter
     };
 
     std::array<collective::Engine*, 5> engines() const noexcept {
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
     }
 
-    /// Splits off a part of a machine's ranks. If that fails on one machine, all ranks throw. Collective over `flat`.
+    /// Splits off a part of a team's ranks. If that fails in one team, all ranks throw. Collective over `flat`.
     static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
         std::shared_ptr<ProcessEngine> part;
         std::string problem;
@@ -181,7 +188,7 @@ private:
         return started_.add([&](Started& started, std::uint64_t) {
             Call met = call;
             met.elsewhere = has_stages(call);
-            started = {.call = call, .met = flat_->start(met)};
+            started = {.call = call, .met = flat_->start(met), .work = call, .wide = {}};
         });
     }
 
@@ -225,7 +232,30 @@ private:
         if (started.stage == Stage::meeting && gates.scatter && met()) scatter(started);
         if (started.stage == Stage::scattering && gates.cross && is_scattered(started)) cross(started);
         if (started.stage == Stage::crossing && gates.gather && are_over(*across_, started)) gather(started);
-        if (started.stage == Stage::gathering && are_over(*gather_, started)) started.stage = Stage::complete;
+        if (started.stage == Stage::gathering && are_over(*gather_, started)) {
+            narrow(started);
+            started.stage = Stage::complete;
+        }
+    }
+
+    /// Has a call of a 16- or 8-bit type reduced in f32, so that it is rounded once.
+    void widen(Started& started) {
+        const Call& call = started.call;
+        if (!is_low_precision(call.dtype)) return;
+        const std::size_t bytes = call.out_count * sizeof(float);
+        for (kernel::HostBuffer& spare : spare_)
+            if (spare.bytes() >= bytes && started.wide.bytes() < bytes) started.wide = std::move(spare);
+        spare_.erase_if([](const kernel::HostBuffer& spare) { return spare.bytes() == 0; });
+        if (started.wide.bytes() < bytes) started.wide = kernel::HostBuffer(bytes);
+        started.work.in = started.work.out = started.wide.data();
+        started.work.dtype = DType::f32;
+        if (collective::contributes(call, rank(), rank())) kernel::convert(call.in, call.dtype, started.work.out, DType::f32, call.in_count);
+    }
+    void narrow(Started& started) {
+        const Call& call = started.call;
+        if (!is_low_precision(call.dtype)) return;
+        kernel::convert(started.work.out, DType::f32, call.out, call.dtype, call.out_count);
+        spare_.push_back(std::move(started.wide));
     }
 
     /// The ranks that keep an all-reduce from leaving its stage, once all ranks have met.
@@ -237,7 +267,7 @@ private:
         return who;
     }
 
-    /// The shard of the machine's sum that its rank `owner` has; there are none from `shards_` on.
+    /// The shard of the team's sum that its rank `owner` has; there are none from `shards_` on.
     ElementRange shard(const Call& call, int owner) const noexcept {
         return owner < shards_ ? shard_range(call.out_count, shards_, owner) : ElementRange{};
     }
@@ -250,14 +280,14 @@ private:
         part.out_count = to.size();
     }
 
-    /// Starts a stage on a machine: one collective of the whole buffer if there is a shard for each rank, otherwise one for each shard.
+    /// Starts a stage in a team: one collective of the whole buffer if there is a shard for each rank, otherwise one for each shard.
     /// `part(owner, range)`: the collective of that shard, or of the whole. If a start throws, `started` stays as it was.
     template <class Part>
     void enter(Started& started, Stage stage, ProcessEngine& engine, Part&& part) {
         const int parts = even_ ? 1 : shards_;
         std::uint64_t last = 0;
         for (int owner = 0; owner < parts; ++owner)
-            last = engine.start(part(owner, even_ ? ElementRange{0, started.call.out_count} : shard(started.call, owner)));
+            last = engine.start(part(owner, even_ ? ElementRange{0, started.work.out_count} : shard(started.work, owner)));
         enter(started, stage, parts, last);
     }
     static void enter(Started& started, Stage stage, int parts, std::uint64_t last) noexcept {
@@ -280,10 +310,11 @@ private:
     }
 
     void scatter(Started& started) {
-        const Call& call = started.call;
+        widen(started);
+        const Call& call = started.work;
         const bool mean = call.op == ReduceOp::mean;
         if (mean) {
-            started.sums[0] = call.contribution.scale < 0 ? -call.contribution.scale : call.contribution.scale;
+            started.sums[0] = call.contribution.scale != 0;
             started.sums[1] = call.contribution.weight;
             started.weighed = scatter_->start({.in = started.sums,
                                                .out = started.sums,
@@ -292,13 +323,11 @@ private:
                                                .operation = Operation::all_reduce,
                                                .dtype = DType::f64});
         }
-        // On the machine, compute a mean too, weighted by the scales: it is no larger than its inputs, so low precision does not overflow.
-        const double weight = mean ? started.sums[0] : call.contribution.weight;
         enter(started, Stage::scattering, *scatter_, [&](int owner, ElementRange range) {
             Call part = call;
             part.operation = even_ ? Operation::reduce_scatter : Operation::reduce;
             part.root = owner;
-            part.contribution.weight = weight;
+            part.contribution.weight = scatter_->rank() == 0;  // a sum of scaled elements is a mean whose weights add up to 1
             const bool keeps = even_ || owner == scatter_->rank();
             set_buffers(part, call.in, range, call.out, keeps ? shard(call, scatter_->rank()) : ElementRange{});
             return part;
@@ -311,18 +340,18 @@ private:
 
     void cross(Started& started) {
         if (scatter_->rank() >= shards_) return enter(started, Stage::crossing, 0, 0);
-        Call call = started.call;
+        Call call = started.work;
         const ElementRange own = shard(call, scatter_->rank());
         set_buffers(call, call.out, own, call.out, own);
-        if (call.op == ReduceOp::mean) call.contribution = {started.sums[0], started.sums[1]};
+        if (call.op == ReduceOp::mean) call.contribution = {started.sums[0] != 0 ? 1.0 : 0.0, started.sums[1]};
         enter(started, Stage::crossing, 1, across_->start(call));
     }
 
     void gather(Started& started) {
         enter(started, Stage::gathering, *gather_, [&](int owner, ElementRange range) {
-            Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.call.dtype};
-            void* const whole = started.call.out;
-            set_buffers(part, whole, even_ ? shard(started.call, gather_->rank()) : range, whole, range);
+            Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.work.dtype};
+            void* const whole = started.work.out;
+            set_buffers(part, whole, even_ ? shard(started.work, gather_->rank()) : range, whole, range);
             return part;
         });
     }
@@ -365,16 +394,17 @@ private:
     }
 
     const std::shared_ptr<MessageEngine> flat_;  ///< over all ranks
-    const Machines machines_;
-    const std::shared_ptr<ProcessEngine> scatter_;  ///< over the ranks of this machine
-    const std::shared_ptr<MessageEngine> across_;   ///< over the ranks with the same place on all machines
-    // Over this machine's ranks too, each with its own order: for gathers, and for objects that all ranks make at the same place.
+    const Machines teams_;
+    const std::shared_ptr<ProcessEngine> scatter_;  ///< over the ranks of this team
+    const std::shared_ptr<MessageEngine> across_;   ///< over the ranks with the same place in all teams
+    // Over this team's ranks too, each with its own order: for gathers, and for objects that all ranks make at the same place.
     const std::shared_ptr<ProcessEngine> gather_, aside_;
-    const bool even_;   ///< all machines have the same number of ranks
-    const int shards_;  ///< of a machine's sum: one for each of its ranks if even, otherwise one for each of its first ranks
+    const bool even_;   ///< all teams have the same number of ranks
+    const int shards_;  ///< of a team's sum: one for each of its ranks if even, otherwise one for each of its first ranks
 
     std::mutex mutex_;
     collective::InFlight<Started> started_;  ///< never grows, because the sums of scales are buffers
+    List<kernel::HostBuffer> spare_;         ///< of collectives that are over
 };
 
 }  // namespace gradsync::inline v0_2::detail

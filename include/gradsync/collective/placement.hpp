@@ -6,6 +6,7 @@
 #include "../bootstrap/rendezvous.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
+#include "../core/sum_tree.hpp"
 #include "engine.hpp"
 #include "process.hpp"
 
@@ -41,15 +42,28 @@ public:
         for (const int member : group.members) machines.push_back(of(member));
         return Machines(std::move(machines));
     }
-    /// The members of a group that are on the machine of `rank`, by their local ranks.
-    collective::Group here(const collective::Group& group, int rank) const {
-        collective::Group here{.split = group.split, .color = group.color};
-        for (const int member : group.members) {
-            if (of(member) != of(rank)) continue;
-            if (member == rank) here.rank = static_cast<int>(here.members.size());
-            here.members.push_back(local_rank(member));
-        }
+    /// Cuts each machine, if there are several, into teams: ranks that can add up for themselves, because they are the leaves of a node of the
+    /// tree of sums (core/sum_tree.hpp). The first rank of a team is its number.
+    Machines teams() const {
+        List<int> teams(of_ranks_.size());
+        if (count_ > 1) cut(0, of_ranks_.size(), teams);
+        return Machines(std::move(teams));
+    }
+    /// For teams: those of a group's members.
+    Machines teams_of(const collective::Group& group) const { return of(group).teams(); }
+    /// The members of a group that are in the same one of its `teams` as `group.rank`, by their local ranks here.
+    collective::Group here(const collective::Group& group, const Machines& teams) const {
+        collective::Group here{.split = group.split, .color = group.color, .rank = teams.local_rank(group.rank)};
+        for (int g = 0; g < teams.size(); ++g)
+            if (teams.of(g) == teams.of(group.rank)) here.members.push_back(local_rank(group.members[static_cast<std::size_t>(g)]));
         return here;
+    }
+    /// The numbers of ranks on the machines, in the order of their numbers.
+    List<std::size_t> counts() const {
+        List<std::size_t> counts;
+        for (int r = 0; r < size(); ++r)
+            if (local_rank(r) == 0) counts.push_back(static_cast<std::size_t>(std::count(of_ranks_.begin(), of_ranks_.end(), of(r))));
+        return counts;
     }
     /// The ranks that have the same place on their machines as `rank`, in the machines' order.
     collective::Group counterparts(int rank) const {
@@ -62,6 +76,14 @@ public:
     }
 
 private:
+    void cut(std::size_t first, std::size_t last, List<int>& teams) const {
+        const auto begin = of_ranks_.begin() + first, end = of_ranks_.begin() + last;
+        if (std::count(begin, end, *begin) == end - begin) return std::fill(teams.begin() + first, teams.begin() + last, static_cast<int>(first));
+        const std::size_t half = std::bit_ceil(last - first) / 2;
+        cut(first, first + half, teams);
+        cut(first + half, last, teams);
+    }
+
     List<int> of_ranks_;
     int count_ = 0, fewest_, most_ = 0;
 };
@@ -89,18 +111,20 @@ struct Placement {
             processes.push_back(place.process);
         }
         machines = Machines(std::move(of_ranks));
-        for (int r = 0; r < size; ++r)
-            if (machines.of(r) == machines.of(rank)) neighbours.push_back(r);
+        teams = machines.teams();
+        for (int r = 0; r < size; ++r) {
+            if (machines.of(r) == machines.of(rank)) ++size_here;
+            if (teams.of(r) == teams.of(rank)) team.push_back(r);
+        }
     }
-
-    int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
 
     List<int> all() const { return collective::Group::of_all(size, rank).members; }
 
     int rank, size;
     List<collective::ProcessIdentity> processes;  ///< by rank
-    Machines machines;
-    List<int> neighbours;     ///< the ranks on this machine
+    Machines machines, teams;
+    int size_here = 0;        ///< number of ranks on this machine
+    List<int> team;           ///< the ranks of this one's team, which share memory
     bool one_machine = true;  ///< all ranks run on one machine, regardless of their domains
 
 private:

@@ -222,16 +222,10 @@ struct RegisterSum {
         using Step = Packs<T, register_bytes>;
 
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-            // Loops over a few inputs and outputs cost as much as their bodies, so they are unrolled for up to four ranks (types other than
-            // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
-            // more (measured: docs/performance.md).
-            const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
+            // Two inputs and outputs cost less than loops over them. Otherwise two steps share the loops, except for low-precision types,
+            // whose steps do more (measured: docs/performance.md).
             std::size_t first = 0;
-            if (ranks == 2) first = sum_each<2>(r);
-            if constexpr (std::is_same_v<T, float>) {
-                if (ranks == 3) first = sum_each<3>(r);
-                if (ranks == 4) first = sum_each<4>(r);
-            }
+            if (r->inputs.size() == 2 && r->outputs.size() == 2) first = sum_two(r);
             constexpr std::size_t steps = is_low_precision(dtype_of<T>) ? 1 : 2;
             if (first == 0) first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
             if (first / sizeof(T) < r->count) sum_rest<T>(*r, first / sizeof(T));
@@ -240,15 +234,9 @@ struct RegisterSum {
     private:
         using Pack = typename Step::Pack;
 
-        /// For `ranks` inputs and as many outputs, a number that the compiler knows.
-        template <std::size_t ranks>
-        GRADSYNC_ALWAYS_INLINE static std::size_t sum_each(const Reduction* r) {
-            const void* inputs[ranks];
-            void* outputs[ranks];
-            for (std::size_t i = 0; i < ranks; ++i) {
-                inputs[i] = r->inputs[i];
-                outputs[i] = r->outputs[i];
-            }
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_two(const Reduction* r) {
+            const void* inputs[]{r->inputs[0], r->inputs[1]};
+            void* outputs[]{r->outputs[0], r->outputs[1]};
             return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
@@ -291,22 +279,22 @@ struct RegisterSum {
         /// The sum of eight inputs, or of the `n` that there are.
         template <std::size_t steps>
         GRADSYNC_ALWAYS_INLINE static void sum_eight(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
-            sum_two<steps>(inputs, n, first, sum);
+            sum_pair<steps>(inputs, n, first, sum);
             if (n <= 2) return;
             Pack next[steps][2];
-            sum_two<steps>(inputs + 2, n - 2, first, next);
+            sum_pair<steps>(inputs + 2, n - 2, first, next);
             add<steps>(sum, next, sum);
             if (n <= 4) return;
-            sum_two<steps>(inputs + 4, n - 4, first, next);
+            sum_pair<steps>(inputs + 4, n - 4, first, next);
             if (n > 6) {
                 Pack last[steps][2];
-                sum_two<steps>(inputs + 6, n - 6, first, last);
+                sum_pair<steps>(inputs + 6, n - 6, first, last);
                 add<steps>(next, last, next);
             }
             add<steps>(sum, next, sum);
         }
         template <std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void sum_two(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
+        GRADSYNC_ALWAYS_INLINE static void sum_pair(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
             load(inputs[0], first, sum);
             if (n == 1) return;
             Pack next[steps][2];

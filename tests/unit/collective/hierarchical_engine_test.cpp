@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 
 #include "support/forked.hpp"
 #include "support/ports.hpp"
+#include "support/sum_tree.hpp"
 
 namespace gs = gradsync;
 using namespace std::chrono_literals;
@@ -41,9 +43,9 @@ std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines,
         gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
         const auto connection = gs::detail::connect(
-            rendezvous, placement, {.timeout = 30s, .shared_memory = true, .reproducible = false},
+            rendezvous, placement, {.timeout = 30s, .shared_memory = true},
             [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); }, [](auto&) { return std::string(); });
-        if (connection.paths.describe().find("share memory on each machine") == std::string::npos) return connection.paths.describe();
+        if (connection.paths.describe().find("share memory") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
     });
 }
@@ -166,7 +168,7 @@ TEST_CASE(
 }
 
 TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the right results, also with more in flight than it keeps") {
-    for (const auto& machines : {std::vector{0, 0, 0, 1, 1}, std::vector{0, 1, 1, 0, 2, 1}, std::vector{0, 1, 1}}) {
+    for (const auto& machines : {std::vector{0, 0, 0, 1, 1}, std::vector{0, 0, 0, 0, 1, 1}, std::vector{1, 1, 0}}) {
         const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
             const int size = engine.size();
             for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{100'003}}) {
@@ -212,24 +214,43 @@ TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the 
     }
 }
 
-TEST_CASE("HierarchicalEngine: every element is added up in the ranks' order on each machine, then in the machines', wherever it lies") {
-    for (const auto& machines : {std::vector{0, 1, 2, 2, 1, 0}, std::vector{0, 1, 2, 2, 1, 0, 1}}) {
+TEST_CASE("HierarchicalEngine: sums, and means with weights, have the bits of the tree, rounded once, wherever ranks and elements lie") {
+    for (const auto& machines : {std::vector{0, 0, 1, 1}, std::vector{0, 0, 0, 1}, std::vector{5, 5, 5, 5, 2, 2}, std::vector{0, 0, 0, 0, 1, 1, 1},
+                                 std::vector{1, 1, 0, 1, 2, 2}}) {
         constexpr std::size_t count = 1000;
         const auto value = [](std::size_t i, int r) {
             return 1.0f / static_cast<float>((i * 31 + static_cast<std::size_t>(r) * 17) % 1009 + 1);
         };
         const auto reports = on_machines(machines, [&](gs::collective::Engine& engine) -> std::string {
-            std::vector<float> data(count);
-            for (std::size_t i = 0; i < count; ++i) data[i] = value(i, engine.rank());
-            engine.wait(engine.start(all_reduce(data)));
-            for (std::size_t i = 0; i < count; ++i) {
-                float sums[3] = {};
-                bool any[3] = {};
-                for (int r = 0; r < engine.size(); ++r) {
-                    const auto m = static_cast<std::size_t>(machines[static_cast<std::size_t>(r)]);
-                    sums[m] = std::exchange(any[m], true) ? sums[m] + value(i, r) : value(i, r);
+            const auto check = [&]<class T>(T, const char* name, bool mean) -> std::string {
+                gs::kernel::register_kernels<gs::dtype_of<T>>();
+                const auto scale = [&](int r) { return mean ? 0.1f * static_cast<float>(r % 3) : 1; };  // of some ranks 0
+                std::vector<T> data(count);
+                for (std::size_t i = 0; i < count; ++i) data[i] = T(value(i, engine.rank()));
+                gs::collective::Call call{.in = data.data(), .out = data.data(), .in_count = count, .out_count = count};
+                call.operation = gs::collective::Operation::all_reduce;
+                call.dtype = gs::dtype_of<T>;
+                if (mean) call.op = gs::ReduceOp::mean;
+                if (mean) call.contribution = {static_cast<double>(scale(engine.rank())), 0.3 * engine.rank()};
+                engine.wait(engine.start(call));
+                const auto ranks = static_cast<std::size_t>(engine.size());
+                const auto weight = [&](std::size_t r) { return std::optional(0.3 * static_cast<double>(r)); };
+                const double weights = *gradsync_test::tree_sum(0, ranks, weight, [](double a, double b) { return std::optional(a + b); });
+                for (std::size_t i = 0; i < count; ++i) {
+                    const auto leaf = [&](std::size_t r) {
+                        const float s = scale(static_cast<int>(r));
+                        return s == 0 ? std::nullopt : std::optional(static_cast<float>(T(value(i, static_cast<int>(r)))) * s);
+                    };
+                    float sum = *gradsync_test::tree_sum(0, ranks, leaf, [](float a, float b) { return std::optional(a + b); });
+                    if (mean) sum *= static_cast<float>(1 / weights);
+                    if (static_cast<float>(data[i]) != static_cast<float>(T(sum)))
+                        return std::string(name) + (mean ? ", mean: " : ", sum: ") + "element " + std::to_string(i) + " has other bits";
                 }
-                if (data[i] != (sums[0] + sums[1]) + sums[2]) return "element " + std::to_string(i) + " has other bits";
+                return "";
+            };
+            for (const bool mean : {false, true}) {
+                const std::string wrong = check(float(), "f32", mean) + check(gs::BFloat16(), "bf16", mean) + check(gs::Float16(), "f16", mean);
+                if (!wrong.empty()) return wrong;
             }
             return "right";
         });
@@ -238,7 +259,7 @@ TEST_CASE("HierarchicalEngine: every element is added up in the ranks' order on 
 }
 
 TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one that dies or stops: with a shard to send, or without") {
-    const std::vector<int> machines{0, 0, 0, 1, 1};
+    const std::vector<int> machines{0, 0, 0, 0, 1, 1};
     for (const int victim : {0, 2, 4})  // rank 2 has no shard
         for (const bool dies : {true, false}) {
             CAPTURE(victim);

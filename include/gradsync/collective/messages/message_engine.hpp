@@ -73,6 +73,9 @@ public:
 
     MessageWorld& world() const noexcept override { return *world_; }
 
+    /// Takes each rank's elements as the sum of several leaves: `leaves`, by rank. Before the first collective, the same on all ranks.
+    void set_leaves(List<std::size_t> leaves) { combiner_.set_leaves(std::move(leaves)); }
+
     /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
     /// world has failed.
     std::uint64_t start(const Call& call) override {
