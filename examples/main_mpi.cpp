@@ -22,8 +22,7 @@ int main_over_mpi(int argc, char** argv) {
             return run_process(
                 world.rank(), argc, argv, [&] { return gs::MpiRendezvous(world); },
                 [&](gs::MpiRendezvous&, const Options& o) {
-                    return gs::MpiBackend(world,
-                                          {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
+                    return gs::MpiBackend(world, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
                 });
         });
     });

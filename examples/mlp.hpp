@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "batch.hpp"
-#include "gradient_writer.hpp"
+#include "gradient_store.hpp"
 #include "ops.hpp"
 #include "parameters.hpp"
 #include "unit_access.hpp"
@@ -110,30 +110,30 @@ public:
         return scores_.data();
     }
 
-    void backward(const Batch& batch, GradientWriter<Ops>& gradients) {
+    void backward(const Batch& batch, GradientStore& gradients) {
         const std::size_t n = batch.sequences;
         for (std::size_t i = weights_.size(); i-- > 0;) {
             const UnitUse use{access_, 1 + i};
             const std::size_t in = widths_[i], out = widths_[i + 1];
             const typename Ops::Factor* dy = nullptr;
             if (i + 1 == weights_.size()) {  // cross_entropy left the gradient of the scores in their place
-                ops_.column_sum(n, out, scores_.data(), gradients.target(biases_[i]));
+                ops_.column_sum(n, out, scores_.data(), gradients.gradient(biases_[i]));
                 dy = ops_.as_factors(n * out, scores_.data());
             } else {
                 dy = gradient_[i + 1].data();
                 ops_.bias_gelu_backward(n, out, parameters_.value(biases_[i]), before_[i + 1].data(), gradient_[i + 1].data(),
-                                        gradients.target(biases_[i]));
+                                        gradients.gradient(biases_[i]));
             }
-            gradients.done(biases_[i]);
-            ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.target(weights_[i]));
-            gradients.done(weights_[i]);
+            gradients.ready(biases_[i]);
+            ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.gradient(weights_[i]));
+            gradients.ready(weights_[i]);
             ops_.linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
         }
         // The embedding's gradient does not depend on its weights.
-        ops_.fill(classes * config_.embedding, 0.0f, gradients.target(embedding_));
+        ops_.fill(classes * config_.embedding, 0.0f, gradients.gradient(embedding_));
         ops_.embed_backward_add(n * config_.context, config_.embedding, ops_.loaded(batch.inputs, inputs_), gradient_[0].data(),
-                                gradients.target(embedding_));
-        gradients.done(embedding_);
+                                gradients.gradient(embedding_));
+        gradients.ready(embedding_);
     }
 
 private:

@@ -60,7 +60,8 @@ public:
         reducer_.emplace(comm, std::move(views),
                          gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
                                             // Micro-batches are added up, over ranks and over time, and divided by their number.
-                                            .averaging = gs::Averaging::mean_over_count,
+                                            .accumulation = gs::Accumulation::in_buckets,
+                                            .micro_batches = o.accumulate * static_cast<std::size_t>(comm.size()),
                                             .observer = observer},
                          std::move(buckets), std::move(overlap), std::move(exchange));
         reducer_->broadcast_parameters();
@@ -76,13 +77,11 @@ public:
     // (2) A gradient is announced the moment it is final; its bucket may leave while others are computed.
     void ready(std::size_t i) override { reducer_->mark_ready(i); }
 
-    bool begin_backward(std::size_t micro_batch) override {
+    void begin_backward(std::size_t micro_batch) override {
         if (micro_batch == 0) replan();
         // (3) All micro-batches but the last are added up on this rank, and not communicated.
         last_ = micro_batch + 1 == micro_batches_;
-        if (last_) reducer_->set_weight(static_cast<double>(micro_batches_));
-        else guard_.emplace(reducer_->no_sync());
-        return micro_batch > 0;
+        if (!last_) guard_.emplace(reducer_->no_sync());
     }
     void end_backward() override {
         guard_.reset();

@@ -37,12 +37,9 @@ public:
     void ready(std::size_t i) override { sharded_.mark_ready(i); }
 
     /// Where gradients are sharded, each micro-batch is averaged over the ranks, and the averages add up in the shards.
-    bool begin_backward(std::size_t micro_batch) override {
+    void begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
-        // The weight counts micro-batches, as in plain_synchroniser.hpp. Stages 2 and 3 average each one by itself.
-        if (pools || last_) sharded_.set_weight(pools ? 1.0 : static_cast<double>(micro_batches_));
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
-        return !pools && micro_batch > 0;
     }
     void end_backward() override {
         guard_.reset();
@@ -112,7 +109,7 @@ class OptimizerSharding final
 public:
     OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
                       OverlapPolicy overlap)
-        : Base{comm, parameters, std::move(units), o, options(observer), std::move(buckets), std::move(overlap)} {
+        : Base{comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const gs::BufferView weights = sharded_.parameter_value(i);
             parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
@@ -130,11 +127,14 @@ public:
     void flush() override { sharded_.flush(); }
 
 private:
-    static gs::ShardingOptions options(gs::Observer* observer) {
-        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
-                            .averaging = gs::Averaging::mean_over_count,
-                            .observer = observer},
-                .parameters = gs::ParameterStorage::in_buckets};
+    static gs::ShardingOptions options(const Options& o, int size, gs::Observer* observer) {
+        gs::ShardingOptions options{.reducer = {.observer = observer}, .parameters = gs::ParameterStorage::in_buckets};
+        if constexpr (!Stage::shards_gradients) {
+            options.reducer.gradients = gs::GradientStorage::in_buckets;
+            options.reducer.accumulation = gs::Accumulation::in_buckets;
+            options.reducer.micro_batches = o.accumulate * static_cast<std::size_t>(size);
+        }
+        return options;
     }
 };
 
@@ -181,7 +181,7 @@ private:
         return unit_of;
     }
     static gs::ShardedParametersOptions options(const Options& o, gs::Observer* observer) {
-        return {.reducer = {.averaging = gs::Averaging::mean_over_count, .observer = observer},
+        return {.reducer = {.observer = observer},
                 .prefetch = o.prefetch,
                 .reshard_after_forward = !o.no_reshard,
                 .replicate_below = o.replicate_below};

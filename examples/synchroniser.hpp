@@ -12,7 +12,7 @@
 
 #include <gradsync/gradsync.hpp>
 
-#include "gradient_writer.hpp"
+#include "gradient_store.hpp"
 #include "parameters.hpp"
 #include "report.hpp"
 #include "unit_access.hpp"
@@ -44,8 +44,8 @@ public:
 
     virtual ~Synchroniser() = default;
 
-    /// Returns whether the gradients of this micro-batch are to be added to those of the ones before. Local.
-    virtual bool begin_backward(std::size_t micro_batch) = 0;
+    /// Each micro-batch writes its gradients anew; the library adds them up. Local.
+    virtual void begin_backward(std::size_t micro_batch) = 0;
     virtual void end_backward() = 0;
     /// With the mean of all gradients, clipped. May leave work to be done when units are entered.
     virtual void step(double learning_rate) = 0;

@@ -113,7 +113,6 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     const Units units = model.units();
     const auto sync = make(parameters, units);
     model.set_access(sync.get());
-    GradientWriter<Ops> writer{parameters, *sync, ops};
 
     const Schedule schedule{o.lr, o.warmup, o.steps};
     const std::size_t arrays = state_arrays(o.compress != "none", o.ranks);
@@ -173,10 +172,10 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
                     const gs::Timeline::Scope scope{timeline, "forward"};
                     losses[progress.steps % 2][a] = model.forward(batch);
                 }
-                writer.begin(sync->begin_backward(a));
+                sync->begin_backward(a);
                 {
                     const gs::Timeline::Scope scope{timeline, "backward"};
-                    model.backward(batch, writer);
+                    model.backward(batch, *sync);
                 }
                 sync->end_backward();
             }
@@ -214,7 +213,6 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         summary.digest = digest(ops, parameters, units, *sync);
         summary.parameters = parameters.count();
         summary.memory = sync->memory();
-        summary.memory.gradients += writer.bytes();
         summary.memory.activations = model.activation_bytes();
         summary.peak_rss_bytes = peak_rss_bytes();
         results.ranks = sync->gather(summary);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "batch.hpp"
-#include "gradient_writer.hpp"
+#include "gradient_store.hpp"
 #include "ops.hpp"
 #include "parameters.hpp"
 #include "unit_access.hpp"
@@ -130,13 +130,13 @@ public:
         return logits_.data();
     }
 
-    void backward(const Batch& batch, GradientWriter<Ops>& gradients) {
+    void backward(const Batch& batch, GradientStore& gradients) {
         const std::size_t tokens = batch.sequences * batch.length, d = config_.width;
         {
             const UnitUse use{access_, last_unit()};
             const typename Ops::Factor* const dlogits = ops_.as_factors(tokens * classes, logits_.data());
-            ops_.linear_weight_gradient(tokens, d, classes, dlogits, normalised_.data(), gradients.target(output_));
-            gradients.done(output_);
+            ops_.linear_weight_gradient(tokens, d, classes, dlogits, normalised_.data(), gradients.gradient(output_));
+            gradients.ready(output_);
             ops_.linear_input_gradient(tokens, d, classes, dlogits, parameters_.value(output_), dbranch_.data());
             ops_.fill(tokens * d, 0.0f, dstream_.data());
             norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
@@ -150,11 +150,11 @@ public:
         }
 
         // The embedding's gradients do not depend on its weights.
-        ops_.positions_backward(tokens, batch.length, d, dstream_.data(), gradients.target(positions_));
-        gradients.done(positions_);
-        if (!config_.tied) ops_.fill(classes * d, 0.0f, gradients.target(table_));
-        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), dstream_.data(), gradients.target(table_));
-        gradients.done(table_);
+        ops_.positions_backward(tokens, batch.length, d, dstream_.data(), gradients.gradient(positions_));
+        gradients.ready(positions_);
+        if (!config_.tied) ops_.fill(classes * d, 0.0f, gradients.gradient(table_));
+        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), dstream_.data(), gradients.gradient(table_));
+        gradients.ready(table_);
     }
 
 private:
@@ -240,14 +240,14 @@ private:
     }
 
     /// dstream_ holds the gradient of the block's output, and afterwards of its input.
-    void block_backward(std::size_t i, std::size_t sequences, std::size_t length, GradientWriter<Ops>& gradients) {
+    void block_backward(std::size_t i, std::size_t sequences, std::size_t length, GradientStore& gradients) {
         const Block& b = blocks_[i];
         Activations& a = activations(i);
         const std::size_t tokens = sequences * length, d = config_.width;
 
         linear_backward(b.contract, tokens, hidden_, d, dstream_.data(), a.activated.data(), dwide_.data(), gradients);
-        ops_.bias_gelu_backward(tokens, hidden_, bias(b.expand), a.expanded.data(), dwide_.data(), gradients.target(b.expand.bias));
-        gradients.done(b.expand.bias);
+        ops_.bias_gelu_backward(tokens, hidden_, bias(b.expand), a.expanded.data(), dwide_.data(), gradients.gradient(b.expand.bias));
+        gradients.ready(b.expand.bias);
         weight_backward(b.expand, tokens, d, hidden_, dwide_.data(), a.normalised2.data(), dbranch_.data(), gradients);
         norm_backward(b.norm2, tokens, a.middle.data(), a.mean2.data(), a.inverse2.data(), gradients);
 
@@ -261,26 +261,25 @@ private:
     /// `Gradient`: float or Factor.
     template <class Gradient>
     void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Gradient* dy, const Factor* x, Factor* dx,
-                         GradientWriter<Ops>& gradients) {
-        ops_.column_sum(n, out, dy, gradients.target(layer.bias));
-        gradients.done(layer.bias);
+                         GradientStore& gradients) {
+        ops_.column_sum(n, out, dy, gradients.gradient(layer.bias));
+        gradients.ready(layer.bias);
         weight_backward(layer, n, in, out, ops_.as_factors(n * out, dy), x, dx, gradients);
     }
 
     void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Factor* dy, const Factor* x, Factor* dx,
-                         GradientWriter<Ops>& gradients) {
-        ops_.linear_weight_gradient(n, in, out, dy, x, gradients.target(layer.weight));
-        gradients.done(layer.weight);
+                         GradientStore& gradients) {
+        ops_.linear_weight_gradient(n, in, out, dy, x, gradients.gradient(layer.weight));
+        gradients.ready(layer.weight);
         ops_.linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
     }
 
     /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input.
-    void norm_backward(Layer layer, std::size_t tokens, const float* x, const float* mean, const float* inverse,
-                       GradientWriter<Ops>& gradients) {
+    void norm_backward(Layer layer, std::size_t tokens, const float* x, const float* mean, const float* inverse, GradientStore& gradients) {
         ops_.layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(), dstream_.data(),
-                                     gradients.target(layer.weight), gradients.target(layer.bias));
-        gradients.done(layer.bias);
-        gradients.done(layer.weight);
+                                     gradients.gradient(layer.weight), gradients.gradient(layer.bias));
+        gradients.ready(layer.bias);
+        gradients.ready(layer.weight);
     }
 
     Ops ops_;

@@ -322,7 +322,7 @@ Training train(Ops ops, const typename Model::Config& config, unsigned steps) {
         parameters.bind(i, weights[i].data());
     }
     Gradients<Ops> gradients{parameters, ops};
-    GradientWriter<Ops> writer{parameters, gradients, ops};
+    Gradients<Ops> second_micro_batch{parameters, ops};
     AdamW<Ops> optimizer{parameters, 0.1, ops};
     optimizer.set_learning_rate(1e-2);
 
@@ -331,9 +331,10 @@ Training train(Ops ops, const typename Model::Config& config, unsigned steps) {
         for (unsigned a = 0; a < 2; ++a) {
             const Batch batch = random_batch(config.sequences, config.reading(), step * 2 + a);
             all.push_back(model.forward(batch));
-            writer.begin(a > 0);
-            model.backward(batch, writer);
+            model.backward(batch, a == 0 ? gradients : second_micro_batch);
         }
+        for (Size i = 0; i < parameters.size(); ++i)
+            ops.add(parameters[i].count, second_micro_batch.values[i].data(), gradients.values[i].data());
         std::vector<std::span<const float>> spans;
         for (const auto& gradient : gradients.values) spans.emplace_back(gradient.data(), gradient.size());
         optimizer.begin_step();

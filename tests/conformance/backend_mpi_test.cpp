@@ -21,10 +21,10 @@
 #include "conformance/mpi_launcher.hpp"
 #include "support/available_memory.hpp"
 
+using gradsync_test::MpiInTurns;
 using gradsync_test::MpiMachines;
 using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
-using gradsync_test::MpiInTurns;
 
 TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>(); }
 TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }

@@ -39,7 +39,8 @@ TEST_CASE("TcpBackend: it says how the ranks reach one another, and a thread for
     const std::string three = described(TcpMachines{}, 3);
     if (rank < 3)
         CHECK(three == "3 processes on 2 machines that share memory on each machine, and send messages over TCP between them; thread");
-    CHECK(described(TcpInTurns{}, 4) ==
-          "4 processes on 2 machines that send messages over TCP (no ranks of a machine can add up first; number them machine by machine, a "
-          "power of two on each); thread");
+    CHECK(
+        described(TcpInTurns{}, 4) ==
+        "4 processes on 2 machines that send messages over TCP (no ranks of a machine can add up first; number them machine by machine, a "
+        "power of two on each); thread");
 }

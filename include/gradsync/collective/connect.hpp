@@ -91,7 +91,8 @@ Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& opt
     const bool several = ranks.machines.count() > 1;
     if (several && ranks.machines.count() == ranks.size) problem = "one on each machine";
     else if (!options.shared_memory) problem = "shared memory is switched off";
-    else if (several && ranks.teams.most() == 1) problem = "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
+    else if (several && ranks.teams.most() == 1)
+        problem = "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
 
     std::shared_ptr<shared_memory::ProcessEngine> local;
     if (problem.empty()) local = share_memory(meeting, ranks, options.timeout, problem);

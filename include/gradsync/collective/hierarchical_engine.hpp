@@ -249,7 +249,8 @@ private:
         if (started.wide.bytes() < bytes) started.wide = kernel::HostBuffer(bytes);
         started.work.in = started.work.out = started.wide.data();
         started.work.dtype = DType::f32;
-        if (collective::contributes(call, rank(), rank())) kernel::convert(call.in, call.dtype, started.work.out, DType::f32, call.in_count);
+        if (collective::contributes(call, rank(), rank()))
+            kernel::convert(call.in, call.dtype, started.work.out, DType::f32, call.in_count);
     }
     void narrow(Started& started) {
         const Call& call = started.call;

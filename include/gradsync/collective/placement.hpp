@@ -78,7 +78,8 @@ public:
 private:
     void cut(std::size_t first, std::size_t last, List<int>& teams) const {
         const auto begin = of_ranks_.begin() + first, end = of_ranks_.begin() + last;
-        if (std::count(begin, end, *begin) == end - begin) return std::fill(teams.begin() + first, teams.begin() + last, static_cast<int>(first));
+        if (std::count(begin, end, *begin) == end - begin)
+            return std::fill(teams.begin() + first, teams.begin() + last, static_cast<int>(first));
         const std::size_t half = std::bit_ceil(last - first) / 2;
         cut(first, first + half, teams);
         cut(first + half, last, teams);

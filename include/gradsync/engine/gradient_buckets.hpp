@@ -12,6 +12,7 @@
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_storage.hpp"
+#include "micro_batch_sums.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
@@ -37,15 +38,15 @@ public:
           infos_(infos_for(backend, packed)),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
+          sums_(backend, options_, parameters_.size()),
           passes_(passes_of(backend)),
-          asked_for_(parameters_.size()),
-          summed_(parameters_.size()) {}
+          asked_for_(parameters_.size()) {}
 
     /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
     void allocate(B& backend) {
         storage_ = make_storage(backend);
         allocate_shards(backend);
-        allocate_sums(backend);
+        sums_.allocate(backend, infos_, order_);
         prepare_marks();
     }
 
@@ -57,7 +58,7 @@ public:
 
     const List<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
-    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sum_bytes_; }  ///< of memory that the library owns
+    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sums_.bytes(); }  ///< of memory that the library owns
 
     /// The memory of bucket b, for collectives.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
@@ -111,27 +112,22 @@ public:
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
+    /// Does a mark of gradient i have to `deposit` it?
+    bool is_deposited(std::size_t i) const noexcept { return marks_[i].copied || sums_.in_place(); }
     std::size_t bytes_of(std::size_t i) const noexcept { return marks_[i].gradient.bytes(); }
-    /// Does gradient i have a sum of earlier micro-batches?
-    bool holds_sum(std::size_t i) const noexcept { return summed_[i] != 0; }
+    /// The sums of earlier micro-batches of this step.
+    MicroBatchSums<B>& sums() noexcept { return sums_; }
+    const MicroBatchSums<B>& sums() const noexcept { return sums_; }
+    /// Adds gradient i to the sums of its micro-batches. More are to come.
+    void add_up(std::size_t i) { sums_.add(i, gradient(i), storage_.parameter(i)); }
 
-    /// Adds gradient i to the sum of its micro-batches. More are to come.
-    void add_up(std::size_t i) {
-        const BufferView from = marks_[i].gradient, to = sum_of(i);
-        if (summed_[i]) passes_.add(to, from);
-        else passes_.copy(from, to);
-        summed_[i] = 1;
-    }
-    /// Puts gradient i, which is complete, into its bucket, together with the sum of earlier micro-batches.
+    /// Puts gradient i, which is complete, into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
-        if (!summed_[i]) return passes_.copy(marks_[i].gradient, storage_.parameter(i));
-        add_up(i);
-        deposit_sum(i);
+        if (sums_.holds(i)) sums_.add_last(i, gradient(i), storage_.parameter(i));
+        else if (marks_[i].copied) passes_.copy(marks_[i].gradient, storage_.parameter(i));
     }
-    /// Moves the sum of gradient i over its micro-batches into its bucket.
-    void deposit_sum(std::size_t i) {
-        if (sums_apart()) passes_.copy(sums_[i], storage_.parameter(i));
-    }
+    /// The same without the last micro-batch, which did not use it.
+    void deposit_sum(std::size_t i) { sums_.add_last(i, {}, storage_.parameter(i)); }
 
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
     void clear(std::size_t i) { passes_.clear(storage_.parameter(i)); }
@@ -176,9 +172,6 @@ public:
         kept_bytes_.clear();
     }
 
-    /// Ends the step: the next sums start anew.
-    void forget_sums() noexcept { summed_.fill(0); }
-
     /// Plans anew for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
     bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
@@ -188,7 +181,7 @@ public:
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
             // Borrowed gradients stay in the trainer's memory: their buckets hold only sums of micro-batches.
-            if (!pooled() && (live_here() || (summed_[i] && !sums_apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
+            if (!pooled() && (live_here() || (sums_.holds(i) && !sums_.apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
         storage_ = std::move(storage);
         allocate_shards(backend);
         prepare_marks();
@@ -221,16 +214,10 @@ private:
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    /// Do micro-batches add up outside the buckets, because the buckets' type would round each sum?
-    bool sums_apart() const noexcept {
-        return options_.accumulation == Accumulation::in_buckets && options_.reduce_dtype && is_low_precision(*options_.reduce_dtype);
-    }
-    BufferView sum_of(std::size_t i) const noexcept { return sums_apart() ? sums_[i] : storage_.parameter(i); }
-
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
     List<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
-        List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank());
+        List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank(), backend.size());
         if constexpr (abilities_of<B>.cheaper_alone) {
             // Limited, so that a rank that is ahead need not wait for the others to start another one.
             constexpr std::size_t max_alone = 256;
@@ -306,26 +293,6 @@ private:
         for (std::size_t b = 0; b < plan_.size(); ++b) shards_[b].count = shard_range(storage_.bucket(b).count, size_, rank_).size();
     }
 
-    /// Allocates the sums that are kept outside the buckets.
-    void allocate_sums(B& backend) {
-        if (!sums_apart()) return;
-        sums_ = List<BufferView>(parameters_.size());
-        for (std::size_t i : order_) sums_[i] = typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype));
-        sum_bytes_ = allocate_lines(backend, sums_, sum_memory_);
-    }
-
-    /// Allocates memory for the views, one after the other in lines of 64 bytes; returns its bytes.
-    static std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) {
-        std::size_t bytes = 0, first = 0;
-        for (const BufferView& view : views) bytes += in_lines(view.bytes());
-        memory = backend.allocate(bytes);
-        for (BufferView& view : views) {
-            view = typed_view(static_cast<std::byte*>(memory.data()) + first, view.count, view.dtype, B::memory_space);
-            first += in_lines(view.bytes());
-        }
-        return bytes;
-    }
-
     ReducerOptions options_;
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
@@ -340,13 +307,10 @@ private:
     List<BufferView> shards_;  ///< by bucket; only if gradients are pooled
     std::size_t shard_bytes_ = 0;
     bool adds_to_shards_ = false;
-    Memory sum_memory_{};
-    List<BufferView> sums_;  ///< by parameter; only if sums are apart
-    std::size_t sum_bytes_ = 0;
+    MicroBatchSums<B> sums_;
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;               ///< by parameter
     List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled
-    List<std::uint8_t> summed_;      ///< by parameter: micro-batches of this step were added up
     List<std::size_t> kept_;         ///< saved gradients, in case no rank used them
     List<std::uint8_t> kept_bytes_;  ///< their contents, one after the other
 };

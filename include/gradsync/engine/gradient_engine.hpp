@@ -89,6 +89,7 @@ public:
     void finish() {
         check_usable("finish");
         check_gathered("finish");
+        this->check_micro_batches("finish");
         const typename Base::Finishing alone(*this, "finish");
         check_places("finish");
         auto held = step_.watch().hold(Activity::finish);
@@ -110,6 +111,7 @@ public:
             return false;
         }
         check_gathered("try_finish");
+        this->check_micro_batches("try_finish");
         const typename Base::Finishing alone(*this, "try_finish");
         check_places("try_finish");
         const auto begin = step_.watch().now();
@@ -287,7 +289,7 @@ private:
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
             if (readiness_.used()[i] && !partly_marked) {  // its gradient comes from earlier micro-batches
-                if (gradients_.holds_sum(i)) gradients_.deposit_sum(i);
+                if (gradients_.sums().holds(i)) gradients_.deposit_sum(i);
                 else if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
                 missing.push_back(i);
@@ -295,7 +297,7 @@ private:
             } else if (partly_marked) {
                 this->check_gradient(i);
                 readiness_.used()[i] = 1;
-                if (gradients_.is_copied(i)) gradients_.deposit(i);
+                if (gradients_.is_deposited(i)) gradients_.deposit(i);
             } else {
                 if (gradients_.pooled()) obtain(readiness_.bucket_of(i), "finish");
                 gradients_.keep(i);
@@ -344,7 +346,7 @@ private:
         statistics_.total += statistics_.last;
         ++statistics_.steps;
         readiness_.reset();
-        gradients_.forget_sums();
+        gradients_.sums().forget();
         if (ready_order_.recording()) {
             ready_order_.end_step();
             watch_marks();

@@ -63,6 +63,9 @@ public:
         check_usable("no_sync");
         if (gradients_.pooled()) refuse("no_sync", "pooled gradients do not outlive a backward; reduce each micro-batch with finish()");
         if (step_.launched() != 0) refuse("no_sync", "buckets of this step are in flight already; call finish() first");
+        if (options_.micro_batches != 0 && gradients_.sums().over() + 1 >= gradients_.sums().due())
+            refuse("no_sync", text("this is the last micro-batch of a step, which has ", gradients_.sums().due(),
+                                   " on each rank; mark it without the guard, and call finish()"));
         return NoSync(*this);
     }
 
@@ -71,7 +74,7 @@ public:
         check_between_steps("discard");
         if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; let it go first");
         readiness_.reset();
-        gradients_.forget_sums();
+        gradients_.sums().forget();
         skips_ = false;
     }
     /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or may it be, because a guard lives?
@@ -94,12 +97,14 @@ public:
         if (unsynchronised & without_batch) return readiness_.rearm(i);
         if (checks_gradients_) check_gradient(i);
         const bool synchronises = unsynchronised == 0;
-        const bool copies = synchronises ? gradients_.is_copied(i) : options_.accumulation == Accumulation::in_buckets;
+        const bool copies = synchronises ? gradients_.is_deposited(i) : options_.accumulation == Accumulation::in_buckets;
         // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
             if (unsynchronised & finishing) fail_at(i, "mark_ready", in_finish);
             readiness_.used()[i] = 1;
+            if (copies && !gradients_.sums().has_room(i))
+                fail_at(i, "mark_ready", "its micro-batch is one too many under no_sync(); let one guard live in each");
             if (copies) gradients_.add_up(i);
             return readiness_.rearm(i);
         }
@@ -215,7 +220,20 @@ protected:
             refuse("Reducer", "NonFinite::skip goes with AllReduce, not with shards or compressors; use NonFinite::error");
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
-        return options;
+        ReducerOptions checked = options;
+        if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one: there is no sum
+            checked.accumulation = Accumulation::in_gradients;
+        return checked;
+    }
+
+    /// Throws Error(invalid_argument) if this rank has marked another number of micro-batches than it has to.
+    void check_micro_batches(const char* operation) const {
+        if (options_.micro_batches == 0 || !step_.has_batch()) return;
+        const std::size_t due = gradients_.sums().due(), marked = gradients_.sums().over() + 1;
+        if (marked != due)
+            refuse(operation,
+                   text("this is micro-batch ", marked, " of the step, and not the last of ", due,
+                        "; put all but the last under no_sync(), or give ReducerOptions::micro_batches their number on all ranks"));
     }
 
     void set_has_batch(bool has_batch) noexcept {
@@ -238,8 +256,9 @@ protected:
                     if (unwinds || !step_.has_batch()) continue;
                     check_gradient(i);
                     readiness_.used()[i] = 1;
-                    if (options_.accumulation == Accumulation::in_buckets) gradients_.add_up(i);
+                    if (options_.accumulation == Accumulation::in_buckets && gradients_.sums().has_room(i)) gradients_.add_up(i);
                 }
+                if (last && !unwinds) gradients_.sums().end_micro_batch();
             });
         } catch (...) {  // every later call reports the failure
         }

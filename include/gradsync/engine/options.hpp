@@ -31,8 +31,9 @@ enum class Averaging : std::uint8_t {
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
     in_buckets,  ///< the reducer: each micro-batch overwrites its gradients and marks them. They are added up in the bucket, low precision
-                 ///< in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside it, rounded once when the step's last one is in. For
-                 ///< borrowed gradients.
+                 ///< in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside it, rounded once when the step's last one is in. If
+                 ///< `micro_batches` says how many there are, in the order of the tree of sums; else one after the other, and for borrowed
+                 ///< gradients only.
 };
 
 /// The way in which `finish()` treats a parameter that got no gradient.
@@ -86,6 +87,12 @@ struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;
     Averaging averaging = Averaging::mean;
     Accumulation accumulation = Accumulation::in_gradients;
+    /// The number of micro-batches of a step, of all n ranks together, if the reducer adds them up; a multiple of n. Rank r computes numbers
+    /// r V / n to (r + 1) V / n - 1 of these V, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its
+    /// part of the tree, the ranks the rest. So V micro-batches give the same bits on every number of ranks for which V / n is a power of
+    /// two. Averaging::mean divides by V. The sums take up to log2(V / n) copies of the gradients (borrowed ones: one less), in f32 where
+    /// gradients are of 16 or 8 bits.
+    std::size_t micro_batches = 0;
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
     NonFinite non_finite = NonFinite::pass;
@@ -109,8 +116,9 @@ inline std::string describe(const ReducerOptions& options) {
     constexpr const char* non_finite[] = {"pass", "error", "skip"};
     return detail::text(
         "gradients=", storage[static_cast<int>(options.gradients)], " averaging=", averaging[static_cast<int>(options.averaging)],
-        " accumulation=", accumulation[static_cast<int>(options.accumulation)], " unused=", unused[static_cast<int>(options.unused)],
-        " divisor=", divisor[static_cast<int>(options.divisor)], " non_finite=", non_finite[static_cast<int>(options.non_finite)],
+        " accumulation=", accumulation[static_cast<int>(options.accumulation)], " micro_batches=", options.micro_batches,
+        " unused=", unused[static_cast<int>(options.unused)], " divisor=", divisor[static_cast<int>(options.divisor)],
+        " non_finite=", non_finite[static_cast<int>(options.non_finite)],
         " reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own",
         " compare_weights_every=", options.compare_weights_every == never ? "never" : detail::text(options.compare_weights_every));
 }
@@ -128,12 +136,17 @@ constexpr bool is_weighted(Averaging averaging) noexcept {
     return averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count;
 }
 
+/// The number of micro-batches that each of `size` ranks adds up; 1 if the reducer does not count them.
+constexpr std::size_t micro_batches_each(const ReducerOptions& options, int size) noexcept {
+    return options.micro_batches == 0 ? 1 : options.micro_batches / static_cast<std::size_t>(size);
+}
+
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
-/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told.
-constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch) noexcept {
+/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of each rank.
+constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1) noexcept {
     switch (options.averaging) {
         case Averaging::mean:
-            return has_batch ? Contribution{1, 1} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? 1.0 : 0.0};
+            return has_batch ? Contribution{1, count} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? count : 0.0};
         // A sum is a mean whose weights add up to 1.
         case Averaging::sum: return {has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0};
         case Averaging::weighted_mean: return has_batch ? Contribution{weight, weight} : Contribution{0, 0};

@@ -85,17 +85,26 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
 /// too, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
 /// options.
 inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
-                                        bool scattered, int rank) {
+                                        bool scattered, int rank, int size) {
     const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
         raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": ", what),
               {.operation = "Reducer", .rank = rank, .parameter = parameter});
     };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
-    if (!borrowed && (adds_up || options.reduce_dtype))
+    if (!borrowed && ((adds_up && options.micro_batches == 0) || options.reduce_dtype))
         refuse(
             "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
             "added up there by the trainer");
+    if (options.micro_batches % static_cast<std::size_t>(size) != 0)
+        refuse(text("micro_batches counts those of all ranks, and must be a multiple of ", size, ", not ", options.micro_batches));
+    if (micro_batches_each(options, size) > 1) {
+        if (!adds_up) refuse("micro_batches is for sums that the reducer makes; set Accumulation::in_buckets, too");
+        if (options.averaging == Averaging::weighted_mean)
+            refuse("micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses instead");
+    }
+    if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled)
+        refuse("micro_batches is for gradients that outlive a backward; leave it out with gradients that are sharded");
     if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
@@ -138,6 +147,8 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
             if (options.averaging != Averaging::sum)
                 refuse_it(text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
             if (adds_up) refuse_it(text("has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)"));
+        } else if (adds_up && !borrowed && is_low_precision(g.dtype)) {
+            refuse_it(text("has a gradient of ", g.dtype, " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
         } else if (adds_up) {

@@ -301,7 +301,8 @@ private:
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
-        const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_);
+        const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_,
+                                                 static_cast<double>(micro_batches_each(options_, backend_.size())));
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
     }

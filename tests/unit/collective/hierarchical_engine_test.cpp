@@ -215,8 +215,8 @@ TEST_CASE("HierarchicalEngine: machines with different numbers of ranks get the 
 }
 
 TEST_CASE("HierarchicalEngine: sums, and means with weights, have the bits of the tree, rounded once, wherever ranks and elements lie") {
-    for (const auto& machines : {std::vector{0, 0, 1, 1}, std::vector{0, 0, 0, 1}, std::vector{5, 5, 5, 5, 2, 2}, std::vector{0, 0, 0, 0, 1, 1, 1},
-                                 std::vector{1, 1, 0, 1, 2, 2}}) {
+    for (const auto& machines : {std::vector{0, 0, 1, 1}, std::vector{0, 0, 0, 1}, std::vector{5, 5, 5, 5, 2, 2},
+                                 std::vector{0, 0, 0, 0, 1, 1, 1}, std::vector{1, 1, 0, 1, 2, 2}}) {
         constexpr std::size_t count = 1000;
         const auto value = [](std::size_t i, int r) {
             return 1.0f / static_cast<float>((i * 31 + static_cast<std::size_t>(r) * 17) % 1009 + 1);
@@ -249,7 +249,8 @@ TEST_CASE("HierarchicalEngine: sums, and means with weights, have the bits of th
                 return "";
             };
             for (const bool mean : {false, true}) {
-                const std::string wrong = check(float(), "f32", mean) + check(gs::BFloat16(), "bf16", mean) + check(gs::Float16(), "f16", mean);
+                const std::string wrong =
+                    check(float(), "f32", mean) + check(gs::BFloat16(), "bf16", mean) + check(gs::Float16(), "f16", mean);
                 if (!wrong.empty()) return wrong;
             }
             return "right";

@@ -40,7 +40,7 @@ TEST_CASE("Machines: teams are the largest nodes of the tree of sums on one mach
     CHECK(teams({0, 0, 0, 1}) == List<int>{0, 0, 2, 3});
     CHECK(teams({0, 1, 0, 1}) == List<int>{0, 1, 2, 3});
     CHECK(teams({7, 7, 7, 7, 2, 2}) == List<int>{0, 0, 0, 0, 4, 4});
-    CHECK(teams({0, 1, 1}) == List<int>{0, 1, 2});        // ranks 0 and 1 come first
+    CHECK(teams({0, 1, 1}) == List<int>{0, 1, 2});  // ranks 0 and 1 come first
     CHECK(teams({0, 0, 0, 0, 1, 1, 1}) == List<int>{0, 0, 0, 0, 4, 4, 4});
     CHECK(Machines({0, 0, 0, 0, 1, 1, 1}).teams().counts() == List<std::size_t>{4, 3});
 }

@@ -3,6 +3,7 @@
 // Micro-batches: no_sync(), and who adds up what in which precision.
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -40,6 +41,14 @@ template <class Sync>
 void write_micro_batch(Sync& sync, const Tensor& t, int rank, int batch, std::size_t i, bool adds) {
     const Bytes own = random_gradient(t, rank, batch, i);
     write(sync.gradient_view(i), adds ? sum_of(t.dtype, {bytes_of(sync.gradient_view(i)), own}) : own);
+}
+
+/// The mean over all ranks and micro-batches.
+Bytes mean_of_all(const Tensor& t, int ranks, const std::vector<int>& batches, std::size_t i) {
+    std::vector<Bytes> terms;
+    for (int r = 0; r < ranks; ++r)
+        for (const int batch : batches) terms.push_back(random_gradient(t, r, batch, i));
+    return mean_of(t.dtype, terms);
 }
 
 /// The mean over the ranks of what each has summed up over these micro-batches.
@@ -131,8 +140,9 @@ TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({50, 3, 700}, dtype);
                       const int rank = comm.rank();
-                      Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets},
-                                                                     SizeCappedBuckets(300));
+                      Reducer<ThreadBackend, SizeCappedBuckets> sync(
+                          comm, model, {.accumulation = Accumulation::in_buckets, .micro_batches = std::size_t(4 * ranks)},
+                          SizeCappedBuckets(300));
                       for (int step = 0; step < 2; ++step) {
                           constexpr int micro_batches = 4;
                           for (int m = 0; m < micro_batches; ++m) {
@@ -146,20 +156,17 @@ TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
                           }
                           sync.finish();
                           for (std::size_t i = 0; i < model.size(); ++i) {
-                              // In f32 (f64): each rank's sum over micro-batches, then the mean over ranks.
+                              // In f32 (f64): the mean over the micro-batches of all ranks.
                               const DType wide = accumulator_of(dtype);
-                              std::vector<Bytes> sums;
-                              for (int r = 0; r < ranks; ++r) {
-                                  std::vector<Bytes> terms;
+                              std::vector<Bytes> terms;
+                              for (int r = 0; r < ranks; ++r)
                                   for (int m = 0; m < micro_batches; ++m) {
                                       const Bytes narrow = random_gradient(model[i], r, step * 10 + m, i);
                                       Bytes widened(model[i].count() * size_of(wide));
                                       kernel::convert(narrow.data(), dtype, widened.data(), wide, model[i].count());
                                       terms.push_back(widened);
                                   }
-                                  sums.push_back(sum_of(wide, terms));
-                              }
-                              const Bytes mean = mean_of(wide, sums);
+                              const Bytes mean = mean_of(wide, terms);
                               Bytes expected(model[i].gradient.size());
                               kernel::convert(mean.data(), wide, expected.data(), dtype, model[i].count());
                               finding.check(model[i].gradient == expected,
@@ -174,7 +181,9 @@ TEST_CASE("N ranks with one micro-batch each give the bits of one rank with N mi
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8e4m3})
         for (const int ranks : {2, 3, 4}) {
             const auto shape = tensors({50, 3, 700}, dtype);
-            const ReducerOptions options{.averaging = Averaging::mean_over_count, .accumulation = Accumulation::in_buckets};
+            const ReducerOptions options{.averaging = Averaging::mean_over_count,
+                                         .accumulation = Accumulation::in_buckets,
+                                         .micro_batches = static_cast<std::size_t>(ranks)};
             std::vector<Bytes> alone, together;
             run_threads(1, [&](ThreadBackend comm) {
                 auto model = shape;
@@ -201,6 +210,128 @@ TEST_CASE("N ranks with one micro-batch each give the bits of one rank with N mi
             CAPTURE(ranks);
             CHECK(alone == together);
         }
+}
+
+namespace {
+
+/// The gradients that V micro-batches give on `ranks` ranks. `uses(v, i)`: does micro-batch v use parameter i?
+template <class Buckets, class Uses>
+std::vector<Bytes> trained(int ranks, const std::vector<Tensor>& shape, ReducerOptions options, const Buckets& buckets, Uses&& uses) {
+    std::vector<Bytes> result;
+    const int each = static_cast<int>(options.micro_batches) / ranks;
+    run_threads(ranks, [&](ThreadBackend comm) {
+        auto model = shape;
+        Reducer<ThreadBackend, Buckets, OverlapBackward> sync(comm, model, options, buckets);
+        for (int step = 0; step < 2; ++step) {
+            if (options.averaging == Averaging::mean_over_count) sync.set_weight(0.5 * each);
+            const auto micro_batch = [&](int m) {
+                const int v = comm.rank() * each + m;
+                for (std::size_t i = model.size(); i-- > 0;) {
+                    if (!uses(v, i)) continue;
+                    write(sync.gradient_view(i), random_gradient(model[i], v, step, i));
+                    sync.mark_ready(i);
+                }
+            };
+            for (int m = 0; m + 1 < each; ++m) {
+                const auto guard = sync.no_sync();
+                micro_batch(m);
+            }
+            micro_batch(each - 1);
+            sync.finish();
+        }
+        if (comm.rank() == 0)
+            for (std::size_t i = 0; i < model.size(); ++i) result.push_back(bytes_of(sync.gradient_view(i)));
+    });
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("V micro-batches give the bits of the tree on every number of ranks with a power of two of them each") {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+        for (const int all : {4, 6, 8, 12, 16})
+            for (const bool some_unused : {false, true})
+                for (const Averaging averaging : {Averaging::mean, Averaging::sum, Averaging::mean_over_count}) {
+                    const auto shape = tensors({50, 3, 700}, dtype);
+                    const auto uses = [&](int v, std::size_t i) {
+                        return !some_unused || i == 2 || (v * 7 + static_cast<int>(i)) % 3 != 0;
+                    };
+                    std::vector<Bytes> expected;
+                    for (std::size_t i = 0; i < shape.size(); ++i) {
+                        std::vector<Bytes> terms;
+                        std::vector<Contribution> by;
+                        for (int v = 0; v < all; ++v) {
+                            terms.push_back(random_gradient(shape[i], v, 1, i));
+                            const bool first = v == 0;
+                            by.push_back({uses(v, i) ? 1.0 : 0.0, averaging == Averaging::mean  ? 1
+                                                                  : averaging == Averaging::sum ? first
+                                                                                                : 0.5});
+                        }
+                        expected.push_back(combined(dtype, terms, by));
+                    }
+                    for (int ranks = 1; ranks <= 8; ++ranks) {
+                        if (all % ranks != 0 || !std::has_single_bit(static_cast<unsigned>(all / ranks))) continue;
+                        ReducerOptions options{.averaging = averaging,
+                                               .accumulation = Accumulation::in_buckets,
+                                               .micro_batches = static_cast<std::size_t>(all),
+                                               .unused = some_unused ? UnusedParameters::find_unused : UnusedParameters::error};
+                        CAPTURE(name_of(dtype));
+                        CAPTURE(all);
+                        CAPTURE(ranks);
+                        CAPTURE(some_unused);
+                        CAPTURE(static_cast<int>(averaging));
+                        CHECK(trained(ranks, shape, options, SizeCappedBuckets(300), uses) == expected);
+                        if (dtype == DType::bf16) options.reduce_dtype = DType::f32;
+                        CHECK(trained(ranks, shape, options, Flat{}, uses) == expected);
+                        options.reduce_dtype = {};
+                        if (dtype == DType::bf16) continue;
+                        options.gradients = GradientStorage::in_buckets;
+                        CHECK(trained(ranks, shape, options, PerParameter{}, uses) == expected);
+                    }
+                }
+}
+
+TEST_CASE("micro_batches that are none, too many, too few, or not those of all ranks are refused by name") {
+    const auto refused = [](int ranks, const ReducerOptions& options, DType dtype = DType::f32) {
+        return outcome_of([&] {
+            run_threads(ranks, [&](ThreadBackend comm) {
+                auto model = tensors({10}, dtype);
+                const Reducer sync(comm, model, options);
+            });
+        });
+    };
+    using enum Accumulation;
+    CHECK(refused(2, {.micro_batches = 4}).says("set Accumulation::in_buckets, too"));
+    CHECK(refused(2, {.accumulation = in_buckets, .micro_batches = 3}).says("must be a multiple of 2, not 3"));
+    CHECK(refused(2, {.averaging = Averaging::weighted_mean, .accumulation = in_buckets, .micro_batches = 4}).says("weigh the losses"));
+    CHECK(refused(2, {.gradients = GradientStorage::in_buckets, .accumulation = in_buckets, .micro_batches = 4}, DType::bf16)
+              .says("let it be borrowed"));
+    CHECK(refused(2, {.micro_batches = 2}).text == "");
+
+    const auto says = [](Finding& finding, const char* what, auto&& call) {
+        const Outcome outcome = outcome_of(call);
+        finding.check(outcome.says(what), std::string(what) + ": " + outcome.text);
+    };
+    CHECK(findings(1, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              Reducer sync(comm, model, {.accumulation = Accumulation::in_buckets, .micro_batches = 3});
+              backward(sync, model, 0, 1);
+              says(finding, "this is micro-batch 1 of the step, and not the last of 3", [&] { sync.finish(); });
+          }) == "");
+    CHECK(findings(1, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              Reducer sync(comm, model, {.accumulation = Accumulation::in_buckets, .micro_batches = 3});
+              for (int m = 0; m < 2; ++m) {
+                  const auto guard = sync.no_sync();
+                  backward(sync, model, 0, m);
+              }
+              says(finding, "this is the last micro-batch of a step, which has 3 on each rank", [&] { (void)sync.no_sync(); });
+              backward(sync, model, 0, 2);
+              sync.finish();
+              const auto guard = sync.no_sync();  // several micro-batches under one guard
+              for (int m = 0; m < 2; ++m) backward(sync, model, 0, m);
+              says(finding, "one too many under no_sync()", [&] { backward(sync, model, 0, 2); });
+          }) == "");
 }
 
 TEST_CASE("a no_sync guard that an exception leaves, and guards within guards") {
@@ -338,7 +469,7 @@ TEST_CASE("a tied weight that was used less often in every micro-batch but the l
               auto model = tensors({10, 20});
               model[1].uses = 2;
               const int rank = comm.rank();
-              Reducer<ThreadBackend, Flat> sync(comm, model, {.accumulation = Accumulation::in_buckets});
+              Reducer<ThreadBackend, Flat> sync(comm, model, {.accumulation = Accumulation::in_buckets, .micro_batches = 8});
               for (const int batch : {0, 1}) {
                   const auto guard = sync.no_sync();
                   for (std::size_t i = 0; i < 2; ++i) {
@@ -360,7 +491,7 @@ TEST_CASE("a tied weight that was used less often in every micro-batch but the l
               backward(sync, model, rank, 3);
               sync.finish();
               for (std::size_t i = 0; i < 2; ++i)
-                  finding.check(holds(sync.gradient_view(i), mean_of_sums(model[i], 2, {0, 1, 2, 3}, i)), "gradient " + std::to_string(i));
+                  finding.check(holds(sync.gradient_view(i), mean_of_all(model[i], 2, {0, 1, 2, 3}, i)), "gradient " + std::to_string(i));
           }) == "");
 }
 
