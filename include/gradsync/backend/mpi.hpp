@@ -50,11 +50,9 @@ struct Adoption {};
 ///   (`MpiCommunicator`). MPI moves messages only inside calls of `progress()`, `test()` and `wait()`. It must have been initialised for
 ///   the threads that call these (MPI_THREAD_MULTIPLE: all).
 /// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines, so that little
-///   crosses the network.
-/// - Sums use the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy. In the case just
-///   named, sums are in rank order on each machine and then in the machines' order: the bits are the same for every run and policy, but
-///   differ from ThreadBackend's, and types of 16 and 8 bits are rounded twice. `MpiOptions::reproducible` sends messages between all ranks
-///   instead; the traffic grows by a factor of the ranks per machine.
+///   crosses the network: one sum a machine, if ranks are numbered machine by machine, a power of two on each; otherwise more, see
+///   HierarchicalEngine. Types of 16 and 8 bits travel as f32 then.
+/// - Sums have the bits of ThreadBackend, for every bucket and overlap policy, wherever the ranks run.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. From then on
 ///   every call on any communicator of the same origin throws the same Error. A TCP connection between neighbours shows that a process on
 ///   another machine has died; without one, the time limit does. If the survivors are to go on, keep the launcher from ending them too

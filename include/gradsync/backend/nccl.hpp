@@ -65,7 +65,7 @@ struct NcclOptions {
 ///   that stream gets there.
 /// - Means are scaled in f32 (f64 for f64). The sum of the weights is agreed on the device; no host waits for it. Types of 16 and 8 bits
 ///   are scaled before they are added up, and rounded both then and in NCCL's sum; those of 8 bits need NCCL 2.24.3 and devices of compute
-///   capability 9.0. Sums are in NCCL's order, not in rank order; in `min` and `max` a NaN may lose. Means, and the Reducer, need the
+///   capability 9.0. Sums are in NCCL's order, not in that of the other backends; in `min` and `max` a NaN may lose. Means, and the Reducer, need the
 ///   library's kernels: link gradsync::cuda (nvcc compiles that one file).
 /// - Beside the data, ranks tell one another over TCP what they start; nothing on a device waits for that. A rank that starts something
 ///   else, fails, leaves, dies or reaches its time limit is named on every other rank, as on the other backends, and collectives under way

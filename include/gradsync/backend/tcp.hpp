@@ -21,8 +21,7 @@ using TcpOptions = ProcessOptions;
 ///   of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread may call. Between machines, a thread of
 ///   `OverlapBackward` does.
 /// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines.
-/// - Sums use the kernel of ThreadBackend, in rank order: the bits are the same, for every bucket and overlap policy. In the case just
-///   named they differ, unless `TcpOptions::reproducible` is set; see MpiBackend.
+/// - Sums have the bits of ThreadBackend, wherever the ranks run; see MpiBackend.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A death shows at
 ///   once, even on other machines, because the system closes the connections of a process that dies.
 class TcpBackend : public detail::ProcessBackend<TcpBackend> {

@@ -54,7 +54,7 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 /// Ranks are threads of one process. There are no dependencies; the other backends are tested against this one.
 ///
 /// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on it, by chunks.
-///   Elements are combined in rank order: the bits depend on nothing else.
+///   Elements are combined in the order of a tree over the ranks (core/sum_tree.hpp): the bits depend on nothing else.
 /// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank that waits also works
 ///   on the shares of late ranks.
 /// - Several threads of a rank may use a handle. Collectives have the order in which they are started.

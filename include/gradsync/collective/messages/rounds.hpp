@@ -15,7 +15,7 @@
 namespace gradsync::inline v0_2::message_passing {
 
 /// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its contributions to the
-/// owners. An owner combines what it receives, in rank order, and sends the result to the ranks that want it. So each element crosses the
+/// owners. An owner combines what it receives, in the order of the tree, and sends the result to the ranks that want it. So each element crosses the
 /// network as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
 ///
 /// Both sides must begin messages of one stream in the order of the rounds: call `hear` and `advance` for one round after another, with the
