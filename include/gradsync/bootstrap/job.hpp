@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "../core/error.hpp"
+#include "../core/once.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -38,9 +39,7 @@ struct Job {
     template <class Lookup>
     static Job from(Lookup&& variable);
 
-    static Job from_environment() {
-        return from([](const char* name) { return std::getenv(name); });
-    }
+    static Job from_environment();
 };
 
 namespace bootstrap {
@@ -138,5 +137,11 @@ Job Job::from(Lookup&& lookup) {
         raise(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;
 }
+
+#ifdef GRADSYNC_ONCE
+GRADSYNC_ONCE Job Job::from_environment() {
+    return from([](const char* name) { return std::getenv(name); });
+}
+#endif
 
 }  // namespace gradsync::inline v0_2

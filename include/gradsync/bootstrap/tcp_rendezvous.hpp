@@ -30,31 +30,10 @@ public:
     /// Collective. Throws Error on every rank if not all arrive in time (naming those that did not), or if the size of the job differs
     /// between ranks. Throws Error on the ranks concerned if two ranks have one number, tokens differ, or the port is taken. Throws
     /// Error(invalid_argument) for an invalid rank, size, time limit or token.
-    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {})
-        : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
-        if (job_.token.size() > longest_token)
-            refuse(Errc::invalid_argument, bootstrap::text("the token is longer than ", longest_token, " bytes"));
-        if (size() == 1) return;
-        if (rank() == 0) await_callers();
-        else call();
-    }
+    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own) {
-        bootstrap::check_blob(own.size(), "all_gather", rank());
-        const auto deadline = Clock::now() + timeout();
-        std::vector<Blob> all(static_cast<std::size_t>(size()));
-        all[at(rank())].assign(own.begin(), own.end());
-        if (rank() != 0) {
-            send(0, own, deadline);
-            for (Blob& blob : all) blob = receive(0, deadline);
-            return all;
-        }
-        for (int r = 1; r < size(); ++r) all[at(r)] = receive(r, deadline);
-        for (int r = 1; r < size(); ++r)
-            for (const Blob& blob : all) send(r, blob, deadline);
-        return all;
-    }
+    std::vector<Blob> all_gather(std::span<const std::byte> own);
 
 private:
     // Machines of one job must have one byte order; with another one, the magic number does not match.
@@ -307,5 +286,32 @@ private:
 };
 
 static_assert(Rendezvous<TcpRendezvous>);
+
+#ifdef GRADSYNC_ONCE
+GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options)
+    : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
+    if (job_.token.size() > longest_token)
+        refuse(Errc::invalid_argument, bootstrap::text("the token is longer than ", longest_token, " bytes"));
+    if (size() == 1) return;
+    if (rank() == 0) await_callers();
+    else call();
+}
+
+GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own) {
+    bootstrap::check_blob(own.size(), "all_gather", rank());
+    const auto deadline = Clock::now() + timeout();
+    std::vector<Blob> all(static_cast<std::size_t>(size()));
+    all[at(rank())].assign(own.begin(), own.end());
+    if (rank() != 0) {
+        send(0, own, deadline);
+        for (Blob& blob : all) blob = receive(0, deadline);
+        return all;
+    }
+    for (int r = 1; r < size(); ++r) all[at(r)] = receive(r, deadline);
+    for (int r = 1; r < size(); ++r)
+        for (const Blob& blob : all) send(r, blob, deadline);
+    return all;
+}
+#endif
 
 }  // namespace gradsync::inline v0_2

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-
 #include "../bootstrap/rendezvous.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
@@ -17,10 +15,11 @@ public:
     /// `of_ranks`: by rank, the number of its machine.
     explicit Machines(List<int> of_ranks = {}) : of_ranks_(std::move(of_ranks)), fewest_(size()) {
         for (int r = 0; r < size(); ++r) {
-            const auto ranks = static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.end(), of(r)));
+            int ranks = 0;
+            for (const int machine : of_ranks_) ranks += machine == of(r);
             count_ += local_rank(r) == 0;
-            fewest_ = std::min(fewest_, ranks);
-            most_ = std::max(most_, ranks);
+            fewest_ = smaller(fewest_, ranks);
+            most_ = larger(most_, ranks);
         }
     }
 
@@ -33,7 +32,11 @@ public:
 
     int of(int rank) const noexcept { return of_ranks_[static_cast<std::size_t>(rank)]; }
     /// Place of a rank among those of its machine.
-    int local_rank(int rank) const noexcept { return static_cast<int>(std::count(of_ranks_.begin(), of_ranks_.begin() + rank, of(rank))); }
+    int local_rank(int rank) const noexcept {
+        int before = 0;
+        for (int r = 0; r < rank; ++r) before += of(r) == of(rank);
+        return before;
+    }
 
     /// The machines of a group's members.
     Machines of(const collective::Group& group) const {
@@ -54,10 +57,13 @@ public:
     /// The ranks that have the same place on their machines as `rank`, in the machines' order.
     collective::Group counterparts(int rank) const {
         collective::Group group;
-        for (int r = 0; r < size(); ++r)
-            if (local_rank(r) == local_rank(rank)) group.members.push_back(r);
-        std::sort(group.members.begin(), group.members.end(), [&](int a, int b) { return of(a) < of(b); });
-        group.rank = static_cast<int>(std::find(group.members.begin(), group.members.end(), rank) - group.members.begin());
+        for (int r = 0; r < size(); ++r) {
+            if (local_rank(r) != local_rank(rank)) continue;
+            group.members.push_back(r);
+            for (std::size_t i = group.members.size() - 1; i > 0 && of(group.members[i - 1]) > of(group.members[i]); --i)
+                std::swap(group.members[i - 1], group.members[i]);
+        }
+        while (group.members[static_cast<std::size_t>(group.rank)] != rank) ++group.rank;
         return group;
     }
 
@@ -69,29 +75,7 @@ private:
 /// The machines of the ranks that meet at a rendezvous. Processes are on one machine if they have the same host name and see one another.
 struct Placement {
     /// `domain`: only ranks with the same number count as being on one machine. Collective.
-    template <Rendezvous R>
-    Placement(R& meeting, int domain) : rank(meeting.rank()), size(meeting.size()) {
-        struct Place {
-            collective::ProcessIdentity process;
-            std::uint64_t host = 0;
-            std::int64_t domain = 0;
-        };
-        const auto places = bootstrap::exchange(meeting, Place{collective::ProcessIdentity::own(), host_of_this_process(), domain});
-        List<int> of_ranks;  // the first rank on its machine names the machine
-        for (int r = 0; r < size; ++r) {
-            const Place& place = places[static_cast<std::size_t>(r)];
-            one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
-            // Shared memory is opened through process numbers, so both processes must see the same numbers.
-            const auto first = std::find_if(places.begin(), places.end(), [&](const Place& p) {
-                return p.host == place.host && p.process.system == place.process.system && p.domain == place.domain;
-            });
-            of_ranks.push_back(static_cast<int>(first - places.begin()));
-            processes.push_back(place.process);
-        }
-        machines = Machines(std::move(of_ranks));
-        for (int r = 0; r < size; ++r)
-            if (machines.of(r) == machines.of(rank)) neighbours.push_back(r);
-    }
+    Placement(bootstrap::AnyRendezvous meeting, int domain);
 
     int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
 
@@ -102,13 +86,35 @@ struct Placement {
     Machines machines;
     List<int> neighbours;     ///< the ranks on this machine
     bool one_machine = true;  ///< all ranks run on one machine, regardless of their domains
-
-private:
-    static std::uint64_t host_of_this_process() noexcept {
-        char name[256] = {};
-        if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
-        return fnv1a(name, std::strlen(name));
-    }
 };
+
+#ifdef GRADSYNC_ONCE
+GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain) : rank(meeting.rank()), size(meeting.size()) {
+    struct Place {
+        collective::ProcessIdentity process;
+        std::uint64_t host = 0;
+        std::int64_t domain = 0;
+    };
+    char name[256] = {};
+    if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
+    const List<Place> places =
+        bootstrap::exchange(meeting, Place{collective::ProcessIdentity::own(), fnv1a(name, std::strlen(name)), domain});
+    List<int> of_ranks;  // the first rank on its machine names the machine
+    for (const Place& place : places) {
+        one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
+        // Shared memory is opened through process numbers, so both processes must see the same numbers.
+        const auto is_near = [&](const Place& p) {
+            return p.host == place.host && p.process.system == place.process.system && p.domain == place.domain;
+        };
+        int first = 0;
+        while (!is_near(places[static_cast<std::size_t>(first)])) ++first;
+        of_ranks.push_back(first);
+        processes.push_back(place.process);
+    }
+    machines = Machines(std::move(of_ranks));
+    for (int r = 0; r < size; ++r)
+        if (machines.of(r) == machines.of(rank)) neighbours.push_back(r);
+}
+#endif
 
 }  // namespace gradsync::inline v0_2::detail

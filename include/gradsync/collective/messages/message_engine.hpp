@@ -327,9 +327,9 @@ private:
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
             if (const int dead = detector_.first_dead(); dead >= 0)
-                world_->fail(collective::died(
-                    pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
-                    world_rank(dead)));
+                world_->fail(
+                    collective::died(pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
+                                     world_rank(dead)));
             try {
                 world_->poll();
             } catch (const std::exception&) {

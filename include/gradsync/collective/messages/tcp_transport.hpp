@@ -299,8 +299,7 @@ private:
 
 /// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
 /// the same Error, which names the two ranks.
-template <Rendezvous R>
-std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
+inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
     const std::chrono::nanoseconds limit = std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
@@ -308,7 +307,7 @@ std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nan
     if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
 
     const net::Reception reception = net::Reception::open();
-    const std::vector<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
+    const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
     List<int> below, above;
     for (int r = 0; r < size; ++r)
         if (r != rank) (r < rank ? below : above).push_back(r);
@@ -319,7 +318,7 @@ std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nan
     std::int32_t apart = -1;
     for (int r = size; r-- > 0;)
         if (r != rank && !sockets[at(r)]) apart = r;
-    const std::vector<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
+    const List<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
     for (int r = 0; r < size; ++r)
         if (const int other = all[at(r)]; other >= 0)
             gradsync::detail::raise(
