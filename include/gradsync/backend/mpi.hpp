@@ -93,7 +93,7 @@ private:
             const MPI_Comm copy = meeting.duplicate();
             return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
         };
-        detail::Connection connection = detail::connect(meeting, ranks, options, true, transport);
+        detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         connection.paths.any_thread = level == MPI_THREAD_MULTIPLE;

@@ -12,7 +12,6 @@
 
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "../core/clock.hpp"
@@ -177,7 +176,7 @@ public:
         struct Buffers {
             Blob own, together;
             int bytes = 0;
-            std::vector<int> counts, offsets;
+            List<int> counts, offsets;
         };
         const auto buffers = std::make_shared<Buffers>();
         Buffers& b = *buffers;
@@ -188,8 +187,9 @@ public:
         finish(buffers, "MPI_Iallgather", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgather(&b.bytes, 1, MPI_INT, b.counts.data(), 1, MPI_INT, comm_, request);
         });
-        std::exclusive_scan(b.counts.begin(), b.counts.end(), b.offsets.begin(), 0);
-        b.together.resize(static_cast<std::size_t>(b.offsets.back()) + static_cast<std::size_t>(b.counts.back()));
+        int bytes = 0;
+        for (std::size_t r = 0; r < b.counts.size(); ++r) b.offsets[r] = std::exchange(bytes, bytes + b.counts[r]);
+        b.together.resize(static_cast<std::size_t>(bytes));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_,
                                    request);
@@ -237,7 +237,7 @@ private:
             else std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
         gradsync::detail::leak_until_exit(memory);
-        std::vector<int> silent;
+        List<int> silent;
         for (int r = 0; r < size_; ++r)
             if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) silent.push_back(r);
         // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
@@ -293,8 +293,8 @@ private:
     int earlier_ = 0;  ///< the last call of the rendezvous before this one
     int call_ = 0;     ///< number of the call under way
     bool asked_ = false;
-    std::vector<int> heard_;  ///< by rank: the last call that the rank is known to have reached
-    std::vector<int> told_;   ///< by rank: the last call that this rank has told it
+    List<int> heard_;  ///< by rank: the last call that the rank is known to have reached
+    List<int> told_;   ///< by rank: the last call that this rank has told it
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

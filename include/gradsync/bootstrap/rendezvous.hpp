@@ -74,7 +74,7 @@ private:
 };
 
 /// Writes the `bytes` bytes at `own` of all ranks to `all`, by rank. Collective.
-inline void exchange_bytes(AnyRendezvous meeting, const void* own, std::size_t bytes, void* all) {
+[[gnu::cold]] inline void exchange_bytes(AnyRendezvous meeting, const void* own, std::size_t bytes, void* all) {
     const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes});
     for (int r = 0; r < meeting.size(); ++r) {
         const Blob& blob = blobs[static_cast<std::size_t>(r)];
@@ -131,8 +131,8 @@ protected:
         if (timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
-    std::vector<int> others() const {
-        std::vector<int> ranks;
+    List<int> others() const {
+        List<int> ranks;
         for (int r = 0; r < size_; ++r)
             if (r != rank_) ranks.push_back(r);
         return ranks;

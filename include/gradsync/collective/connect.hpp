@@ -13,6 +13,10 @@
 
 namespace gradsync::inline v0_2 {
 
+namespace message_passing {
+class MessageWorld;
+}
+
 /// Options of the backends whose ranks are processes; the same on all ranks (except `domain` and `timeout`).
 struct ProcessOptions {
     /// The time limit of every wait, construction included; must be positive. `set_timeout` changes it.
@@ -54,16 +58,18 @@ struct Connection {
 /// complete, and `add_messages` must follow. `paths.problem` says why there is none.
 Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options);
 
-/// Adds messages between the ranks that share no memory. `watch`: whether a TCP connection must show the death of processes on other
-/// machines, because the transport does not. Collective.
+/// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
+std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks);
+
+/// Adds messages between the ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself sees deaths. Collective.
 void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
-                  std::unique_ptr<message_passing::Transport> transport, bool watch);
+                  std::unique_ptr<message_passing::Transport> transport, decltype(&watch_processes) watch);
 
 /// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
 /// the transport of the messages, if there are any; either all ranks call it or none does. Collective.
 template <class MakeTransport>
-Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options, bool watch,
-                   MakeTransport&& transport) {
+Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
+                   decltype(&watch_processes) watch, MakeTransport&& transport) {
     Connection connection = share_memory(meeting, ranks, options);
     if (!connection.engine || ranks.machines.count() > 1) add_messages(connection, meeting, ranks, options, transport(), watch);
     bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction

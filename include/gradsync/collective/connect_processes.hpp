@@ -45,28 +45,27 @@ GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Pl
     return connection;
 }
 
-/// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
 GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks) {
     const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
     const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };
     bool any = false;
     for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
-    auto lifeline = std::make_unique<message_passing::Lifeline>();
-    const auto addresses = bootstrap::exchange(meeting, any ? lifeline->listen() : message_passing::Lifeline::Address());
+    message_passing::Lifeline& lifeline = world.lifeline();
+    const auto addresses = bootstrap::exchange(meeting, any ? lifeline.listen() : message_passing::Lifeline::Address());
     if (!any) return {};
-    const std::size_t wanted = lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart), got = lifeline->lines();
-    world.hold(std::move(lifeline));
+    const std::size_t wanted = lifeline.connect(ranks.rank, addresses, std::chrono::seconds(2), apart), got = lifeline.lines();
     if (got == wanted) return {};
     return text(", but ", wanted - got, " of ", wanted,
                 " connections that tell of a process's death could not be made: it would show by the time limit only");
 }
 
 GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks,
-                                const ProcessOptions& options, std::unique_ptr<message_passing::Transport> transport, bool watch) {
+                                const ProcessOptions& options, std::unique_ptr<message_passing::Transport> transport,
+                                decltype(&watch_processes) watch) {
     using namespace message_passing;
     auto local = std::static_pointer_cast<shared_memory::ProcessEngine>(std::move(connection.engine));
     auto world = MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
-    if (watch) connection.paths.unwatched = watch_processes(*world, meeting, ranks);
+    if (watch != nullptr) connection.paths.unwatched = watch(*world, meeting, ranks);
     auto messages =
         std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
     if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);

@@ -13,7 +13,7 @@ namespace gradsync::inline v0_2::detail {
 class Machines {
 public:
     /// `of_ranks`: by rank, the number of its machine.
-    explicit Machines(List<int> of_ranks = {}) : of_ranks_(std::move(of_ranks)), fewest_(size()) {
+    [[gnu::cold]] explicit Machines(List<int> of_ranks = {}) : of_ranks_(std::move(of_ranks)), fewest_(size()) {
         for (int r = 0; r < size(); ++r) {
             int ranks = 0;
             for (const int machine : of_ranks_) ranks += machine == of(r);
@@ -39,13 +39,13 @@ public:
     }
 
     /// The machines of a group's members.
-    Machines of(const collective::Group& group) const {
+    [[gnu::cold]] Machines of(const collective::Group& group) const {
         List<int> machines;
         for (const int member : group.members) machines.push_back(of(member));
         return Machines(std::move(machines));
     }
     /// The members of a group that are on the machine of `rank`, by their local ranks.
-    collective::Group here(const collective::Group& group, int rank) const {
+    [[gnu::cold]] collective::Group here(const collective::Group& group, int rank) const {
         collective::Group here{.split = group.split, .color = group.color};
         for (const int member : group.members) {
             if (of(member) != of(rank)) continue;
@@ -55,7 +55,7 @@ public:
         return here;
     }
     /// The ranks that have the same place on their machines as `rank`, in the machines' order.
-    collective::Group counterparts(int rank) const {
+    [[gnu::cold]] collective::Group counterparts(int rank) const {
         collective::Group group;
         for (int r = 0; r < size(); ++r) {
             if (local_rank(r) != local_rank(rank)) continue;

@@ -5,5 +5,5 @@
 /// sources of that library. In files that link the library it is not defined, and the definitions are left out: these files see the
 /// declarations only.
 #if !defined(GRADSYNC_COMPILED) && !defined(GRADSYNC_ONCE)
-#define GRADSYNC_ONCE inline
+#define GRADSYNC_ONCE [[gnu::cold]] inline
 #endif

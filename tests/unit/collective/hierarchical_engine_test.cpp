@@ -41,7 +41,7 @@ std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines,
         gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
         const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 30s, .shared_memory = true, .reproducible = false},
-                                                    false, [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); });
+                                                    nullptr, [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); });
         if (connection.paths.describe().find("share memory on each machine") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
     });
