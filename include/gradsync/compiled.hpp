@@ -31,15 +31,10 @@ namespace gradsync::inline v0_2 {
 
 GRADSYNC_EXTERN template class shared_memory::Seat<shared_memory::OneAddressSpace>;
 
-namespace detail {
-
-GRADSYNC_EXTERN template class NumberedWork<ThreadSeat>;
-GRADSYNC_EXTERN template class EngineCollectives<ThreadBackend, ThreadSeat>;
-GRADSYNC_EXTERN template void run_each_rank(std::vector<ThreadBackend>, FunctionRef<std::size_t, ThreadBackend&>,
-                                            FunctionRef<std::size_t, FunctionRef<>>);
-
-}  // namespace detail
-
+GRADSYNC_EXTERN template class detail::NumberedWork<detail::ThreadSeat>;
+GRADSYNC_EXTERN template class detail::EngineCollectives<ThreadBackend, detail::ThreadSeat>;
+GRADSYNC_EXTERN template void detail::run_each_rank(std::vector<ThreadBackend>, detail::FunctionRef<std::size_t, ThreadBackend&>,
+                                                    detail::FunctionRef<std::size_t, detail::FunctionRef<>>);
 GRADSYNC_EXTERN_ENGINE(ThreadBackend)
 
 }  // namespace gradsync::inline v0_2

@@ -9,14 +9,9 @@
 
 namespace gradsync::inline v0_2 {
 
-namespace detail {
-
-GRADSYNC_EXTERN template class NumberedWork<collective::Engine>;
-GRADSYNC_EXTERN template class EngineCollectives<TcpBackend, collective::Engine>;
-GRADSYNC_EXTERN template class ProcessBackend<TcpBackend>;
-
-}  // namespace detail
-
+GRADSYNC_EXTERN template class detail::NumberedWork<collective::Engine>;
+GRADSYNC_EXTERN template class detail::EngineCollectives<TcpBackend, collective::Engine>;
+GRADSYNC_EXTERN template class detail::ProcessBackend<TcpBackend>;
 GRADSYNC_EXTERN_ENGINE(TcpBackend)
 
 }  // namespace gradsync::inline v0_2

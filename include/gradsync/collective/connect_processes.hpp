@@ -66,8 +66,8 @@ GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous
     auto local = std::static_pointer_cast<shared_memory::ProcessEngine>(std::move(connection.engine));
     auto world = MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
     if (watch != nullptr) connection.paths.unwatched = watch(*world, meeting, ranks);
-    auto messages =
-        std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
+    auto messages = std::make_shared<MessageEngine>(std::move(world), collective::Group::of_all(ranks.size, ranks.rank).members, ranks.rank,
+                                                    0, std::make_shared<KnownMemory>(), options.timeout);
     if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);
     else connection.engine = std::move(messages);
 }

@@ -79,8 +79,6 @@ struct Placement {
 
     int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
 
-    List<int> all() const { return collective::Group::of_all(size, rank).members; }
-
     int rank, size;
     List<collective::ProcessIdentity> processes;  ///< by rank
     Machines machines;

@@ -176,10 +176,8 @@ private:
     void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
         // Room for the request comes first: one that has begun must be on record.
         MPI_Request request = MPI_REQUEST_NULL;
-        requests_.push_back(request);
-        requests_.pop_back();
-        request_tickets_.push_back(ticket);
-        request_tickets_.pop_back();
+        requests_.reserve(requests_.size() + 1);
+        request_tickets_.reserve(requests_.size() + 1);
         const int count = static_cast<int>(bytes), other = rank == any_rank ? MPI_ANY_SOURCE : rank;
         if (tickets_[ticket].receives) check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv", rank);
         else check_mpi(MPI_Isend(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Isend", rank);

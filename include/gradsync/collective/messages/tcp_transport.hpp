@@ -41,10 +41,11 @@ public:
         Peer& peer = peers_[at(rank)];
         const Ticket ticket = tickets_.add({.done = peer.lost});
         if (peer.lost) return ticket;
+        const bool first = peer.outgoing.empty();
         peer.outgoing.push_back({.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
                                  .data = static_cast<std::byte*>(const_cast<void*>(data)),
                                  .ticket = ticket});
-        if (peer.outgoing.size() == 1) push(peer);
+        if (first) push(peer);
         return ticket;
     }
 
@@ -114,7 +115,6 @@ private:
     class Queue {
     public:
         bool empty() const noexcept { return first_ == all_.size(); }
-        std::size_t size() const noexcept { return all_.size() - first_; }
         T& front() noexcept { return all_[first_]; }
         T* begin() noexcept { return all_.begin() + first_; }
         T* end() noexcept { return all_.end(); }
@@ -128,10 +128,6 @@ private:
         }
         void erase(Ticket ticket) {
             all_.erase_if([&, i = std::size_t{0}](const T& element) mutable { return i++ >= first_ && element.ticket == ticket; });
-        }
-        void clear() {
-            all_.clear();
-            first_ = 0;
         }
 
     private:
@@ -244,7 +240,7 @@ private:
     /// The rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
         for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
-        peer.outgoing.clear();
+        peer.outgoing = {};
     }
 
     void pull(int rank) {
