@@ -77,7 +77,7 @@ private:
     friend ProcessBackend;
     explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
+    [[gnu::cold]] static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
         MpiRendezvous meeting(comm, {.timeout = collective::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, given.use);
@@ -114,7 +114,8 @@ private:
         else return {MPI_COMM_NULL, {}, {nullptr, nullptr}};
     }
 
-    static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options, MpiCommunicator communicator) {
+    [[gnu::cold]] static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options,
+                                            MpiCommunicator communicator) {
         const bool takes_mpis_own = communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
         const auto all = detail::exchange_options(meeting, options, static_cast<int>(communicator) * 2 + takes_mpis_own);
         if (takes_mpis_own)
@@ -125,7 +126,7 @@ private:
     }
 
     /// Two backends would take each other's messages for their own, even those left by a backend that has failed.
-    static void refuse_second(MPI_Comm comm) {
+    [[gnu::cold]] static void refuse_second(MPI_Comm comm) {
         const std::lock_guard lock(bootstrap::mpi_mutex());
         static const int mark = bootstrap::make_key(MPI_COMM_NULL_DELETE_FN);
         void* value = nullptr;

@@ -45,7 +45,7 @@ struct Job {
 namespace bootstrap {
 
 /// The first host of Slurm's list: "gpu-03" of "gpu-[03-07,09],login1".
-inline std::string first_host(std::string_view list) {
+[[gnu::cold]] inline std::string first_host(std::string_view list) {
     const std::size_t bracket = list.find_first_of("[,");
     if (bracket == std::string_view::npos || list[bracket] == ',') return std::string(list.substr(0, bracket));
     const std::size_t first = bracket + 1, end = list.find_first_of("-,]", first), close = list.find(']', first);
@@ -60,7 +60,7 @@ inline std::string first_host(std::string_view list) {
 }  // namespace bootstrap
 
 template <class Lookup>
-Job Job::from(Lookup&& lookup) {
+[[gnu::cold]] Job Job::from(Lookup&& lookup) {
     using detail::raise, detail::text;
     const auto get = [&](const char* name) -> const char* {
         const char* const value = lookup(name);

@@ -13,7 +13,7 @@ namespace gradsync::inline v0_2::detail {
 /// Frees a communicator when it goes. Null if that is the program's to do.
 using MpiOwner = std::unique_ptr<void, void (*)(void*)>;
 
-inline MpiOwner mpi_owner(MPI_Comm comm) {
+[[gnu::cold]] inline MpiOwner mpi_owner(MPI_Comm comm) {
     return {new MPI_Comm(comm), [](void* own) {
                 MPI_Comm_free(static_cast<MPI_Comm*>(own));
                 delete static_cast<MPI_Comm*>(own);
@@ -28,7 +28,8 @@ class MpiTransport final : public message_passing::Transport {
 public:
     /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised. `one_machine`: whether
     /// all its ranks run on one machine.
-    MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine) : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
+    [[gnu::cold]] MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine)
+        : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
         MPI_Comm_get_errhandler(comm_, &error_handler_);
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
@@ -46,7 +47,7 @@ public:
 
     /// Lets the owner free the communicator if no message is on its way any more. The standard calls that collective, but it is local in
     /// practice. In Open MPI 4, a message for a freed communicator ends the process.
-    ~MpiTransport() override {
+    [[gnu::cold]] ~MpiTransport() override {
         if (refusal() != nullptr) {
             (void)owner_.release();
             return;
@@ -128,7 +129,7 @@ public:
         return true;
     }
 
-    bool give_up(Ticket ticket) noexcept override {
+    [[gnu::cold]] bool give_up(Ticket ticket) noexcept override {
         for (std::size_t i = requests_.size(); i-- > 0 && tickets_[ticket].open != 0;) {
             if (request_tickets_[i] != ticket) continue;
             int over = 0;
@@ -186,7 +187,7 @@ private:
         ++tickets_[ticket].open;
     }
 
-    void close() noexcept {
+    [[gnu::cold]] void close() noexcept {
         closed_.store(true, std::memory_order_relaxed);
         for (std::size_t i = requests_.size(); i-- > 0; i = smaller(i, requests_.size())) give_up(request_tickets_[i]);
     }
