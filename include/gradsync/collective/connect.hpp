@@ -54,8 +54,8 @@ struct Connection {
     Paths paths;
 };
 
-/// Connects ranks that are processes by memory that they share, if each machine can. If that does not reach all ranks, `engine` is not
-/// complete, and `add_messages` must follow. `paths.problem` says why there is none.
+/// Sets up shared memory on each machine. If that fails on any machine, or is not wanted, `engine` is null on every rank, and
+/// `paths.problem` says why. `add_messages` must follow if `engine` is null, or if there are several machines. Collective.
 Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options);
 
 /// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
