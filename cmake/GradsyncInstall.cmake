@@ -8,7 +8,7 @@ set(gradsync_config_dir ${CMAKE_INSTALL_DATADIR}/cmake/gradsync)
 set(gradsync_pc_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
 
 install(DIRECTORY include/gradsync DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.cu"
-        PATTERN "compiled.cpp")
+        PATTERN "compiled*.cpp")
 install(TARGETS gradsync EXPORT gradsyncTargets)
 install(EXPORT gradsyncTargets NAMESPACE gradsync:: DESTINATION ${gradsync_config_dir})
 

@@ -4,8 +4,8 @@
 
 if(NOT TARGET gradsync::compiled)
   get_target_property(gradsync_include gradsync::gradsync INTERFACE_INCLUDE_DIRECTORIES)
-  find_file(gradsync_source gradsync/compiled.cpp PATHS ${CMAKE_CURRENT_LIST_DIR}/../../include ${gradsync_include} NO_DEFAULT_PATH NO_CACHE REQUIRED)
-  add_library(gradsync_compiled STATIC EXCLUDE_FROM_ALL ${gradsync_source})
+  find_path(gradsync_sources gradsync/compiled.cpp PATHS ${CMAKE_CURRENT_LIST_DIR}/../../include ${gradsync_include} NO_DEFAULT_PATH NO_CACHE REQUIRED)
+  add_library(gradsync_compiled STATIC EXCLUDE_FROM_ALL ${gradsync_sources}/gradsync/compiled.cpp ${gradsync_sources}/gradsync/compiled_tcp.cpp)
   add_library(gradsync::compiled ALIAS gradsync_compiled)
   target_link_libraries(gradsync_compiled PUBLIC gradsync::gradsync)
   target_compile_definitions(gradsync_compiled INTERFACE GRADSYNC_COMPILED)

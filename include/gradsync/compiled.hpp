@@ -14,29 +14,27 @@
 #define GRADSYNC_EXTERN extern
 #endif
 
+/// The engine over a backend, with the default policies.
+#define GRADSYNC_EXTERN_ENGINE(B)                                    \
+    GRADSYNC_EXTERN template class detail::Guard<B>;                 \
+    GRADSYNC_EXTERN template class detail::BucketStorage<B>;         \
+    GRADSYNC_EXTERN template class detail::GradientBuckets<B>;       \
+    GRADSYNC_EXTERN template class detail::DeferredGather<B>;        \
+    GRADSYNC_EXTERN template class detail::WeightComparison<B>;      \
+    GRADSYNC_EXTERN template class detail::ExchangeAs<AllReduce, B>; \
+    GRADSYNC_EXTERN template class detail::Step<B>;                  \
+    GRADSYNC_EXTERN template class detail::Marking<B>;               \
+    GRADSYNC_EXTERN template class detail::GradientEngine<B>;        \
+    GRADSYNC_EXTERN template class Reducer<B>;
+
 namespace gradsync::inline v0_2 {
 
 GRADSYNC_EXTERN template class shared_memory::Seat<shared_memory::OneAddressSpace>;
 
-namespace detail {
-
-GRADSYNC_EXTERN template class NumberedWork<ThreadSeat>;
-GRADSYNC_EXTERN template class EngineCollectives<ThreadBackend, ThreadSeat>;
-GRADSYNC_EXTERN template void run_each_rank(std::vector<ThreadBackend>, FunctionRef<std::size_t, ThreadBackend&>,
-                                            FunctionRef<std::size_t, FunctionRef<>>);
-
-GRADSYNC_EXTERN template class Guard<ThreadBackend>;
-GRADSYNC_EXTERN template class BucketStorage<ThreadBackend>;
-GRADSYNC_EXTERN template class GradientBuckets<ThreadBackend>;
-GRADSYNC_EXTERN template class DeferredGather<ThreadBackend>;
-GRADSYNC_EXTERN template class WeightComparison<ThreadBackend>;
-GRADSYNC_EXTERN template class ExchangeAs<AllReduce, ThreadBackend>;
-GRADSYNC_EXTERN template class Step<ThreadBackend>;
-GRADSYNC_EXTERN template class Marking<ThreadBackend>;
-GRADSYNC_EXTERN template class GradientEngine<ThreadBackend>;
-
-}  // namespace detail
-
-GRADSYNC_EXTERN template class Reducer<ThreadBackend>;
+GRADSYNC_EXTERN template class detail::NumberedWork<detail::ThreadSeat>;
+GRADSYNC_EXTERN template class detail::EngineCollectives<ThreadBackend, detail::ThreadSeat>;
+GRADSYNC_EXTERN template void detail::run_each_rank(std::vector<ThreadBackend>, detail::FunctionRef<std::size_t, ThreadBackend&>,
+                                                    detail::FunctionRef<std::size_t, detail::FunctionRef<>>);
+GRADSYNC_EXTERN_ENGINE(ThreadBackend)
 
 }  // namespace gradsync::inline v0_2

@@ -3,8 +3,6 @@
 
 #include "../bootstrap/mpi_rendezvous.hpp"
 #include "../collective/connect.hpp"
-#include "../collective/messages/lifeline.hpp"
-#include "../collective/messages/message_world.hpp"
 #include "../collective/messages/mpi_transport.hpp"
 #include "../collective/placement.hpp"
 #include "../core/backend.hpp"
@@ -77,7 +75,7 @@ private:
     friend ProcessBackend;
     explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
+    [[gnu::cold]] static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
         MpiRendezvous meeting(comm, {.timeout = collective::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, given.use);
@@ -87,14 +85,13 @@ private:
         const auto owner = [&] {  // not before it is needed: if construction throws, nothing is freed
             return given.use == MpiCommunicator::take_ownership && !given.owner ? detail::mpi_owner(comm) : std::move(given.owner);
         };
-        const auto transport = [&] {
+        const auto transport = [&]() -> std::unique_ptr<message_passing::Transport> {
             sends = true;
             if (given.use != MpiCommunicator::duplicate) return std::make_unique<detail::MpiTransport>(comm, owner(), ranks.one_machine);
             const MPI_Comm copy = meeting.duplicate();
             return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
         };
-        detail::Connection connection =
-            detail::connect(meeting, ranks, options, transport, [&](auto& world) { return watch(world, meeting, ranks); });
+        detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         connection.paths.any_thread = level == MPI_THREAD_MULTIPLE;
@@ -115,7 +112,8 @@ private:
         else return {MPI_COMM_NULL, {}, {nullptr, nullptr}};
     }
 
-    static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options, MpiCommunicator communicator) {
+    [[gnu::cold]] static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options,
+                                            MpiCommunicator communicator) {
         const bool takes_mpis_own = communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
         const auto all = detail::exchange_options(meeting, options, static_cast<int>(communicator) * 2 + takes_mpis_own);
         if (takes_mpis_own)
@@ -126,7 +124,7 @@ private:
     }
 
     /// Two backends would take each other's messages for their own, even those left by a backend that has failed.
-    static void refuse_second(MPI_Comm comm) {
+    [[gnu::cold]] static void refuse_second(MPI_Comm comm) {
         const std::lock_guard lock(bootstrap::mpi_mutex());
         static const int mark = bootstrap::make_key(MPI_COMM_NULL_DELETE_FN);
         void* value = nullptr;
@@ -137,22 +135,6 @@ private:
                           "MpiBackend: another backend had this communicator before, and its messages may still come; let this one "
                           "duplicate it");
         MPI_Comm_set_attr(comm, mark, nullptr);
-    }
-
-    /// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
-    static std::string watch(message_passing::MessageWorld& world, MpiRendezvous& meeting, const detail::Placement& ranks) {
-        const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
-        const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };
-        bool any = false;
-        for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
-        auto lifeline = std::make_unique<message_passing::Lifeline>();
-        const auto addresses = bootstrap::exchange(meeting, any ? lifeline->listen() : message_passing::Lifeline::Address());
-        if (!any) return {};
-        const std::size_t wanted = lifeline->connect(ranks.rank, addresses, std::chrono::seconds(2), apart), got = lifeline->lines();
-        world.hold(std::move(lifeline));
-        if (got == wanted) return {};
-        return detail::text(", but ", wanted - got, " of ", wanted,
-                            " connections that tell of a process's death could not be made: it would show by the time limit only");
     }
 };
 

@@ -5,10 +5,13 @@
 #include "../bootstrap/rendezvous.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/connect.hpp"
-#include "../collective/messages/tcp_transport.hpp"
 #include "../collective/placement.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
+
+#ifdef GRADSYNC_ONCE
+#include "../collective/messages/tcp_transport.hpp"
+#endif
 
 namespace gradsync::inline v0_2 {
 
@@ -43,18 +46,25 @@ private:
     friend class NcclBackend;
     explicit TcpBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    template <Rendezvous R>
-    static detail::Connection connect(R& rendezvous, const TcpOptions& options, const char* backend = "TcpBackend",
-                                      const char* name = "TcpOptions") {
-        detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), backend, name);
-        detail::Connection connection = detail::connect(
-            rendezvous, detail::Placement(rendezvous, options.domain), options,
-            [&] { return message_passing::make_tcp_transport(rendezvous, options.timeout); }, [](auto&) { return std::string(); });
-        connection.paths.messages = "messages over TCP";
-        return connection;
-    }
+    static detail::Connection connect(bootstrap::AnyRendezvous rendezvous, const TcpOptions& options, const char* backend = "TcpBackend",
+                                      const char* name = "TcpOptions");
 };
+
+#ifdef GRADSYNC_ONCE
+GRADSYNC_ONCE detail::Connection TcpBackend::connect(bootstrap::AnyRendezvous rendezvous, const TcpOptions& options, const char* backend,
+                                                     const char* name) {
+    detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), backend, name);
+    detail::Connection connection = detail::connect(rendezvous, detail::Placement(rendezvous, options.domain), options, nullptr,
+                                                    [&] { return message_passing::make_tcp_transport(rendezvous, options.timeout); });
+    connection.paths.messages = "messages over TCP";
+    return connection;
+}
+#endif
 
 static_assert(Backend<TcpBackend>);
 
 }  // namespace gradsync::inline v0_2
+
+#ifdef GRADSYNC_COMPILED
+#include "../compiled_tcp.hpp"
+#endif

@@ -140,9 +140,9 @@ private:
     }
 
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
-    void collect(const std::string& exchange, std::vector<int> missing, std::vector<Blob>& all) {
+    void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all) {
         for (const auto deadline = Clock::now() + timeout();; pause()) {
-            std::erase_if(missing, [&](int r) {
+            missing.erase_if([&](int r) {
                 Blob nothing;
                 const bool left = exchange != arrival && read(good_bye, r, nothing);  // before the look: it may post, and then leave
                 if (read(exchange, r, all[static_cast<std::size_t>(r)])) return true;

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "../core/error.hpp"
+#include "../core/once.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -38,15 +39,13 @@ struct Job {
     template <class Lookup>
     static Job from(Lookup&& variable);
 
-    static Job from_environment() {
-        return from([](const char* name) { return std::getenv(name); });
-    }
+    static Job from_environment();
 };
 
 namespace bootstrap {
 
 /// The first host of Slurm's list: "gpu-03" of "gpu-[03-07,09],login1".
-inline std::string first_host(std::string_view list) {
+[[gnu::cold]] inline std::string first_host(std::string_view list) {
     const std::size_t bracket = list.find_first_of("[,");
     if (bracket == std::string_view::npos || list[bracket] == ',') return std::string(list.substr(0, bracket));
     const std::size_t first = bracket + 1, end = list.find_first_of("-,]", first), close = list.find(']', first);
@@ -61,7 +60,7 @@ inline std::string first_host(std::string_view list) {
 }  // namespace bootstrap
 
 template <class Lookup>
-Job Job::from(Lookup&& lookup) {
+[[gnu::cold]] Job Job::from(Lookup&& lookup) {
     using detail::raise, detail::text;
     const auto get = [&](const char* name) -> const char* {
         const char* const value = lookup(name);
@@ -138,5 +137,11 @@ Job Job::from(Lookup&& lookup) {
         raise(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;
 }
+
+#ifdef GRADSYNC_ONCE
+GRADSYNC_ONCE Job Job::from_environment() {
+    return from([](const char* name) { return std::getenv(name); });
+}
+#endif
 
 }  // namespace gradsync::inline v0_2

@@ -12,7 +12,6 @@
 
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "../core/clock.hpp"
@@ -43,7 +42,7 @@ inline const char* refusal_of_thread(int level) noexcept {
 }
 
 /// MPI's text for a function that has failed.
-inline std::string mpi_text(const char* function, int code) {
+[[gnu::cold]] inline std::string mpi_text(const char* function, int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(code, text, &length);
@@ -55,7 +54,7 @@ struct MpiFailure {
     Errc errc;
     const char* remedy;
 };
-inline MpiFailure mpi_failure(int code) noexcept {
+[[gnu::cold]] inline MpiFailure mpi_failure(int code) noexcept {
     int error_class = MPI_ERR_OTHER;
     MPI_Error_class(code, &error_class);
     if (error_class == MPI_ERR_COMM)
@@ -87,7 +86,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
 
 /// The number of the last call of all rendezvous of a communicator; the same on all ranks. It tells this one's messages from those of an
 /// earlier one that are still on their way.
-inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
+[[gnu::cold]] inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
     using Holder = std::shared_ptr<int>;
     static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
         delete static_cast<Holder*>(holder);
@@ -138,7 +137,7 @@ class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
     /// intercommunicator.
-    explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
+    [[gnu::cold]] explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
@@ -172,12 +171,12 @@ public:
     int size() const noexcept { return size_; }
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own) {
+    [[gnu::cold]] std::vector<Blob> all_gather(std::span<const std::byte> own) {
         bootstrap::check_blob(own.size(), "all_gather", rank_);
         struct Buffers {
             Blob own, together;
             int bytes = 0;
-            std::vector<int> counts, offsets;
+            List<int> counts, offsets;
         };
         const auto buffers = std::make_shared<Buffers>();
         Buffers& b = *buffers;
@@ -188,8 +187,9 @@ public:
         finish(buffers, "MPI_Iallgather", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgather(&b.bytes, 1, MPI_INT, b.counts.data(), 1, MPI_INT, comm_, request);
         });
-        std::exclusive_scan(b.counts.begin(), b.counts.end(), b.offsets.begin(), 0);
-        b.together.resize(static_cast<std::size_t>(b.offsets.back()) + static_cast<std::size_t>(b.counts.back()));
+        int bytes = 0;
+        for (std::size_t r = 0; r < b.counts.size(); ++r) b.offsets[r] = std::exchange(bytes, bytes + b.counts[r]);
+        b.together.resize(static_cast<std::size_t>(bytes));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_,
                                    request);
@@ -201,7 +201,7 @@ public:
     }
 
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
-    MPI_Comm duplicate() {
+    [[gnu::cold]] MPI_Comm duplicate() {
         const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
         finish(copy, "MPI_Comm_idup", [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
         return *copy;
@@ -210,7 +210,7 @@ public:
 private:
     /// Begins an MPI call and returns when it is over. `memory`: the buffers that MPI uses meanwhile.
     template <class Memory, class Begin>
-    void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) {
+    [[gnu::cold]] void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
@@ -237,7 +237,7 @@ private:
             else std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
         gradsync::detail::leak_until_exit(memory);
-        std::vector<int> silent;
+        List<int> silent;
         for (int r = 0; r < size_; ++r)
             if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) silent.push_back(r);
         // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
@@ -250,7 +250,7 @@ private:
     }
 
     /// Receives which calls other ranks are in, and answers them.
-    void hear() {
+    [[gnu::cold]] void hear() {
         for (;;) {
             int there = 0, call = 0;
             MPI_Status status;
@@ -265,7 +265,7 @@ private:
     }
 
     /// Tells a rank which call this one is in; at most once a call.
-    void tell(int rank) {
+    [[gnu::cold]] void tell(int rank) {
         if (std::exchange(told_[static_cast<std::size_t>(rank)], call_) == call_) return;
         const auto message = std::make_shared<int>(call_);
         MPI_Request request = MPI_REQUEST_NULL;
@@ -293,8 +293,8 @@ private:
     int earlier_ = 0;  ///< the last call of the rendezvous before this one
     int call_ = 0;     ///< number of the call under way
     bool asked_ = false;
-    std::vector<int> heard_;  ///< by rank: the last call that the rank is known to have reached
-    std::vector<int> told_;   ///< by rank: the last call that this rank has told it
+    List<int> heard_;  ///< by rank: the last call that the rank is known to have reached
+    List<int> told_;   ///< by rank: the last call that this rank has told it
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

@@ -5,7 +5,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 
-#include <algorithm>
 #include <array>
 #include <thread>
 
@@ -34,7 +33,7 @@ struct Greeting {
 inline constexpr char welcome = 'y';
 
 /// Adds this machine's addresses that others may reach; loopback only if there is nothing else.
-inline void add_hosts(Contact& contact) {
+[[gnu::cold]] inline void add_hosts(Contact& contact) {
     ifaddrs* first = nullptr;
     if (::getifaddrs(&first) == 0) {
         for (const int family : {AF_INET, AF_INET6})
@@ -55,13 +54,19 @@ inline void add_hosts(Contact& contact) {
 
 }  // namespace detail
 
+/// A connection to a rank.
+struct Link {
+    int rank = -1;
+    Socket socket = {};
+};
+
 /// Takes calls from processes that know this one's `Contact`, and turns all others away.
 class Reception {
 public:
     Reception() = default;
 
     /// Begins to listen, on all of this machine's networks. If that fails, `contact().port` is 0.
-    static Reception open() {
+    [[gnu::cold]] static Reception open() {
         Reception reception;
         std::string problem;
         reception.listener_ = listen("", 0, backlog, problem);
@@ -75,19 +80,20 @@ public:
     const Contact& contact() const noexcept { return contact_; }
     void close() noexcept { listener_ = {}; }
 
-    /// Returns a call, and the number that the caller gave, if `expects(number)`; no socket at the deadline.
-    template <class Expects>
-    std::pair<Socket, std::int64_t> answer(Clock::time_point deadline, Expects&& expects) const {
+    /// Returns a call of one of the `expected` ranks; no socket at the deadline.
+    [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) const {
         while (listener_) {
             Socket caller = listener_.accept(deadline);
             if (!caller) break;
             detail::Greeting greeting{};
             // Callers greet at once; a stranger must not keep the others waiting.
             if (caller.receive_all(&greeting, sizeof greeting, Clock::now() + std::chrono::milliseconds(500)) &&
-                greeting.token == contact_.token && expects(greeting.number) && caller.send_all(&detail::welcome, 1, deadline)) {
-                caller.send_without_delay();
-                return {std::move(caller), greeting.number};
-            }
+                greeting.token == contact_.token)
+                for (const int rank : expected)
+                    if (rank == greeting.number && caller.send_all(&detail::welcome, 1, deadline)) {
+                        caller.send_without_delay();
+                        return {rank, std::move(caller)};
+                    }
         }
         return {};
     }
@@ -101,7 +107,7 @@ private:
 
 /// Calls a process, and introduces this one as `number`. Tries each address for up to `limit`, so that an unreachable one takes no time
 /// from the others. Returns no socket if none answers.
-inline Socket call(const Contact& contact, std::int64_t number, std::chrono::milliseconds limit) {
+[[gnu::cold]] inline Socket call(const Contact& contact, std::int64_t number, std::chrono::milliseconds limit) {
     for (std::size_t i = 0; i < contact.count && i < contact.hosts.size() && contact.port != 0; ++i) {
         const auto deadline = Clock::now() + limit;
         std::string problem;
@@ -121,26 +127,19 @@ inline Socket call(const Contact& contact, std::int64_t number, std::chrono::mil
     return {};
 }
 
-/// A connection to a rank.
-struct Link {
-    int rank;
-    Socket socket;
-};
-
 /// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to
 /// `limit`. Tries each address for up to `limit_each`. Returns the connections that could be made.
-inline std::vector<Link> connect(const Reception& reception, std::span<const Contact> contacts, int rank, std::span<const int> called,
-                                 List<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
-    std::vector<Link> links, heard;
+[[gnu::cold]] inline List<Link> connect(const Reception& reception, const List<Contact>& contacts, int rank, const List<int>& called,
+                                        List<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
+    List<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
     const auto answer = [&, deadline = Clock::now() + limit] {
         while (!callers.empty()) {
-            auto [socket, caller] = reception.answer(
-                deadline, [&](std::int64_t number) { return std::find(callers.begin(), callers.end(), number) != callers.end(); });
-            if (!socket) return;
-            callers.erase_if([gone = caller](int one) { return one == gone; });
-            heard.push_back({static_cast<int>(caller), std::move(socket)});
+            Link link = reception.answer(deadline, callers);
+            if (!link.socket) return;
+            callers.erase_if([&](int caller) { return caller == link.rank; });
+            heard.push_back(std::move(link));
         }
     };
     struct Joining {  // libc++ 14 has no std::jthread

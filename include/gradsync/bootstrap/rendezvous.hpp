@@ -17,6 +17,8 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
+#include "../core/once.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -50,16 +52,43 @@ using gradsync::detail::text;
           {.operation = "rendezvous", .peer = sender});
 }
 
-/// Returns `own` of all ranks, by rank. Collective.
-template <class T, Rendezvous R>
-    requires std::is_trivially_copyable_v<T>
-std::vector<T> exchange(R& rendezvous, const T& own) {
-    std::vector<T> all;
-    for (const Blob& blob : rendezvous.all_gather(std::as_bytes(std::span(&own, 1)))) {
-        const int sender = static_cast<int>(all.size());
-        if (blob.size() != sizeof(T)) refuse_size(blob.size(), sizeof(T), sender);
-        std::memcpy(&all.emplace_back(), blob.data(), sizeof(T));
+/// A reference to a Rendezvous without its type: what makes connections is compiled once for all of them.
+class AnyRendezvous {
+public:
+    template <class R>
+        requires(!std::is_same_v<R, AnyRendezvous> && Rendezvous<R>)
+    AnyRendezvous(R& model) noexcept
+        : model_(&model),
+          rank_(model.rank()),
+          size_(model.size()),
+          all_gather_([](void* object, std::span<const std::byte> own) { return static_cast<R*>(object)->all_gather(own); }) {}
+
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return size_; }
+    std::vector<Blob> all_gather(std::span<const std::byte> own) const { return all_gather_(model_, own); }
+
+private:
+    void* model_;
+    int rank_, size_;
+    std::vector<Blob> (*all_gather_)(void*, std::span<const std::byte>);
+};
+
+/// Writes the `bytes` bytes at `own` of all ranks to `all`, by rank. Collective.
+[[gnu::cold]] inline void exchange_bytes(AnyRendezvous meeting, const void* own, std::size_t bytes, void* all) {
+    const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes});
+    for (int r = 0; r < meeting.size(); ++r) {
+        const Blob& blob = blobs[static_cast<std::size_t>(r)];
+        if (blob.size() != bytes) refuse_size(blob.size(), bytes, r);
+        std::memcpy(static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes, blob.data(), bytes);
     }
+}
+
+/// Returns `own` of all ranks, by rank. Collective.
+template <class T>
+    requires std::is_trivially_copyable_v<T>
+List<T> exchange(AnyRendezvous meeting, const T& own) {
+    List<T> all(static_cast<std::size_t>(meeting.size()));
+    exchange_bytes(meeting, &own, sizeof own, all.data());
     return all;
 }
 
@@ -102,8 +131,8 @@ protected:
         if (timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
-    std::vector<int> others() const {
-        std::vector<int> ranks;
+    List<int> others() const {
+        List<int> ranks;
         for (int r = 0; r < size_; ++r)
             if (r != rank_) ranks.push_back(r);
         return ranks;

@@ -32,7 +32,7 @@ public:
     static Socket of_family(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
     /// True once the socket is ready for `events` of poll(2), or has failed.
-    bool await(short events, Clock::time_point deadline) const noexcept {
+    [[gnu::cold]] bool await(short events, Clock::time_point deadline) const noexcept {
         for (;;) {
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
             pollfd waiting{get(), events, 0};
@@ -43,18 +43,18 @@ public:
     }
 
     /// Sends all `bytes`; false at the deadline or on an error. `errno` then says why: 0 if the other side has closed.
-    bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
+    [[gnu::cold]] bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
         return move_all(bytes, POLLOUT, deadline, [&](std::size_t first, std::size_t rest) {
             return ::send(get(), static_cast<const std::byte*>(data) + first, rest, MSG_NOSIGNAL);
         });
     }
-    bool receive_all(void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
+    [[gnu::cold]] bool receive_all(void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
         return move_all(bytes, POLLIN, deadline,
                         [&](std::size_t first, std::size_t rest) { return ::recv(get(), static_cast<std::byte*>(data) + first, rest, 0); });
     }
 
     /// Connects to `name`; false at the deadline or on an error, and `errno` says why.
-    bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
+    [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
         if (::connect(get(), name, size) == 0) return true;
         if (errno != EINPROGRESS && errno != EINTR) return false;
         if (!await(POLLOUT, deadline)) {
@@ -69,7 +69,7 @@ public:
     }
 
     /// Returns the next caller, or no socket at the deadline.
-    Socket accept(Clock::time_point deadline) const noexcept {
+    [[gnu::cold]] Socket accept(Clock::time_point deadline) const noexcept {
         while (await(POLLIN, deadline)) {
             Socket caller(::accept4(get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
             if (caller) return caller;
@@ -93,7 +93,7 @@ public:
 private:
     /// Calls `move(first, rest)`, which sends or receives a part of the `rest` bytes from byte `first` on, until all `bytes` have moved.
     template <class Move>
-    bool move_all(std::size_t bytes, short events, Clock::time_point deadline, Move move) const noexcept {
+    [[gnu::cold]] bool move_all(std::size_t bytes, short events, Clock::time_point deadline, Move move) const noexcept {
         for (std::size_t moved = 0; moved != bytes;) {
             const ssize_t count = move(moved, bytes - moved);
             if (count > 0) {
@@ -116,7 +116,7 @@ using Addresses = UniqueHandle<addrinfo*, ::freeaddrinfo>;
 
 /// The addresses of a host and port, of both families, as the system resolves them: a list that is linked by `ai_next`. An empty host means
 /// all addresses of this machine. `flags`: getaddrinfo's. `problem` is empty, or says why there are none.
-inline Addresses resolve(const std::string& host, std::uint16_t port, int flags, std::string& problem) {
+[[gnu::cold]] inline Addresses resolve(const std::string& host, std::uint16_t port, int flags, std::string& problem) {
     addrinfo hints{}, *first = nullptr;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_NUMERICSERV | flags;
@@ -126,7 +126,7 @@ inline Addresses resolve(const std::string& host, std::uint16_t port, int flags,
 }
 
 /// Listens at `name`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
-inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
+[[gnu::cold]] inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
     Socket socket = Socket::of_family(name->sa_family);
     if (!socket) return {};
     socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port whose last user has just gone
@@ -136,7 +136,7 @@ inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept
 }
 
 /// Listens at an address of `host`; an empty host means all networks of this machine. Returns no socket, and sets `problem`, if that fails.
-inline Socket listen(const std::string& host, std::uint16_t port, int backlog, std::string& problem) {
+[[gnu::cold]] inline Socket listen(const std::string& host, std::uint16_t port, int backlog, std::string& problem) {
     const Addresses addresses = resolve(host, port, AI_PASSIVE, problem);
     for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
         for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {

@@ -30,31 +30,10 @@ public:
     /// Collective. Throws Error on every rank if not all arrive in time (naming those that did not), or if the size of the job differs
     /// between ranks. Throws Error on the ranks concerned if two ranks have one number, tokens differ, or the port is taken. Throws
     /// Error(invalid_argument) for an invalid rank, size, time limit or token.
-    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {})
-        : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
-        if (job_.token.size() > longest_token)
-            refuse(Errc::invalid_argument, bootstrap::text("the token is longer than ", longest_token, " bytes"));
-        if (size() == 1) return;
-        if (rank() == 0) await_callers();
-        else call();
-    }
+    explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own) {
-        bootstrap::check_blob(own.size(), "all_gather", rank());
-        const auto deadline = Clock::now() + timeout();
-        std::vector<Blob> all(static_cast<std::size_t>(size()));
-        all[at(rank())].assign(own.begin(), own.end());
-        if (rank() != 0) {
-            send(0, own, deadline);
-            for (Blob& blob : all) blob = receive(0, deadline);
-            return all;
-        }
-        for (int r = 1; r < size(); ++r) all[at(r)] = receive(r, deadline);
-        for (int r = 1; r < size(); ++r)
-            for (const Blob& blob : all) send(r, blob, deadline);
-        return all;
-    }
+    std::vector<Blob> all_gather(std::span<const std::byte> own);
 
 private:
     // Machines of one job must have one byte order; with another one, the magic number does not match.
@@ -78,7 +57,7 @@ private:
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
-    std::string place() const {
+    [[gnu::cold]] std::string place() const {
         const bool colons = job_.address.find(':') != std::string::npos;
         return bootstrap::text(colons ? "[" : "", job_.address, colons ? "]:" : ":", job_.port);
     }
@@ -94,7 +73,7 @@ private:
     };
     enum class Verdict { undecided, taken, gone };
 
-    net::Socket listen() const {
+    [[gnu::cold]] net::Socket listen() const {
         std::string where = bind_;
         if (where.empty() && (job_.address == "localhost" || job_.address == "::1" || job_.address.rfind("127.", 0) == 0))
             where = job_.address;
@@ -108,18 +87,19 @@ private:
         refuse(Errc::invalid_argument, bootstrap::text("cannot listen at ", where, ", port ", job_.port, ": ", problem));
     }
 
-    void await_callers() {
+    [[gnu::cold]] void await_callers() {
         const net::Socket listener = listen();
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
         missing_ = size() - 1;
-        std::vector<Caller> undecided;
-        std::vector<pollfd> waiting;
+        List<Caller> undecided;
+        List<pollfd> waiting;
         while (missing_ > 0) {
             const auto now = Clock::now();
             if (now >= deadline) say_who_is_missing();
-            std::erase_if(undecided, [&](const Caller& caller) { return caller.until <= now && ++turned_away_ > 0; });
-            waiting.assign(1, {listener.get(), POLLIN, 0});
+            undecided.erase_if([&](const Caller& caller) { return caller.until <= now && ++turned_away_ > 0; });
+            waiting.clear();
+            waiting.push_back({listener.get(), POLLIN, 0});
             for (const Caller& caller : undecided) waiting.push_back({caller.socket.get(), POLLIN, 0});
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
             ::poll(waiting.data(), waiting.size(), left > 200 ? 200 : static_cast<int>(left));
@@ -140,7 +120,7 @@ private:
     }
 
     /// Reads what has arrived of a caller's greeting, and turns it away at the first wrong byte.
-    Verdict listen_to(Caller& caller) {
+    [[gnu::cold]] Verdict listen_to(Caller& caller) {
         const ssize_t count = ::recv(caller.socket.get(), caller.words + caller.got, sizeof caller.words - caller.got, 0);
         if (count < 0) return errno == EAGAIN || errno == EINTR ? Verdict::undecided : Verdict::gone;
         if (count == 0) return Verdict::gone;
@@ -185,23 +165,23 @@ private:
         return difference == 0;
     }
 
-    static Verdict turn_away(const Caller& caller, const std::string& why) {
+    [[gnu::cold]] static Verdict turn_away(const Caller& caller, const std::string& why) {
         tell(caller.socket, why);
         return Verdict::gone;
     }
-    static void tell(const net::Socket& socket, const std::string& why) {
+    [[gnu::cold]] static void tell(const net::Socket& socket, const std::string& why) {
         Header header;
         header.bytes = why.size() < longest_text ? why.size() : longest_text;
         const auto soon = Clock::now() + std::chrono::milliseconds(200);
         if (socket.send_all(&header, sizeof header, soon)) (void)socket.send_all(why.data(), header.bytes, soon);
     }
-    void tell_all(const std::string& why) const {
+    [[gnu::cold]] void tell_all(const std::string& why) const {
         for (const net::Socket& peer : peers_)
             if (peer) tell(peer, why);
     }
 
     [[noreturn]] void say_who_is_missing() const {
-        std::vector<int> missing;
+        List<int> missing;
         for (int r = 1; r < size(); ++r)
             if (!peers_[at(r)]) missing.push_back(r);
         const std::string what = bootstrap::text(bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
@@ -214,7 +194,7 @@ private:
 
     // -------------------------------------------------------------------------------------------- the meeting, other ranks
 
-    void call() {
+    [[gnu::cold]] void call() {
         const auto deadline = Clock::now() + timeout();
         std::string problem;
         peers_.resize(1);
@@ -237,7 +217,7 @@ private:
         }
     }
 
-    void introduce_myself(Clock::time_point deadline) {
+    [[gnu::cold]] void introduce_myself(Clock::time_point deadline) {
         Hello hello;
         hello.size = static_cast<std::uint32_t>(size());
         hello.rank = static_cast<std::uint32_t>(rank());
@@ -254,14 +234,14 @@ private:
 
     const net::Socket& peer(int other) const noexcept { return peers_[rank() == 0 ? at(other) : 0]; }
 
-    void send(int to, std::span<const std::byte> bytes, Clock::time_point deadline) {
+    [[gnu::cold]] void send(int to, std::span<const std::byte> bytes, Clock::time_point deadline) {
         const Header header{.kind = Kind::blob, .bytes = bytes.size()};
         if (!peer(to).send_all(&header, sizeof header, deadline) || !peer(to).send_all(bytes.data(), bytes.size(), deadline))
             report_lost(to);
     }
 
     /// `refused`: the code of the error if the other rank sends a refusal instead.
-    Blob receive(int from, Clock::time_point deadline, Errc refused = Errc::peer_failed) {
+    [[gnu::cold]] Blob receive(int from, Clock::time_point deadline, Errc refused = Errc::peer_failed) {
         const Header expected;
         Header header;
         if (!peer(from).receive_all(&header, sizeof header, deadline)) report_lost(from);
@@ -301,11 +281,38 @@ private:
 
     Job job_;
     std::string bind_;
-    std::vector<net::Socket> peers_;  ///< on rank 0: by rank; elsewhere: the one to rank 0
+    List<net::Socket> peers_;  ///< on rank 0: by rank; elsewhere: the one to rank 0
     int missing_ = 0;
     std::size_t turned_away_ = 0;
 };
 
 static_assert(Rendezvous<TcpRendezvous>);
+
+#ifdef GRADSYNC_ONCE
+GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options)
+    : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
+    if (job_.token.size() > longest_token)
+        refuse(Errc::invalid_argument, bootstrap::text("the token is longer than ", longest_token, " bytes"));
+    if (size() == 1) return;
+    if (rank() == 0) await_callers();
+    else call();
+}
+
+GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own) {
+    bootstrap::check_blob(own.size(), "all_gather", rank());
+    const auto deadline = Clock::now() + timeout();
+    std::vector<Blob> all(static_cast<std::size_t>(size()));
+    all[at(rank())].assign(own.begin(), own.end());
+    if (rank() != 0) {
+        send(0, own, deadline);
+        for (Blob& blob : all) blob = receive(0, deadline);
+        return all;
+    }
+    for (int r = 1; r < size(); ++r) all[at(r)] = receive(r, deadline);
+    for (int r = 1; r < size(); ++r)
+        for (const Blob& blob : all) send(r, blob, deadline);
+    return all;
+}
+#endif
 
 }  // namespace gradsync::inline v0_2

@@ -8,12 +8,14 @@
 #include "../core/list.hpp"
 #include "engine.hpp"
 #include "engine_collectives.hpp"
-#include "hierarchical_engine.hpp"
-#include "messages/message_engine.hpp"
+#include "messages/transport.hpp"
 #include "placement.hpp"
-#include "shared_memory/process_engine.hpp"
 
 namespace gradsync::inline v0_2 {
+
+namespace message_passing {
+class MessageWorld;
+}
 
 /// Options of the backends whose ranks are processes; the same on all ranks (except `domain` and `timeout`).
 struct ProcessOptions {
@@ -44,16 +46,7 @@ struct Paths {
     }
 
     /// "4 processes on 2 machines that ..."
-    std::string describe() const {
-        const int count = machines.count();
-        const std::string ranks = text(machines.size(), machines.size() == 1 ? " process" : " processes",
-                                       count > 1 ? text(" on ", count, " machines") : std::string());
-        if (share && teams.count() == 1) return ranks + " that share memory";
-        if (share && teams.count() < machines.size())
-            return text(ranks, " that share memory ", teams.count() == count ? "on each machine" : text("in ", teams.count(), " teams"),
-                        ", and send ", messages, " between them", unwatched);
-        return text(ranks, " that send ", messages, " (", share ? "one in each team" : problem, ")", unwatched);
-    }
+    std::string describe() const;
 };
 
 /// The engine of a communicator, and how its ranks reach one another.
@@ -62,65 +55,39 @@ struct Connection {
     Paths paths;
 };
 
-/// Sets up shared memory on each machine. If that fails on any machine, returns nothing on every rank, and sets `problem`. Collective over
-/// all ranks.
-template <Rendezvous R>
-std::shared_ptr<shared_memory::ProcessEngine> share_memory(R& meeting, const Placement& ranks, std::chrono::nanoseconds timeout,
-                                                           std::string& problem) {
-    using namespace shared_memory;
-    const std::size_t room = ProcessEngine::bytes(ranks.team.size());
-    SharedSegment shared = SharedSegment::share([&](const auto& own) { return bootstrap::exchange(meeting, own); }, ranks.rank,
-                                                ranks.team.front(), [&] { return ProcessWorld::create(ranks.size, room); });
-    if (shared.without >= 0) {
-        problem = text("they cannot share memory: ", shared.problem.empty() ? text("see rank ", shared.without) : shared.problem,
-                       "; run them as one user in one container, with /proc mounted");
-        return {};
-    }
-    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here);
-    return std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.team, ranks.teams.local_rank(ranks.rank),
-                                           world->memory(), 0, timeout);
-}
+/// Sets up shared memory on each machine. If that fails on any machine, or is not wanted, `engine` is null on every rank, and
+/// `paths.problem` says why. `add_messages` must follow if `engine` is null, or if there are several machines. Collective.
+Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options);
+
+/// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
+std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks);
+
+/// Adds messages between the ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself sees deaths. Collective.
+void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
+                  std::unique_ptr<message_passing::Transport> transport, decltype(&watch_processes) watch);
 
 /// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
-/// the transport of the messages, if there are any. `watch(world)` sets up the detection of dead ranks and returns `Paths::unwatched`.
-/// Either all ranks call both or none does. Collective.
-template <Rendezvous R, class MakeTransport, class Watch>
-Connection connect(R& meeting, const Placement& ranks, const ProcessOptions& options, MakeTransport&& transport, Watch&& watch) {
-    using namespace message_passing;
-    std::string problem;
-    const bool several = ranks.machines.count() > 1;
-    if (several && ranks.machines.count() == ranks.size) problem = "one on each machine";
-    else if (!options.shared_memory) problem = "shared memory is switched off";
-    else if (several && ranks.teams.most() == 1)
-        problem = "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
-
-    std::shared_ptr<shared_memory::ProcessEngine> local;
-    if (problem.empty()) local = share_memory(meeting, ranks, options.timeout, problem);
-    Connection connection{local, {.machines = ranks.machines, .teams = ranks.teams, .share = local != nullptr, .problem = problem}};
-    if (several || !local) {
-        auto world = MessageWorld::make(transport(), ranks.processes, ranks.size_here, local ? &local->world() : nullptr);
-        connection.paths.unwatched = watch(*world);
-        auto messages =
-            std::make_shared<MessageEngine>(std::move(world), ranks.all(), ranks.rank, 0, std::make_shared<KnownMemory>(), options.timeout);
-        if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.teams);
-        else connection.engine = std::move(messages);
-    }
+/// the transport of the messages, if there are any; either all ranks call it or none does. Collective.
+template <class MakeTransport>
+Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
+                   decltype(&watch_processes) watch, MakeTransport&& transport) {
+    Connection connection = share_memory(meeting, ranks, options);
+    if (!connection.engine || ranks.machines.count() > 1) add_messages(connection, meeting, ranks, options, transport(), watch);
     bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction
     return connection;
 }
 
 /// Returns the options of all ranks, by rank, one byte each; `own` is the part that only this backend has. A rank without a valid time
 /// limit takes part, so that the others learn of it, and then throws. Collective.
-template <Rendezvous R>
-std::vector<std::uint8_t> exchange_options(R& meeting, const ProcessOptions& options, int own = 0) {
+inline List<std::uint8_t> exchange_options(bootstrap::AnyRendezvous meeting, const ProcessOptions& options, int own = 0) {
     const int common = collective::is_limit(options.timeout) * 2 + options.shared_memory;
-    auto all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 4 + common));
+    List<std::uint8_t> all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 4 + common));
     collective::check_limit(options.timeout);
     return all;
 }
 
 /// Throws Error(parameter_mismatch) if the options of the ranks differ. `all`: by rank, the same on all ranks.
-inline void check_same_options(const std::vector<std::uint8_t>& all, int rank, const char* backend, const char* options) {
+inline void check_same_options(const List<std::uint8_t>& all, int rank, const char* backend, const char* options) {
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r] != all[0])
             raise(Errc::parameter_mismatch, text(backend, ": rank ", r, " has other ", options, " than rank 0; give all ranks the same"),
@@ -158,3 +125,7 @@ private:
 }  // namespace detail
 
 }  // namespace gradsync::inline v0_2
+
+#ifdef GRADSYNC_ONCE
+#include "connect_processes.hpp"
+#endif

@@ -44,7 +44,7 @@ public:
         return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(teams));
     }
 
-    HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines teams)
+    [[gnu::cold]] HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines teams)
         : Engine(flat->world_ranks(), flat->rank(), flat->timeout()),
           flat_(std::move(flat)),
           teams_(std::move(teams)),
@@ -53,7 +53,7 @@ public:
           gather_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
           aside_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
           even_(teams_.fewest() == teams_.most()),
-          shards_(even_ ? scatter_->size() : std::min(teams_.fewest(), max_shards)),
+          shards_(even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards)),
           started_(most_in_flight()) {
         if (scatter_->rank() < shards_) across_->set_leaves(teams_.counts());
         world().hooks().enlist(*this);
@@ -111,18 +111,18 @@ public:
     }
 
     /// Fails all engines, so that none of them writes into buffers any more.
-    void fail(const collective::Failure& failure) noexcept override {
+    [[gnu::cold]] void fail(const collective::Failure& failure) noexcept override {
         for (collective::Engine* engine : engines()) engine->fail(failure);
     }
 
     /// Memory that the team's ranks share; messages need no copy from and to it.
-    collective::Memory allocate(std::size_t bytes) override {
+    [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
 
     std::string remark() const override { return aside_->remark(); }
 
-    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, in the same order on all ranks
         Machines teams = teams_.teams_of(group);
         auto local = split_here(*flat_, *aside_, teams_.here(group, teams));
@@ -135,7 +135,7 @@ private:
     static constexpr int max_shards = 8;  ///< if each shard is a collective of its own
 
     std::size_t most_in_flight() const noexcept {
-        return even_ ? max_in_flight : std::min(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1));
+        return even_ ? max_in_flight : smaller(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1));
     }
 
     enum class Stage { meeting, scattering, crossing, gathering, complete };
@@ -158,7 +158,8 @@ private:
     }
 
     /// Splits off a part of a team's ranks. If that fails in one team, all ranks throw. Collective over `flat`.
-    static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
+    [[gnu::cold]] static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local,
+                                                                   const collective::Group& group) {
         std::shared_ptr<ProcessEngine> part;
         std::string problem;
         try {
@@ -365,7 +366,7 @@ private:
         if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
     }
 
-    void report_dead() {
+    [[gnu::cold]] void report_dead() {
         const int culprit = flat_->first_dead();
         if (culprit < 0) return;
         std::string what;
@@ -379,7 +380,7 @@ private:
 
     /// Called repeatedly once the time limit has passed. A rank in a later stage may wait for one that waits itself for the rank that
     /// stopped. It therefore leaves ranks that know more, or began to wait a little later, some time to report first.
-    void report_timeout(std::chrono::nanoseconds by) {
+    [[gnu::cold]] void report_timeout(std::chrono::nanoseconds by) {
         collective::Late who;
         std::string what;
         {

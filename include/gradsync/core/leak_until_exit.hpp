@@ -4,16 +4,19 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace gradsync::inline v0_2::detail {
 
 /// Keeps memory alive until the process ends, because a message may still be written into it.
 inline void leak_until_exit(std::shared_ptr<void> what) {
+    struct Kept {
+        std::shared_ptr<void> what;
+        Kept* next;
+    };
     static std::mutex mutex;
-    static auto& kept = *new std::vector<std::shared_ptr<void>>;
+    static Kept* first = nullptr;
     std::lock_guard lock(mutex);
-    kept.push_back(std::move(what));
+    first = new Kept{std::move(what), first};
 }
 
 }  // namespace gradsync::inline v0_2::detail

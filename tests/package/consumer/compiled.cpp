@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// A program that links gradsync::compiled, with a Reducer whose policies and elements are not those that it holds.
+// A program that links gradsync::compiled, with a Reducer whose policies and elements are not those that it holds, and with a rank of
+// TcpBackend.
+#include <gradsync/backend/tcp.hpp>
 #include <gradsync/gradsync.hpp>
 
 #include <vector>
@@ -20,5 +22,11 @@ int main() {
         other.finish();
         return single[0] + wide[0];
     });
-    return means[0] == 1 && means[1] == 1 ? 0 : 1;
+    gradsync::TcpRendezvous alone(gradsync::Job{});
+    gradsync::TcpBackend comm(alone);
+    std::vector<float> third{2};
+    gradsync::Reducer over_tcp(comm, std::vector{std::span(third)});
+    over_tcp.mark_ready(0);
+    over_tcp.finish();
+    return means[0] == 1 && means[1] == 1 && third[0] == 2 ? 0 : 1;
 }

@@ -42,9 +42,8 @@ std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines,
     return gradsync_test::forked(size, [&](int rank) -> std::string {
         gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
-        const auto connection = gs::detail::connect(
-            rendezvous, placement, {.timeout = 30s, .shared_memory = true},
-            [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); }, [](auto&) { return std::string(); });
+        const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 30s, .shared_memory = true}, nullptr,
+                                                    [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); });
         if (connection.paths.describe().find("share memory") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
     });

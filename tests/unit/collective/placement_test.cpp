@@ -5,6 +5,7 @@
 
 #include <vector>
 
+using gradsync::List;
 using gradsync::collective::Group;
 using gradsync::detail::Machines;
 
@@ -18,13 +19,13 @@ TEST_CASE("Machines: ranks have a place on their machine, in the order of the ra
     for (int r = 0; r < 5; ++r) CHECK(machines.local_rank(r) == r / 2);
 }
 
-TEST_CASE("Machines: counterparts have the same place, and are ordered by machine") {
-    const Machines machines({7, 3, 7, 3, 7});
-    const Group second = machines.counterparts(2);
-    CHECK(second.members == List<int>{3, 2});
+TEST_CASE("Machines: counterparts have the same place in their teams, and are ordered by team") {
+    const Machines teams = Machines({7, 7, 7, 7, 3, 3}).teams();
+    const Group second = teams.counterparts(5);
+    CHECK(second.members == List<int>{1, 5});
     CHECK(second.rank == 1);
-    const Group third = machines.counterparts(4);
-    CHECK(third.members == List<int>{4});
+    const Group third = teams.counterparts(2);
+    CHECK(third.members == List<int>{2});
     CHECK(third.rank == 0);
 }
 

@@ -22,10 +22,15 @@ public:
     Lifeline() = default;
     Lifeline(const Lifeline&) = delete;
     Lifeline& operator=(const Lifeline&) = delete;
-    ~Lifeline() {
+    ~Lifeline() { close(); }
+
+    /// Says good-bye; this rank watches no other any more.
+    void close() noexcept {
+        std::lock_guard lock(mutex_);
         const char word = 'b';
         for (const net::Link& line : lines_)
             if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        lines_.clear();
     }
 
     /// Begins to listen, on all of this machine's networks.
@@ -38,7 +43,7 @@ public:
     /// way. Takes up to `limit`, or a few times that if addresses lead nowhere. Returns the number of connections that there should be;
     /// `lines()` is the number that there are.
     template <class Apart>
-    std::size_t connect(int rank, std::span<const Address> all, std::chrono::milliseconds limit, Apart&& apart) {
+    std::size_t connect(int rank, const List<Address>& all, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
         List<int> after, before;
         for (int distance = 1; distance <= 2 && distance < size; ++distance) {
@@ -55,7 +60,8 @@ public:
     /// Has the process of this rank, which this one watches, died?
     bool lost(int rank) noexcept {
         std::lock_guard lock(mutex_);
-        bool gone = std::find(lost_.begin(), lost_.end(), rank) != lost_.end();
+        bool gone = false;
+        for (const int one : lost_) gone |= one == rank;
         for (net::Link& line : lines_) {
             if (line.rank != rank || !line.socket) continue;
             char word = 0;
@@ -75,7 +81,7 @@ public:
 private:
     net::Reception reception_;
     std::mutex mutex_;
-    std::vector<net::Link> lines_;
+    List<net::Link> lines_;
     List<int> lost_;
 };
 

@@ -37,8 +37,8 @@ public:
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks; communicators with a rank in
     /// common must have different numbers.
-    MessageEngine(std::shared_ptr<MessageWorld> world, List<int> world_ranks, int rank, int communicator,
-                  std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
+    [[gnu::cold]] MessageEngine(std::shared_ptr<MessageWorld> world, List<int> world_ranks, int rank, int communicator,
+                                std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           known_(std::move(known)),
@@ -57,8 +57,7 @@ public:
             give_up();
         } else {
             try {
-                pending_.retire([this](std::unique_ptr<PendingCollective>& pending) {
-                    const std::shared_ptr<PendingCollective> last = std::move(pending);
+                pending_.retire([this](const std::shared_ptr<PendingCollective>& last) {
                     for (int r = 0; r < size(); ++r)
                         for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
                     return true;
@@ -130,8 +129,8 @@ public:
     /// The ranks that keep collective n from completing.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : detector_.late(pending(std::min(n, heard_)));  // nothing was heard about later
-                                                                                                    // collectives
+        return is_complete(n) ? collective::Late() : detector_.late(pending(n < heard_ ? n : heard_));  // nothing was heard about later
+                                                                                                        // collectives
     }
 
     /// The first rank that has died without a good-bye, or -1. Opens files.
@@ -142,13 +141,13 @@ public:
 
     /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
     /// because it has left or died.
-    void look_for_missing() noexcept {
+    [[gnu::cold]] void look_for_missing() noexcept {
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
         if (lock && !world_->failed()) report_missing();
     }
 
     /// Ends the world, and tells the other ranks.
-    void fail(const Failure& failure) noexcept override {
+    [[gnu::cold]] void fail(const Failure& failure) noexcept override {
         world_->fail(failure);
         {
             // The buffers may be freed soon, so nothing is written into them from now on, except into lent memory.
@@ -163,7 +162,7 @@ public:
         return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
     }
     /// The same, in `bytes` bytes of memory that already exists. While the result lives, messages find their buffers in it.
-    collective::Memory lend(collective::Memory memory, std::size_t bytes) {
+    [[gnu::cold]] collective::Memory lend(collective::Memory memory, std::size_t bytes) {
         void* const data = memory.data();
         known_->add(data, bytes);
         const auto take_back = [world = world_, known = known_, memory = std::move(memory)](void* lent) {
@@ -173,11 +172,11 @@ public:
         return collective::Memory(std::shared_ptr<void>(data, take_back));
     }
 
-    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
         // a time, see the concept.)
-        const List<int> proposals = exchange(world_->next_communicator.load());
-        const int number = *std::max_element(proposals.begin(), proposals.end());
+        int number = 0;
+        for (const int proposal : exchange(world_->next_communicator.load())) number = larger(number, proposal);
         if (number >= world_->transport().last_stream() / Route::streams)
             gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
                                      own_world_rank());
@@ -232,8 +231,8 @@ private:
         const std::size_t room = hello_room(world_ranks()->size(), call.operation);
         if (spare_.empty())
             spare_.push_back(
-                std::make_unique<PendingCollective>(route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
-        const std::uint64_t added = pending_.add([&](std::unique_ptr<PendingCollective>& pending, std::uint64_t n) {
+                std::make_shared<PendingCollective>(route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
+        const std::uint64_t added = pending_.add([&](std::shared_ptr<PendingCollective>& pending, std::uint64_t n) {
             pending = std::move(spare_.back());
             spare_.pop_back();
             try_move([&] { pending->start(n, call, room, *known_); });
@@ -304,7 +303,7 @@ private:
     }
 
     void retire() {
-        pending_.retire([this](std::unique_ptr<PendingCollective>& oldest) {
+        pending_.retire([this](std::shared_ptr<PendingCollective>& oldest) {
             const std::uint64_t n = oldest->number();
             if (n >= heard_ || n >= opening_ || !oldest->is_over()) return false;
             spare_.push_back(std::move(oldest));
@@ -321,12 +320,12 @@ private:
             [&] { report_missing(); });
     }
 
-    void report_missing() {
+    [[gnu::cold]] void report_missing() {
         if (!pending_.empty()) detector_.report_missing(oldest_open());
     }
 
     /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.
-    void fail_transport(const std::exception& error) noexcept {
+    [[gnu::cold]] void fail_transport(const std::exception& error) noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
             if (const int dead = detector_.first_dead(); dead >= 0)
@@ -344,15 +343,15 @@ private:
     }
 
     /// Keeps memory that a message may still be written into.
-    void give_up() noexcept {
+    [[gnu::cold]] void give_up() noexcept {
         bool all = world_->transport().refusal() == nullptr;
         if (all) {
             for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n) all &= pending(n).give_up();
             all &= rounds_.give_up();
         }
         if (all) return;
-        leak_until_exit(std::make_shared<decltype(pending_)>(std::move(pending_)));
-        leak_until_exit(std::make_shared<std::vector<Round>>(rounds_.take()));
+        for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n) leak_until_exit(pending_[n]);
+        leak_until_exit(std::make_shared<Rounds>(std::move(rounds_)));
     }
 
     const std::shared_ptr<MessageWorld> world_;
@@ -361,8 +360,8 @@ private:
     const bool shares_cores_;  ///< these ranks run on one machine with fewer cores; the same on all of them
     bool ended_ = false;
 
-    collective::InFlight<std::unique_ptr<PendingCollective>> pending_;
-    List<std::unique_ptr<PendingCollective>> spare_;
+    collective::InFlight<std::shared_ptr<PendingCollective>> pending_;
+    List<std::shared_ptr<PendingCollective>> spare_;
     std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
     std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
 

@@ -23,7 +23,7 @@ public:
         : world_(world), self_(self), communicator_(communicator), rounds_(rounds), liveness_check_(self.world_ranks()->size()) {}
 
     /// The ranks that keep `pending` from completing.
-    Late late(const PendingCollective& pending) const {
+    [[gnu::cold]] Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
         if (List<int> missing = missing_of(pending); !missing.empty())
             return {.ranks = std::move(missing),
@@ -34,7 +34,7 @@ public:
         for (int r = 0; r < size(); ++r) {
             const Round::Debt debt = pending.owes(r) ? Round::Debt::contribution : rounds_.debt(pending, r);
             if (debt > worst) late.clear();
-            worst = std::max(worst, debt);
+            worst = larger(worst, debt);
             if (debt == worst) late.push_back(world_rank(r));
         }
         const bool certain = worst > Round::Debt::result;
@@ -44,7 +44,7 @@ public:
 
     /// Ends the world if a rank does not start `oldest`, the first incomplete collective, because it has left or died. Opens files, and may
     /// send messages.
-    void report_missing(const PendingCollective& oldest) {
+    [[gnu::cold]] void report_missing(const PendingCollective& oldest) {
         const std::string what = collective::name_of(oldest.call(), oldest.number());
         for (int r = 0; r < size(); ++r) {
             if (r == self_.rank()) continue;
@@ -64,8 +64,8 @@ public:
 
     /// Called repeatedly once the time limit has passed, `by` ago. An uncertain rank waits for a better informed one to report first.
     /// `unheard`: the first collective that some rank may not have started; null if there is none.
-    void report_timeout(const PendingCollective& oldest, const PendingCollective* unheard, std::chrono::nanoseconds by,
-                        std::chrono::nanoseconds limit) {
+    [[gnu::cold]] void report_timeout(const PendingCollective& oldest, const PendingCollective* unheard, std::chrono::nanoseconds by,
+                                      std::chrono::nanoseconds limit) {
         const PendingCollective* open = &oldest;
         Late who = late(*open);
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
@@ -77,7 +77,7 @@ private:
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
-    List<int> missing_of(const PendingCollective& pending) const {
+    [[gnu::cold]] List<int> missing_of(const PendingCollective& pending) const {
         List<int> missing;
         for (int r = 0; r < size(); ++r)
             if (!pending.arrived(r)) missing.push_back(world_rank(r));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <exception>
-#include <map>
 #include <optional>
 
 #include "../../core/clock.hpp"
@@ -36,30 +35,29 @@ public:
     /// The smallest number that a new communicator of this rank may have; 0 is the first communicator.
     std::atomic<int> next_communicator{1};
 
-    /// Takes the connections that watch the ranks of other machines, for this world only.
-    void hold(std::unique_ptr<Lifeline> lifeline) noexcept { lifeline_ = std::move(lifeline); }
+    /// The connections that watch the ranks of other machines, if there are any.
+    Lifeline& lifeline() noexcept { return lifeline_; }
 
     /// Requires the mutex.
     bool alive(int world_rank) noexcept override {
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
-        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
-               !(lifeline_ && lifeline_->lost(world_rank));
+        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !lifeline_.lost(world_rank);
     }
 
     /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
         const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
         const collective::ProcessIdentity& first = process(world_ranks.front());
-        return first.machine != 0 && first.cores != 0 && static_cast<std::int64_t>(world_ranks.size()) > first.cores &&
-               std::all_of(world_ranks.begin(), world_ranks.end(),
-                           [&](int r) { return process(r).machine == first.machine && process(r).system == first.system; });
+        for (const int r : world_ranks)
+            if (process(r).machine != first.machine || process(r).system != first.system) return false;
+        return first.machine != 0 && first.cores != 0 && static_cast<std::int64_t>(world_ranks.size()) > first.cores;
     }
 
     /// Moves messages, and reads control messages of other ranks. Requires the mutex.
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
         while (transport_->finish_one(incoming_ticket_)) {
-            take_in(*incoming_);
+            take_in(incoming_);
             listen();
         }
         if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
@@ -69,7 +67,7 @@ public:
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
     /// After the world has failed: tells the others if this rank found out. Waits for delivery up to a second, and only once.
-    void deliver() noexcept {
+    [[gnu::cold]] void deliver() noexcept {
         if (transport_->refusal() != nullptr) return;
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
         const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : std::chrono::seconds(1));
@@ -78,8 +76,9 @@ public:
                 {
                     std::lock_guard lock(mutex());
                     poll();
-                    if (std::none_of(outgoing_.begin(), outgoing_.end(), [&](const Outgoing& outgoing) { return listens(outgoing.rank); }))
-                        return;
+                    bool any = false;
+                    for (const Outgoing& outgoing : outgoing_) any = any || listens(outgoing.rank);
+                    if (!any) return;
                 }
                 if (std::chrono::steady_clock::now() > deadline) return;
                 std::this_thread::yield();
@@ -103,16 +102,18 @@ public:
 
     /// Returns the number from which on `member` starts nothing more, once it has said so. Requires the mutex.
     std::optional<std::uint64_t> left(int communicator, int member) const noexcept {
-        const auto leaver = leavers_.find({communicator, member});
-        return leaver == leavers_.end() ? std::nullopt : std::optional(leaver->second);
+        for (const Leaver& leaver : leavers_)
+            if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
+        return std::nullopt;
     }
     /// Forgets which ranks left a communicator that is gone. Requires the mutex.
     void forget(int communicator) noexcept {
-        std::erase_if(leavers_, [&](const auto& leaver) { return leaver.first.first == communicator; });
+        leavers_.erase_if([&](const Leaver& leaver) { return leaver.communicator == communicator; });
     }
 
 private:
-    MessageWorld(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here, const World* twin)
+    [[gnu::cold]] MessageWorld(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
+                               const World* twin)
         : World(ranks_here, twin ? twin->shared_state() : std::make_shared<State>(),
                 static_cast<std::size_t>(ranks_here) < processes.size(),
                 twin ? twin->shared_hooks() : std::make_shared<collective::ProgressHooks>()),
@@ -124,17 +125,21 @@ private:
     }
 
     /// Destroys the worlds without owners that are quiet by now, and keeps another one.
-    static void sweep(MessageWorld* another = nullptr) {
+    [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
-        static auto& worlds = *new List<std::unique_ptr<MessageWorld>>;
+        static auto& worlds = *new List<MessageWorld*>;
         std::lock_guard lock(mutex);
-        worlds.erase_if([](const auto& world) { return world->is_quiet(); });
-        if (another != nullptr) worlds.push_back(std::unique_ptr<MessageWorld>(another));
+        worlds.erase_if([](MessageWorld* world) {
+            const bool quiet = world->is_quiet();
+            if (quiet) delete world;
+            return quiet;
+        });
+        if (another != nullptr) worlds.push_back(another);
     }
 
-    void retire() noexcept {
+    [[gnu::cold]] void retire() noexcept {
         if (failed()) deliver();
-        lifeline_.reset();
+        lifeline_.close();
         if (transport_->refusal() == nullptr) {
             try {
                 std::lock_guard lock(mutex());
@@ -150,13 +155,14 @@ private:
     }
 
     /// Will no more messages come, and have all arrived?
-    bool is_quiet() noexcept {
+    [[gnu::cold]] bool is_quiet() noexcept {
         if (failed() || transport_->refusal() != nullptr) return false;
         try {
             std::lock_guard lock(mutex());
             poll();
-            return !failed() && outgoing_.empty() && std::count(gone_.begin(), gone_.end(), true) == transport_->size() - 1 &&
-                   transport_->give_up(incoming_ticket_);
+            int gone = 0;
+            for (const bool one : gone_) gone += one;
+            return !failed() && outgoing_.empty() && gone == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
         } catch (const std::exception&) {
             return false;
         }
@@ -172,6 +178,11 @@ private:
         std::int32_t culprit = 0;
         char text[1200] = {};
     };
+    /// A rank that starts nothing more in a communicator, from a number on.
+    struct Leaver {
+        int communicator, rank;
+        std::uint64_t next;
+    };
     struct Outgoing {
         std::shared_ptr<void> memory;
         Transport::Ticket ticket;
@@ -181,7 +192,7 @@ private:
     /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
-    void post(int rank, const ControlMessage& message) {
+    [[gnu::cold]] void post(int rank, const ControlMessage& message) {
         auto copy = std::make_shared<ControlMessage>(message);
         copy->sender = transport_->rank();
         const std::size_t bytes = offsetof(ControlMessage, text) + std::strlen(copy->text) + 1;
@@ -189,7 +200,7 @@ private:
         outgoing_.push_back({std::move(copy), ticket, rank});
     }
 
-    void send_failure() {
+    [[gnu::cold]] void send_failure() {
         announced_.store(true, std::memory_order_relaxed);
         const collective::Failure failure = this->failure();
         ControlMessage message{
@@ -205,32 +216,30 @@ private:
         }
     }
 
-    void take_in(const ControlMessage& message) {
+    [[gnu::cold]] void take_in(const ControlMessage& message) {
         if (message.kind == ControlMessage::has_failed) {
             announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
             fail({static_cast<Errc>(message.code), message.culprit, message.text});
         } else if (message.kind == ControlMessage::has_left) {
-            leavers_.emplace(std::pair(message.communicator, message.sender), message.next);
+            leavers_.push_back({message.communicator, message.sender, message.next});
         } else {
             gone_[static_cast<std::size_t>(message.sender)] = true;
         }
     }
 
-    void listen() {
-        incoming_ticket_ = transport_->receive(Transport::any_rank, Transport::control_stream, incoming_.get(), sizeof *incoming_);
-    }
+    void listen() { incoming_ticket_ = transport_->receive(Transport::any_rank, Transport::control_stream, &incoming_, sizeof incoming_); }
 
     std::unique_ptr<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
-    std::unique_ptr<Lifeline> lifeline_;
+    Lifeline lifeline_;
 
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};
-    std::shared_ptr<ControlMessage> incoming_ = std::make_shared<ControlMessage>();
+    ControlMessage incoming_;
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     List<Outgoing> outgoing_;
-    std::map<std::pair<int, int>, std::uint64_t> leavers_;  ///< communicator and rank, which starts nothing more from this number on
-    List<bool> gone_;                                       ///< by rank: it has said good-bye, and will send nothing more
+    List<Leaver> leavers_;
+    List<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

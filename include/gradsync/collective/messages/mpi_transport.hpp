@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cassert>
 #include <stdexcept>
@@ -14,7 +13,7 @@ namespace gradsync::inline v0_2::detail {
 /// Frees a communicator when it goes. Null if that is the program's to do.
 using MpiOwner = std::unique_ptr<void, void (*)(void*)>;
 
-inline MpiOwner mpi_owner(MPI_Comm comm) {
+[[gnu::cold]] inline MpiOwner mpi_owner(MPI_Comm comm) {
     return {new MPI_Comm(comm), [](void* own) {
                 MPI_Comm_free(static_cast<MPI_Comm*>(own));
                 delete static_cast<MPI_Comm*>(own);
@@ -29,7 +28,8 @@ class MpiTransport final : public message_passing::Transport {
 public:
     /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised. `one_machine`: whether
     /// all its ranks run on one machine.
-    MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine) : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
+    [[gnu::cold]] MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine)
+        : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
         MPI_Comm_get_errhandler(comm_, &error_handler_);
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
@@ -47,7 +47,7 @@ public:
 
     /// Lets the owner free the communicator if no message is on its way any more. The standard calls that collective, but it is local in
     /// practice. In Open MPI 4, a message for a freed communicator ends the process.
-    ~MpiTransport() override {
+    [[gnu::cold]] ~MpiTransport() override {
         if (refusal() != nullptr) {
             (void)owner_.release();
             return;
@@ -129,15 +129,17 @@ public:
         return true;
     }
 
-    bool give_up(Ticket ticket) noexcept override {
+    [[gnu::cold]] bool give_up(Ticket ticket) noexcept override {
         for (std::size_t i = requests_.size(); i-- > 0 && tickets_[ticket].open != 0;) {
             if (request_tickets_[i] != ticket) continue;
             int over = 0;
             if (tickets_[ticket].receives) MPI_Cancel(&requests_[i]);
             MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
             if (!over) return false;  // the request stays, and so does the communicator
-            requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(i));
-            request_tickets_.erase(request_tickets_.begin() + static_cast<std::ptrdiff_t>(i));
+            requests_[i] = requests_.back();
+            request_tickets_[i] = request_tickets_.back();
+            requests_.pop_back();
+            request_tickets_.pop_back();
             --tickets_[ticket].open;
         }
         return finish(ticket) && !orphans_;
@@ -158,7 +160,7 @@ private:
         const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
         try {
             for (std::size_t from = 0; from < bytes; from += part)
-                begin(ticket, rank, stream, static_cast<std::byte*>(data) + from, std::min(part, room - from));
+                begin(ticket, rank, stream, static_cast<std::byte*>(data) + from, smaller(part, room - from));
         } catch (...) {
             orphans_ = true;  // parts are on their way, and no caller has their ticket
             throw;
@@ -174,9 +176,9 @@ private:
 
     void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
         // Room for the request comes first: one that has begun must be on record.
-        if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
-        if (request_tickets_.size() == request_tickets_.capacity()) request_tickets_.reserve(2 * request_tickets_.size() + 16);
-        MPI_Request request;
+        MPI_Request request = MPI_REQUEST_NULL;
+        requests_.reserve(requests_.size() + 1);
+        request_tickets_.reserve(requests_.size() + 1);
         const int count = static_cast<int>(bytes), other = rank == any_rank ? MPI_ANY_SOURCE : rank;
         if (tickets_[ticket].receives) check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv", rank);
         else check_mpi(MPI_Isend(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Isend", rank);
@@ -185,9 +187,9 @@ private:
         ++tickets_[ticket].open;
     }
 
-    void close() noexcept {
+    [[gnu::cold]] void close() noexcept {
         closed_.store(true, std::memory_order_relaxed);
-        for (std::size_t i = requests_.size(); i-- > 0; i = std::min(i, requests_.size())) give_up(request_tickets_[i]);
+        for (std::size_t i = requests_.size(); i-- > 0; i = smaller(i, requests_.size())) give_up(request_tickets_[i]);
     }
 
     MPI_Comm comm_;
@@ -202,9 +204,9 @@ private:
     bool orphans_ = false;             ///< a message without a ticket may use a caller's memory for good
 
     message_passing::TicketBook<Entry> tickets_;
-    std::vector<MPI_Request> requests_;    ///< requests that are not over
-    std::vector<Ticket> request_tickets_;  ///< tickets of these requests
-    std::vector<int> finished_;            ///< scratch
+    List<MPI_Request> requests_;    ///< requests that are not over
+    List<Ticket> request_tickets_;  ///< tickets of these requests
+    List<int> finished_;            ///< scratch
 };
 
 }  // namespace gradsync::inline v0_2::detail

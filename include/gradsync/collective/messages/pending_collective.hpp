@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -18,6 +17,8 @@ namespace gradsync::inline v0_2::message_passing {
 
 using collective::Call;
 using collective::Operation;
+using gradsync::detail::larger;
+using gradsync::detail::smaller;
 
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
@@ -39,7 +40,7 @@ public:
           ranks_(route.size()),
           rank_(route.rank),
           few_owners_(few_owners),
-          first_(std::min(sizeof(Call) + room, std::max(sizeof(Call), route.transport.quick_bytes()))),
+          first_(smaller(sizeof(Call) + room, larger(sizeof(Call), route.transport.quick_bytes()))),
           place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
           hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket),
@@ -55,10 +56,10 @@ public:
         const std::size_t width = size_of(call.dtype);
         // Only the root of a scatter or gather knows its size.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
-        if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : std::max(call.in_count, call.out_count);
+        if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : larger(call.in_count, call.out_count);
         owners_ = ranks_;
         if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
-            owners_ = static_cast<int>(std::clamp<std::size_t>(whole_ * width / min_share, 1, static_cast<std::size_t>(ranks_)));
+            owners_ = static_cast<int>(smaller(larger<std::size_t>(whole_ * width / min_share, 1), calls_.size()));
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
         const std::size_t brought = brought_by(rank_);
         const bool has_rest = sizeof(Call) + brought > first_;
@@ -77,11 +78,11 @@ public:
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
         // The elements of a rank with scale 0 are not read; zeroes are sent instead, which no rank uses.
-        const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? std::min(brought, call.in_count * width) : 0;
+        const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? smaller(brought, call.in_count * width) : 0;
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
         if (read == 0 && brought != 0) std::memset(own + sizeof(Call), 0, brought);
-        if (!is_hub()) send_hellos([&](int) { return brought; });
+        if (!is_hub()) send_hellos(brought);
         sent_ = true;
     }
 
@@ -123,7 +124,7 @@ public:
 
     /// For a collective that is not small and was accepted: the hub tells the ranks that wait for it.
     void answer() {
-        if (is_hub()) send_hellos([](int) { return std::size_t{0}; });
+        if (is_hub()) send_hellos(0);
     }
 
     /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
@@ -139,7 +140,7 @@ public:
             if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
         complete_ = true;  // first: sending may throw, and this must not be done twice
-        if (is_hub()) send_hellos([&](int r) { return result_bytes(r); });
+        if (is_hub()) send_hellos(0, true);
     }
 
     bool complete() const noexcept { return complete_; }
@@ -212,17 +213,16 @@ private:
     bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
     bool is_hub() const noexcept { return by_way_of_one_ && rank_ == 0; }
 
-    /// `bytes(r)`: bytes that follow the call in the message to rank r.
-    template <class Bytes>
-    void send_hellos(Bytes&& bytes) {
+    /// `bytes` bytes follow the call, or each rank's results.
+    void send_hellos(std::size_t bytes, bool results = false) {
         const std::byte* const own = hello_of(rank_);
         const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
         for (int k = 1; k < ranks_; ++k) {  // each begins with another rank, so that no rank hears all at once
             const int r = (rank_ + k) % ranks_;
             if (!talks_to(r)) continue;
-            const std::size_t all = sizeof(Call) + bytes(r);
+            const std::size_t all = sizeof(Call) + (results ? result_bytes(r) : bytes);
             const int stream = is_hub() ? Route::answers : Route::hellos;
-            hellos_out_[index(r)] = route_.send(r, stream, own, std::min(all, first_));
+            hellos_out_[index(r)] = route_.send(r, stream, own, smaller(all, first_));
             if (all <= first_) continue;
             const bool in_parts = route_.transport.in_parts(all - first_);
             has_to_leave_ = has_to_leave_ || from_in_ || !in_parts;

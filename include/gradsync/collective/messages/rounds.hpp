@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <vector>
-
 #include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
@@ -111,7 +109,9 @@ private:
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     static bool none(const Tickets& tickets) noexcept {
-        return std::all_of(tickets.begin(), tickets.end(), [](Transport::Ticket ticket) { return ticket == Transport::no_ticket; });
+        for (const Transport::Ticket ticket : tickets)
+            if (ticket != Transport::no_ticket) return false;
+        return true;
     }
     std::size_t bytes(ElementRange range) const noexcept { return range.size() * size_of(pending_->call().dtype); }
 
@@ -119,8 +119,8 @@ private:
     ElementRange part(int owner) const noexcept {
         const ElementRange share = pending_->shard(owner);
         const std::size_t piece = piece_bytes_ / size_of(pending_->call().dtype);
-        const std::size_t first = std::min(share.first + piece_ * piece, share.last);
-        return {first, std::min(first + piece, share.last)};
+        const std::size_t first = smaller(share.first + piece_ * piece, share.last);
+        return {first, smaller(first + piece, share.last)};
     }
 
     /// Room for a piece from or to `rank`.
@@ -214,9 +214,9 @@ private:
 class Rounds {
 public:
     /// The references must outlive this.
-    Rounds(const Route& route, collective::Combiner& combiner) : piece_bytes_(piece_bytes(route.transport_ranks.size())) {
-        for (std::size_t i = 0; i < most; ++i) rounds_.emplace_back(route, piece_bytes_, combiner);
-    }
+    Rounds(const Route& route, collective::Combiner& combiner)
+        : piece_bytes_(piece_bytes(route.transport_ranks.size())),
+          rounds_{{route, piece_bytes_, combiner}, {route, piece_bytes_, combiner}, {route, piece_bytes_, combiner}} {}
 
     /// Does this collective need no rounds?
     bool none_for(const PendingCollective& pending) const noexcept { return Round::count(pending, piece_bytes_) == 0; }
@@ -252,7 +252,7 @@ public:
     Round::Debt debt(const PendingCollective& pending, int rank) const noexcept {
         auto worst = Round::Debt::none;
         for (std::uint64_t i = closed_; i < opened_; ++i)
-            if (const Round& round = rounds_[i % most]; &round.pending() == &pending) worst = std::max(worst, round.debt(rank));
+            if (const Round& round = rounds_[i % most]; &round.pending() == &pending) worst = larger(worst, round.debt(rank));
         return worst;
     }
 
@@ -262,8 +262,6 @@ public:
         for (std::uint64_t i = closed_; i < opened_; ++i) all &= at(i).give_up();
         return all;
     }
-    /// Moves the rounds out, with the memory that messages are written into.
-    std::vector<Round> take() noexcept { return std::move(rounds_); }
 
 private:
     /// One is sent, one combined, one received. More rounds would push the pieces out of the cache.
@@ -280,7 +278,7 @@ private:
     Round& at(std::uint64_t i) noexcept { return rounds_[i % most]; }
 
     const std::size_t piece_bytes_;
-    std::vector<Round> rounds_;
+    Round rounds_[most];
     std::uint64_t opened_ = 0, closed_ = 0;
     std::size_t next_piece_ = 0;  ///< next piece of the collective that is being opened
 };

@@ -3,7 +3,6 @@
 
 #include <sys/uio.h>
 
-#include <deque>
 #include <memory>
 #include <stdexcept>
 
@@ -13,6 +12,7 @@
 #include "../../core/clock.hpp"
 #include "../../core/error.hpp"
 #include "../../core/list.hpp"
+#include "../../core/math.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -41,10 +41,11 @@ public:
         Peer& peer = peers_[at(rank)];
         const Ticket ticket = tickets_.add({.done = peer.lost});
         if (peer.lost) return ticket;
+        const bool first = peer.outgoing.empty();
         peer.outgoing.push_back({.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
                                  .data = static_cast<std::byte*>(const_cast<void*>(data)),
                                  .ticket = ticket});
-        if (peer.outgoing.size() == 1) push(peer);
+        if (first) push(peer);
         return ticket;
     }
 
@@ -87,20 +88,17 @@ public:
     }
 
     /// Messages that are half sent or half received go on in memory of their own.
-    bool give_up(Ticket ticket) noexcept override {
+    [[gnu::cold]] bool give_up(Ticket ticket) noexcept override {
         if (tickets_[ticket].done) return finish(ticket);
         tickets_[ticket].done = true;
         for (Peer& peer : peers_) {
-            for (std::size_t i = 0; i < peer.outgoing.size(); ++i) {
-                if (peer.outgoing[i].ticket != ticket) continue;
-                if (peer.outgoing[i].moved != 0) peer.outgoing[i].detach();
-                else peer.outgoing.erase(peer.outgoing.begin() + static_cast<std::ptrdiff_t>(i));
-                break;
-            }
+            for (Moving& outgoing : peer.outgoing)
+                if (outgoing.ticket == ticket && outgoing.moved != 0) outgoing.detach();
+            peer.outgoing.erase(ticket);
             if (peer.incoming.ticket == ticket) peer.incoming.detach();
-            for (Inbox& inbox : peer.inboxes) std::erase_if(inbox.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
+            for (Inbox& inbox : peer.inboxes) inbox.posted.erase(ticket);
         }
-        std::erase_if(control_.posted, [&](const Posted& posted) { return posted.ticket == ticket; });
+        control_.posted.erase(ticket);
         return finish(ticket);
     }
 
@@ -112,6 +110,30 @@ private:
     struct Entry {
         bool done = false;
     };
+    /// First in, first out. Keeps its memory.
+    template <class T>
+    class Queue {
+    public:
+        bool empty() const noexcept { return first_ == all_.size(); }
+        T& front() noexcept { return all_[first_]; }
+        T* begin() noexcept { return all_.begin() + first_; }
+        T* end() noexcept { return all_.end(); }
+        void push_back(T element) { all_.push_back(std::move(element)); }
+        void pop_front() {
+            if (2 * ++first_ < all_.size()) return;
+            std::size_t kept = 0;
+            while (!empty()) all_[kept++] = std::move(all_[first_++]);
+            all_.resize(kept);
+            first_ = 0;
+        }
+        void erase(Ticket ticket) {
+            all_.erase_if([&, i = std::size_t{0}](const T& element) mutable { return i++ >= first_ && element.ticket == ticket; });
+        }
+
+    private:
+        List<T> all_;
+        std::size_t first_ = 0;  ///< those before have left
+    };
     /// A message on its way, from or to `data`.
     struct Moving {
         Header header = {};
@@ -122,7 +144,7 @@ private:
 
         std::size_t all() const noexcept { return sizeof(Header) + header.bytes; }
         /// Goes on in memory of its own.
-        void detach() {
+        [[gnu::cold]] void detach() {
             own = List<std::byte>(std::span<const std::byte>(data, header.bytes));
             data = own.data();
             ticket = no_ticket;
@@ -139,13 +161,13 @@ private:
     };
     /// The receives that have begun, or the messages that came before their receives: one of the two is empty.
     struct Inbox {
-        std::deque<Posted> posted;
-        std::deque<List<std::byte>> kept;
+        Queue<Posted> posted;
+        Queue<List<std::byte>> kept;
     };
     struct Peer {
         net::Socket socket;
         bool lost = false;
-        std::deque<Moving> outgoing;
+        Queue<Moving> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
         bool takes_all = false;  ///< patience has ended: nothing is held up until everything that has arrived by then is read
@@ -196,7 +218,7 @@ private:
         while (!peer.outgoing.empty()) {
             Moving& front = peer.outgoing.front();
             constexpr std::size_t header = sizeof(Header);
-            const std::size_t of_header = std::min(front.moved, header), of_data = front.moved - of_header;
+            const std::size_t of_header = gradsync::detail::smaller(front.moved, header), of_data = front.moved - of_header;
             iovec parts[] = {{reinterpret_cast<std::byte*>(&front.header) + of_header, header - of_header},
                              {front.data + of_data, front.header.bytes - of_data}};
             msghdr message{};
@@ -218,7 +240,7 @@ private:
     /// The rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
         for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
-        peer.outgoing.clear();
+        peer.outgoing = {};
     }
 
     void pull(int rank) {
@@ -299,16 +321,15 @@ private:
 
 /// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
 /// the same Error, which names the two ranks.
-template <Rendezvous R>
-std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nanoseconds timeout) {
-    const std::chrono::nanoseconds limit = std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
+[[gnu::cold]] inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
+    const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     List<net::Socket> sockets(at(size));
     if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
 
     const net::Reception reception = net::Reception::open();
-    const std::vector<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
+    const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
     List<int> below, above;
     for (int r = 0; r < size; ++r)
         if (r != rank) (r < rank ? below : above).push_back(r);
@@ -319,14 +340,14 @@ std::unique_ptr<TcpTransport> make_tcp_transport(R& rendezvous, std::chrono::nan
     std::int32_t apart = -1;
     for (int r = size; r-- > 0;)
         if (r != rank && !sockets[at(r)]) apart = r;
-    const std::vector<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
+    const List<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
     for (int r = 0; r < size; ++r)
         if (const int other = all[at(r)]; other >= 0)
-            gradsync::detail::raise(
-                Errc::peer_failed,
-                text("ranks ", std::min(other, r), " and ", std::max(other, r), " cannot reach one another over TCP within ",
-                     bootstrap::format_duration(limit), "; look at the firewall and the network between their machines"),
-                {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
+            gradsync::detail::raise(Errc::peer_failed,
+                                    text("ranks ", gradsync::detail::smaller(other, r), " and ", gradsync::detail::larger(other, r),
+                                         " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
+                                         "; look at the firewall and the network between their machines"),
+                                    {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
     return std::make_unique<TcpTransport>(std::move(sockets), rank);
 }
 

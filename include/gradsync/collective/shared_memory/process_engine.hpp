@@ -32,8 +32,8 @@ public:
 
     /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a region number of the world for the
     /// staging area, the same on all ranks.
-    ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, List<int> world_ranks, int rank,
-                  std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
+    [[gnu::cold]] ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, List<int> world_ranks, int rank,
+                                std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           regions_(std::move(regions)),
@@ -47,7 +47,7 @@ public:
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
         world_->hooks().enlist(*this);
     }
-    ~ProcessEngine() override {
+    [[gnu::cold]] ~ProcessEngine() override {
         world_->hooks().dismiss(*this);
         regions_->remove(staging_region_);
     }
@@ -143,7 +143,7 @@ public:
 
     /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
     /// on which collectives are slower. Collective.
-    collective::Memory allocate(std::size_t bytes) override {
+    [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
         const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;
@@ -168,7 +168,7 @@ public:
     }
 
     /// The first member of each group makes its memory; all ranks of this communicator exchange the handles.
-    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         const std::size_t room = bytes(group.members.size());
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0)
@@ -182,7 +182,7 @@ public:
 
 private:
     /// A segment of `bytes` bytes that rank `creator` makes, and the number that its region has everywhere. Collective.
-    SharedSegment share(int creator, std::size_t bytes) {
+    [[gnu::cold]] SharedSegment share(int creator, std::size_t bytes) {
         const bool creates = rank() == creator;
         return SharedSegment::share([this](const auto& own) { return exchange(own); }, rank(), creator,
                                     [&] { return Segment::create(bytes); }, creates ? world_->next_region() : 0);

@@ -37,7 +37,7 @@ public:
     Segment() = default;
 
     /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough.
-    static Segment create(std::size_t bytes) {
+    [[gnu::cold]] static Segment create(std::size_t bytes) {
         Segment segment;
         segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC));
         const int descriptor = segment.descriptor_.get();
@@ -52,7 +52,7 @@ public:
 
     /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another process namespace,
     /// another user.
-    static Segment open(const IpcHandle& handle) {
+    [[gnu::cold]] static Segment open(const IpcHandle& handle) {
         const std::string path = text("/proc/", handle.process, "/fd/", handle.descriptor);
         const Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
         if (!descriptor) refuse("cannot open the shared memory " + path);
@@ -86,7 +86,7 @@ private:
     }
 
     /// Returns the mapping, which begins before the data.
-    void* map(int descriptor, std::size_t bytes) {
+    [[gnu::cold]] void* map(int descriptor, std::size_t bytes) {
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
         void* address = nullptr;
         if (offset == huge_page) {
@@ -134,7 +134,7 @@ struct SharedSegment {
     /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the values
     /// of all ranks, of which several may create; the creators keep theirs until all have opened them. Collective.
     template <class Exchange, class Make>
-    static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0) {
+    [[gnu::cold]] static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0) {
         struct Offer {
             Segment::IpcHandle handle;
             std::uint64_t number;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-
 #include "../../core/dtype.hpp"
+#include "../../core/math.hpp"
 #include "../../core/shard_range.hpp"
 #include "../call.hpp"
 
@@ -40,11 +39,11 @@ public:
     Piece take() noexcept {
         Piece piece;
         if (!has_owners()) {
-            piece.range = {first_, std::min(first_ + most_, whole_)};
+            piece.range = {first_, gradsync::detail::smaller(first_ + most_, whole_)};
         } else {
             const ElementRange shard = shard_range(whole_, size_, owner_);
-            const std::size_t first = std::max(first_, shard.first);
-            piece = {{first, std::min(first + most_, shard.last)}, owner_};
+            const std::size_t first = gradsync::detail::larger(first_, shard.first);
+            piece = {{first, gradsync::detail::smaller(first + most_, shard.last)}, owner_};
         }
         first_ = piece.range.last;
         all_taken_ = first_ == whole_;
@@ -78,7 +77,7 @@ private:
     /// The part of the piece that is in this rank's shard; its buffer holds the shard only.
     Share own_part(const Piece& piece) const noexcept {
         const ElementRange all = piece.range, own = shard_range(whole_, size_, rank_);
-        const ElementRange common{std::max(all.first, own.first), std::min(all.last, own.last)};
+        const ElementRange common{gradsync::detail::larger(all.first, own.first), gradsync::detail::smaller(all.last, own.last)};
         return {common.first < common.last ? common : ElementRange{}, own.first};
     }
 

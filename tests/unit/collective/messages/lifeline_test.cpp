@@ -31,7 +31,7 @@ bool soon(F&& condition) {
 
 struct Ring {
     std::vector<std::unique_ptr<Lifeline>> lifelines;
-    std::vector<Lifeline::Address> addresses;
+    gradsync::List<Lifeline::Address> addresses;
 
     explicit Ring(int size) {
         for (int r = 0; r < size; ++r) addresses.push_back(lifelines.emplace_back(std::make_unique<Lifeline>())->listen());
