@@ -21,15 +21,16 @@ public:
     /// `size` elements that are T().
     explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
     List(std::size_t size, const T& value) : List(size) { fill(value); }
-    List(std::initializer_list<T> elements) : List(std::span(elements.begin(), elements.size())) {}
-    explicit List(std::span<const T> elements) : List(elements.size()) {
-        for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
+    List(std::initializer_list<T> elements) : List(elements.size()) { copy(elements.begin()); }
+    template <class U>  // deduced, so that no other construction asks whether its argument converts to a span, which takes 10 ms
+    explicit List(std::span<U> elements) : List(elements.size()) {
+        copy(elements.data());
     }
-    List(const List& other) : List(std::span(other)) {}
+    List(const List& other) : List(other.size_) { copy(other.data_); }
     List(List&& other) noexcept { swap(other); }
     List& operator=(const List& other) {
         resize(other.size_);  // no allocation if there is room
-        for (std::size_t i = 0; i < size_; ++i) data_[i] = other.data_[i];
+        copy(other.data_);
         return *this;
     }
     List& operator=(List&& other) noexcept {
@@ -91,6 +92,9 @@ public:
     }
 
 private:
+    void copy(const T* elements) {
+        for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
+    }
     void swap(List& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
