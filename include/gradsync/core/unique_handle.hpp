@@ -30,4 +30,25 @@ private:
     Handle handle_ = none;
 };
 
+/// Owns an object of this library that is shared with nobody: a std::unique_ptr with only the functions that are used. That one compiles
+/// fifty functions for each type.
+template <class T>
+class Owner {
+public:
+    Owner() = default;
+    explicit Owner(T* object) noexcept : object_(object) {}
+    Owner(Owner&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+    Owner& operator=(Owner other) noexcept {
+        std::swap(object_, other.object_);
+        return *this;
+    }
+    ~Owner() { delete object_; }
+
+    T* operator->() const noexcept { return object_; }
+    T& operator*() const noexcept { return *object_; }
+
+private:
+    T* object_ = nullptr;
+};
+
 }  // namespace gradsync::inline v0_2

@@ -111,7 +111,7 @@ public:
 
     /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
     Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
-         std::unique_ptr<AnyExchange<B>> exchange)
+         Owner<AnyExchange<B>> exchange)
         : backend_(backend),
           number_(next_owner(backend_)),
           options_(options),
@@ -311,7 +311,7 @@ private:
     const ReducerOptions& options_;
     GradientBuckets<B>& gradients_;
     const Readiness& readiness_;
-    std::unique_ptr<AnyExchange<B>> exchange_;
+    Owner<AnyExchange<B>> exchange_;
     const bool single_rank_;  ///< kept here, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_;
