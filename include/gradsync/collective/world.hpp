@@ -76,7 +76,7 @@ public:
     /// rank, if there is one; null if its communicators need none.
     World(int ranks, std::shared_ptr<State> state, bool more_elsewhere = false, std::shared_ptr<ProgressHooks> hooks = nullptr) noexcept
         : wait_queue(state->wait_queue),
-          cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
+          cores(gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)))),
           cores_are_shared(ranks > cores),
           spans_machines(more_elsewhere),
           state_(std::move(state)),
@@ -91,7 +91,7 @@ public:
         if (!state_->failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
             // Writing takes no time, unless its process died meanwhile: then this failure counts.
             const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-            while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+            while (!failed() && std::chrono::steady_clock::now() < deadline) ::sched_yield();
             if (failed()) return;
         }
         state_->code = static_cast<std::int32_t>(failure.code);

@@ -91,7 +91,7 @@ public:
     void catch_up() noexcept {
         while (board_->done(own_.load(std::memory_order_acquire))) {
             work(Mode::poll);
-            std::this_thread::yield();
+            ::sched_yield();
         }
     }
 
@@ -160,7 +160,7 @@ public:
 
 private:
     void lock() noexcept {
-        while (locked_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+        while (locked_.exchange(true, std::memory_order_acquire)) ::sched_yield();
     }
     void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
@@ -338,7 +338,7 @@ private:
         for (int r = 0; r < board_->size(); ++r)
             while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
                    Clock::now() < deadline)
-                std::this_thread::yield();
+                ::sched_yield();
     }
 
     const Space space_;
