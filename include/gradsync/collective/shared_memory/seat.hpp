@@ -41,7 +41,7 @@ struct OneAddressSpace {
 template <AddressSpace Space>
 class Seat : public collective::Member {
 public:
-    Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
+    Seat(Shared<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
         : Member(board->world_ranks(), rank, timeout),
           space_(std::move(space)),
           board_(std::move(board)),
@@ -342,7 +342,7 @@ private:
     }
 
     const Space space_;
-    std::shared_ptr<Board> board_;
+    Shared<Board> board_;
     const int rank_;
     const BoardFailureDetector detector_;
 
