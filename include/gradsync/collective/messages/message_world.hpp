@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "../../core/clock.hpp"

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <concepts>
+#include <optional>
 
 #include "../../core/clock.hpp"
 #include "../../core/list.hpp"
