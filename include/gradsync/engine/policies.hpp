@@ -33,8 +33,8 @@ public:
 
     /// Makes room for a plan; drops what was started. `adopt_plan` follows if the traits ask for it.
     virtual void resize(std::size_t buckets) = 0;
-    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, std::span<const ParameterInfo> infos,
-                            std::span<const ParameterView> parameters) = 0;
+    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                            ListView<const ParameterView> parameters) = 0;
 
     virtual void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) = 0;
     /// See BackendAbilities::poll.
@@ -64,8 +64,8 @@ public:
     }
     void resize(std::size_t buckets) override { works_ = List<typename X::template WorkType<B>>(buckets); }
     void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const BucketLayout& layout, [[maybe_unused]] const BucketPlan& plan,
-                    [[maybe_unused]] std::span<const ParameterInfo> infos,
-                    [[maybe_unused]] std::span<const ParameterView> parameters) override {
+                    [[maybe_unused]] ListView<const ParameterInfo> infos,
+                    [[maybe_unused]] ListView<const ParameterView> parameters) override {
         if constexpr (X::traits.adopts_plan) {
             List<BucketContents> contents;
             for (std::size_t b = 0; b < plan.size(); ++b) {

@@ -248,7 +248,7 @@ public:
         land(b);
     }
     /// Ends the step and returns its statistics. `buckets`: by bucket, filled here.
-    StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
+    StepStatistics take_statistics(ListView<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
         if (!is_single_rank()) {
