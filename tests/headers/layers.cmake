@@ -6,7 +6,7 @@
 # kernel lie below both: a view of elements brings the loops over their type.
 set(layers
     "kernel/isa.hpp"
-    "core/(dtype|error|reduce_op|storage_floats|text).hpp"
+    "core/(dtype|error|list|reduce_op|storage_floats|text).hpp"
     "kernel/(convert|kernels|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"

@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <cstddef>
-#include <span>
 
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/reduce_op.hpp"
 
 namespace gradsync::inline v0_2::kernel {
@@ -19,9 +19,9 @@ namespace gradsync::inline v0_2::kernel {
 /// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and their
 /// order.
 struct Reduction {
-    std::span<const void* const> inputs;
-    std::span<const double> scales;
-    std::span<void* const> outputs;
+    ListView<const void* const> inputs;
+    ListView<const double> scales;
+    ListView<void* const> outputs;
     std::size_t count = 0;
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
