@@ -69,19 +69,19 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
     struct Task {
         const decltype(run_thread)* run = nullptr;
         std::size_t rank = 0;
+        Thread thread = {};
         void operator()() const { (*run)(rank); }
     };
 
     List<Task> tasks(handles.size());
-    List<Thread> threads(handles.size());
     std::size_t started = 0;
     const auto join = [&] {
-        for (std::size_t r = 0; r < started; ++r) threads[r].join();
+        for (std::size_t r = 0; r < started; ++r) tasks[r].thread.join();
     };
     try {
         for (; started < handles.size(); ++started) {
             tasks[started] = {&run_thread, started};
-            threads[started] = Thread(tasks[started]);
+            tasks[started].thread.start(tasks[started]);
         }
     } catch (...) {  // no thread can be started: release those that run
         Backend(handles.back()).fail("its thread could not be started");

@@ -4,17 +4,15 @@
 #include <pthread.h>
 
 #include <system_error>
-#include <utility>
 
 namespace gradsync::inline v0_2::detail {
 
 /// A thread that is joined before it is destroyed. In place of std::thread, which compiles fifty functions for each function that it runs.
 class Thread {
 public:
-    Thread() = default;
     /// Runs `f()`, which lives until `join()` has returned. Throws std::system_error if the system has no more threads.
     template <class F>
-    explicit Thread(F& f) {
+    void start(F& f) {
         const auto run = [](void* own) -> void* {
             (*static_cast<F*>(own))();
             return nullptr;
@@ -22,13 +20,6 @@ public:
         if (const int error = ::pthread_create(&thread_, nullptr, run, &f)) throw std::system_error(error, std::generic_category());
         joinable_ = true;
     }
-    Thread(Thread&& other) noexcept : thread_(other.thread_), joinable_(std::exchange(other.joinable_, false)) {}
-    Thread& operator=(Thread&& other) noexcept {
-        thread_ = other.thread_;
-        joinable_ = std::exchange(other.joinable_, false);
-        return *this;
-    }
-
     bool joinable() const noexcept { return joinable_; }
     void join() noexcept {
         ::pthread_join(thread_, nullptr);

@@ -262,7 +262,8 @@ private:
         used.back() = this->skips_.exchange(false, std::memory_order_relaxed) && step_.has_batch();
         const bool finds_unused = options_.unused == UnusedParameters::find_unused && backend_.size() > 1;
         if (finds_unused || options_.non_finite == NonFinite::skip)
-            agreement_ = host_of(backend_).all_reduce(finds_unused ? BufferView(used.data(), used.size()) : BufferView(&used.back(), 1), ReduceOp::max);
+            agreement_ = host_of(backend_).all_reduce(finds_unused ? BufferView(used.data(), used.size()) : BufferView(&used.back(), 1),
+                                                      ReduceOp::max);
         closed_ = true;
     }
 

@@ -148,7 +148,7 @@ public:
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
     bool is_single_rank() const noexcept { return single_rank_; }
-    AnyExchange<B>& exchange() noexcept { return *exchange_; }
+    AnyExchange<B>& exchange() noexcept { return *exchange_.get(); }
 
     // ------------------------------------------------------------------------------------------------- for any thread
 

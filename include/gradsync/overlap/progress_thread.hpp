@@ -29,7 +29,7 @@ public:
     /// `engine` must live until `stop()` has returned.
     void start(BucketEngine& engine) {
         engine_ = &engine;
-        thread_ = Thread(*this);
+        thread_.start(*this);
     }
     /// What the thread runs.
     void operator()() {

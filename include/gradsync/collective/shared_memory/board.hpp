@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../../core/clock.hpp"
-#include "../member.hpp"
 #include "../failures.hpp"
+#include "../member.hpp"
 #include "../world.hpp"
 #include "chunks.hpp"
 
