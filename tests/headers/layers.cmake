@@ -7,7 +7,7 @@
 # it: compiled_*.hpp, and the definitions that are left out then.
 set(layers
     "kernel/isa.hpp"
-    "core/(dtype|error|reduce_op|storage_floats|text).hpp"
+    "core/(dtype|error|list|reduce_op|storage_floats|sum_tree|text).hpp"
     "kernel/(convert|kernels|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"

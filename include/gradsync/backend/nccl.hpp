@@ -26,7 +26,7 @@ namespace detail {
 class [[nodiscard]] NcclGroup {
 public:
     NcclGroup() = default;
-    explicit NcclGroup(std::shared_ptr<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
+    explicit NcclGroup(Shared<NcclEngine> engine) noexcept : engine_(std::move(engine)) { engine_->open_group(); }
     NcclGroup(NcclGroup&&) noexcept = default;
     NcclGroup& operator=(NcclGroup other) noexcept {  // `other` then launches the group that this was
         engine_.swap(other.engine_);
@@ -38,7 +38,7 @@ public:
     }
 
 private:
-    std::shared_ptr<NcclEngine> engine_;
+    Shared<NcclEngine> engine_;
     int exceptions_ = std::uncaught_exceptions();  ///< propagating when it was made
 };
 

@@ -5,13 +5,13 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../core/error.hpp"
 #include "../core/list.hpp"
+#include "../core/thread.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -66,14 +66,23 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
         const auto run = [&] { run_rank(r); };
         around(r, run);
     };
+    struct Task {
+        const decltype(run_thread)* run = nullptr;
+        std::size_t rank = 0;
+        Thread thread = {};
+        void operator()() const { (*run)(rank); }
+    };
 
-    List<std::thread> threads(handles.size());
+    List<Task> tasks(handles.size());
     std::size_t started = 0;
     const auto join = [&] {
-        for (std::size_t r = 0; r < started; ++r) threads[r].join();
+        for (std::size_t r = 0; r < started; ++r) tasks[r].thread.join();
     };
     try {
-        for (; started < handles.size(); ++started) threads[started] = std::thread([&run_thread, r = started] { run_thread(r); });
+        for (; started < handles.size(); ++started) {
+            tasks[started] = {&run_thread, started};
+            tasks[started].thread.start(tasks[started]);
+        }
     } catch (...) {  // no thread can be started: release those that run
         Backend(handles.back()).fail("its thread could not be started");
         const auto nothing = [] {};

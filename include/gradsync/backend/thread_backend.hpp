@@ -15,6 +15,7 @@ namespace gradsync::inline v0_2 {
 namespace detail {
 
 using ThreadSeat = shared_memory::Seat<shared_memory::OneAddressSpace>;
+using SharedBoard = Shared<shared_memory::Board>;
 
 /// The world of ranks that are threads. Members of a new group find one another here.
 class ThreadWorld : public collective::World {
@@ -22,11 +23,11 @@ public:
     // Templates without arguments: code is generated only where they are called, not wherever this header is included.
 
     template <class = void>
-    explicit ThreadWorld(int ranks) : World(ranks, std::make_shared<State>()) {}
+    explicit ThreadWorld(int ranks) : World(ranks, Shared<State>::make()) {}
 
     /// Returns the board that the members of a group share.
     template <class = void>
-    static std::shared_ptr<shared_memory::Board> meet(const ThreadSeat& parent, const collective::Group& group) {
+    static SharedBoard meet(const ThreadSeat& parent, const collective::Group& group) {
         auto& world = static_cast<ThreadWorld&>(parent.world());
         std::lock_guard lock(world.mutex_);
         return world.meetings_.meet(&parent.board(), group,
@@ -34,16 +35,15 @@ public:
     }
 
     template <class = void>
-    static std::shared_ptr<shared_memory::Board> board(std::shared_ptr<World> world, List<int> world_ranks) {
-        auto memory = std::make_shared<kernel::HostBuffer>(shared_memory::Board::bytes(world_ranks.size()));
-        auto* const bytes = static_cast<std::byte*>(memory->data());
-        return std::make_shared<shared_memory::Board>(std::move(world), std::make_shared<const List<int>>(std::move(world_ranks)),
-                                                      std::shared_ptr<std::byte>(std::move(memory), bytes));
+    static SharedBoard board(Shared<World> world, List<int> world_ranks) {
+        const auto memory = Shared<kernel::HostBuffer>::make(shared_memory::Board::bytes(world_ranks.size()));
+        return SharedBoard::make(std::move(world), collective::Member::WorldRanks::make(std::move(world_ranks)),
+                                 Shared<std::byte>(memory, static_cast<std::byte*>(memory->data())));
     }
 
 private:
     std::mutex mutex_;
-    collective::Meetings<shared_memory::Board> meetings_;
+    collective::Meetings<SharedBoard> meetings_;
 };
 
 }  // namespace detail
@@ -71,7 +71,7 @@ public:
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
         if (size < 1) detail::raise(Errc::invalid_argument, detail::text("a ThreadBackend needs at least 1 rank, not ", size));
         const auto board =
-            detail::ThreadWorld::board(std::make_shared<detail::ThreadWorld>(size), collective::Group::of_all(size, 0).members);
+            detail::ThreadWorld::board(detail::Shared<detail::ThreadWorld>::make(size), collective::Group::of_all(size, 0).members);
         std::vector<ThreadBackend> handles;
         for (int r = 0; r < size; ++r) handles.push_back(ThreadBackend(board, r, timeout));
         return handles;
@@ -90,8 +90,8 @@ private:
     friend EngineCollectives;
 
     template <class = void>
-    ThreadBackend(std::shared_ptr<shared_memory::Board> board, int rank, std::chrono::nanoseconds timeout)
-        : EngineCollectives(std::make_shared<detail::ThreadSeat>(std::move(board), rank, timeout)) {}
+    ThreadBackend(detail::SharedBoard board, int rank, std::chrono::nanoseconds timeout)
+        : EngineCollectives(detail::Shared<detail::ThreadSeat>::make(std::move(board), rank, timeout)) {}
 
     template <class = void>
     ThreadBackend join(const collective::Group& group) const {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <concepts>
-#include <memory>
 #include <utility>
 
 #include "../core/bucket_plan.hpp"
+#include "../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -16,7 +16,7 @@ class AnyBuckets {
 public:
     template <class P>
         requires(!std::same_as<P, AnyBuckets> && BucketPolicy<P>)
-    AnyBuckets(P policy) : policy_(std::make_unique<Model<P>>(std::move(policy))) {}  // NOLINT: converts, as std::function does
+    AnyBuckets(P policy) : policy_(new Model<P>(std::move(policy))) {}  // NOLINT: converts, as std::function does
 
     AnyBuckets(const AnyBuckets& other) : policy_(other.policy_->copy()) {}
     AnyBuckets(AnyBuckets&&) noexcept = default;
@@ -36,7 +36,7 @@ public:
 private:
     struct Interface {
         virtual ~Interface() = default;
-        virtual std::unique_ptr<Interface> copy() const = 0;
+        virtual Interface* copy() const = 0;
         virtual BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const = 0;
         virtual std::string describe() const = 0;
         virtual bool plans_by_times() const noexcept = 0;
@@ -46,7 +46,7 @@ private:
     template <class P>
     struct Model final : Interface {
         explicit Model(P own) : policy(std::move(own)) {}
-        std::unique_ptr<Interface> copy() const override { return std::make_unique<Model>(policy); }
+        Interface* copy() const override { return new Model(policy); }
         BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const override {
             return policy.plan(parameters, order);
         }
@@ -58,7 +58,7 @@ private:
         P policy;
     };
 
-    std::unique_ptr<Interface> policy_;
+    Owner<Interface> policy_;
 };
 
 static_assert(BucketPolicy<AnyBuckets>);

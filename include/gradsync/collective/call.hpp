@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "../core/dtype.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
@@ -97,7 +97,7 @@ constexpr bool receives(const Call& call, int rank, int owner) noexcept {
 }
 
 /// Number of elements of the whole buffer, which is split over the ranks.
-inline std::size_t whole_count(std::span<const Call> calls) noexcept {
+inline std::size_t whole_count(ListView<const Call> calls) noexcept {
     const Call& own = calls[0];
     switch (own.operation) {
         case Operation::all_gather: return own.out_count;
@@ -109,7 +109,7 @@ inline std::size_t whole_count(std::span<const Call> calls) noexcept {
 }
 
 /// The first rank whose call does not fit rank 0's, or -1.
-inline int first_misfit(std::span<const Call> calls) noexcept {
+inline int first_misfit(ListView<const Call> calls) noexcept {
     const Call& first = calls[0];
     const int size = static_cast<int>(calls.size());
     for (int r = 1; r < size; ++r) {

@@ -23,7 +23,7 @@ public:
 
     /// `inputs[r]`: the `count` elements of rank r; not read if its scale in a mean is 0.
     template <class = void>  // see isa.hpp
-    void run(std::span<const Call> calls, std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count) {
+    void run(ListView<const Call> calls, ListView<const void* const> inputs, ListView<void* const> outputs, std::size_t count) {
         const Call& call = calls[0];
         const bool mean = call.op == ReduceOp::mean;
         std::size_t used = 0, top = 0, last = 0;

@@ -10,7 +10,7 @@
 #include "../core/shard_range.hpp"
 #include "call.hpp"
 #include "deadline.hpp"
-#include "engine.hpp"
+#include "member.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -19,7 +19,7 @@ template <class Engine>
 class [[nodiscard]] NumberedWork {
 public:
     NumberedWork() = default;
-    NumberedWork(std::shared_ptr<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
+    NumberedWork(Shared<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
     NumberedWork(NumberedWork&&) noexcept = default;
     NumberedWork& operator=(NumberedWork other) noexcept {  // `other` then abandons the collective that this was
         std::swap(engine_, other.engine_);
@@ -66,7 +66,7 @@ public:
     }
 
 private:
-    std::shared_ptr<Engine> engine_;
+    Shared<Engine> engine_;
     std::uint64_t number_ = 0;
     collective::Deadline deadline_;  ///< time limit of repeated tests
 };
@@ -192,9 +192,9 @@ public:
     }
 
 protected:
-    explicit EngineCollectives(std::shared_ptr<Engine> engine) noexcept : engine_(std::move(engine)) {}
+    explicit EngineCollectives(Shared<Engine> engine) noexcept : engine_(std::move(engine)) {}
 
-    std::shared_ptr<Engine> engine_;
+    Shared<Engine> engine_;
 
 private:
     WorkT start(Call call) {

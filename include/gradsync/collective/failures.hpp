@@ -20,8 +20,8 @@ namespace gradsync::inline v0_2::collective {
 }
 
 /// Rank `misfit` of the communicator has started another collective n than the others, see `first_misfit`. `world_ranks`: by rank.
-[[gnu::cold, gnu::noinline]] inline Failure mismatch(std::uint64_t n, std::span<const Call> calls, int misfit,
-                                                     std::span<const int> world_ranks) {
+[[gnu::cold, gnu::noinline]] inline Failure mismatch(std::uint64_t n, ListView<const Call> calls, int misfit,
+                                                     ListView<const int> world_ranks) {
     // The root of a gather or scatter sets its size; rank 0 may be the one that does not fit.
     const int other = misfit == 0 ? calls[0].root : 0;
     const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };

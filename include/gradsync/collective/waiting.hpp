@@ -10,7 +10,6 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
-#include <thread>
 
 #include "../core/clock.hpp"
 
@@ -79,7 +78,7 @@ public:
         }
         const auto now = std::chrono::steady_clock::now();
         if (yielding_since_ == std::chrono::steady_clock::time_point{}) yielding_since_ = now;
-        if (now - yielding_since_ < std::chrono::microseconds(500)) std::this_thread::yield();
+        if (now - yielding_since_ < std::chrono::microseconds(500)) ::sched_yield();
         else wait_queue.nap(awake, nap_);
     }
 

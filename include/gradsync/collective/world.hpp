@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -9,9 +8,12 @@
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
+#include "../core/shared.hpp"
 #include "waiting.hpp"
 
 namespace gradsync::inline v0_2::collective {
+
+using gradsync::detail::Shared;
 
 /// The reason why a world ended. Ranks are world ranks.
 struct Failure {
@@ -74,9 +76,9 @@ public:
 
     /// `ranks`: number of ranks on this machine; `more_elsewhere`: whether there are others. `hooks`: shared with another world of the same
     /// rank, if there is one; null if its communicators need none.
-    World(int ranks, std::shared_ptr<State> state, bool more_elsewhere = false, std::shared_ptr<ProgressHooks> hooks = nullptr) noexcept
+    World(int ranks, Shared<State> state, bool more_elsewhere = false, Shared<ProgressHooks> hooks = {}) noexcept
         : wait_queue(state->wait_queue),
-          cores(gradsync::detail::larger(1, static_cast<int>(std::thread::hardware_concurrency()))),
+          cores(gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)))),
           cores_are_shared(ranks > cores),
           spans_machines(more_elsewhere),
           state_(std::move(state)),
@@ -91,7 +93,7 @@ public:
         if (!state_->failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
             // Writing takes no time, unless its process died meanwhile: then this failure counts.
             const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-            while (!failed() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+            while (!failed() && std::chrono::steady_clock::now() < deadline) ::sched_yield();
             if (failed()) return;
         }
         state_->code = static_cast<std::int32_t>(failure.code);
@@ -113,11 +115,11 @@ public:
     virtual std::uint64_t arrivals() const noexcept { return 0; }
 
     /// The state, for another world that must fail with this one.
-    const std::shared_ptr<State>& shared_state() const noexcept { return state_; }
+    const Shared<State>& shared_state() const noexcept { return state_; }
 
     /// The progress hooks of this rank's communicators, if they need any.
     ProgressHooks& hooks() const noexcept { return *hooks_; }
-    const std::shared_ptr<ProgressHooks>& shared_hooks() const noexcept { return hooks_; }
+    const Shared<ProgressHooks>& shared_hooks() const noexcept { return hooks_; }
     void advance_hooks() const noexcept {
         if (hooks_) hooks_->try_advance();
     }
@@ -130,8 +132,8 @@ public:
 private:
     static constexpr std::uint32_t being_written = 1, written = 2;
 
-    const std::shared_ptr<State> state_;
-    const std::shared_ptr<ProgressHooks> hooks_;
+    const Shared<State> state_;
+    const Shared<ProgressHooks> hooks_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

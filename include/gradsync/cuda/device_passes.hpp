@@ -3,10 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <memory>
 #include <utility>
 #include <vector>
 
+#include "../core/shared.hpp"
 #include "passes.hpp"
 #include "runtime.hpp"
 
@@ -17,7 +17,7 @@ namespace gradsync::inline v0_2::detail {
 template <class Engine>
 class DevicePasses {
 public:
-    explicit DevicePasses(std::shared_ptr<const Engine> engine) : engine_(std::move(engine)) {
+    explicit DevicePasses(Shared<const Engine> engine) : engine_(std::move(engine)) {
         if (!cuda::linked())
             raise(Errc::invalid_argument,
                   "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile "
@@ -76,7 +76,7 @@ private:
         cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
     }
 
-    std::shared_ptr<const Engine> engine_;
+    Shared<const Engine> engine_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

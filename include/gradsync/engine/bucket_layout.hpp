@@ -16,7 +16,7 @@ struct BucketLayout {
     List<std::size_t> counts;   ///< by bucket: its elements
 
     BucketLayout() = default;
-    BucketLayout(const BucketPlan& plan, std::span<const ParameterInfo> infos) : offsets(infos.size()), counts(plan.size()) {
+    BucketLayout(const BucketPlan& plan, ListView<const ParameterInfo> infos) : offsets(infos.size()), counts(plan.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             std::size_t next = 0;
             for (std::size_t i : plan.bucket(b)) {
@@ -38,7 +38,7 @@ struct ShardSlice {
 };
 
 /// The slices that `rank` owns of buckets that are split over `size` ranks, in memory order.
-inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos, int size,
+inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, ListView<const ParameterInfo> infos, int size,
                                      int rank) {
     List<ShardSlice> slices;
     for (std::size_t b = 0; b < plan.size(); ++b) {

@@ -210,7 +210,7 @@ public:
     }
     /// The place of each parameter in its bucket, and the length of buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
-    std::span<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
+    ListView<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }
     /// The stopwatch behind the statistics.
@@ -259,12 +259,13 @@ private:
         if (!step_.has_batch()) settle_all();
         else if (!all_ready()) settle_unready();
         step_.launch_full_buckets(false);
-        const std::span<std::uint8_t> used = readiness_.used();
+        List<std::uint8_t>& used = readiness_.used();
         if (!step_.has_batch()) readiness_.forget_used();
         used.back() = this->skips_.exchange(false, std::memory_order_relaxed) && step_.has_batch();
         const bool finds_unused = options_.unused == UnusedParameters::find_unused && backend_.size() > 1;
         if (finds_unused || options_.non_finite == NonFinite::skip)
-            agreement_ = host_of(backend_).all_reduce(buffer(finds_unused ? used : used.last(1)), ReduceOp::max);
+            agreement_ = host_of(backend_).all_reduce(finds_unused ? BufferView(used.data(), used.size()) : BufferView(&used.back(), 1),
+                                                      ReduceOp::max);
         closed_ = true;
     }
 

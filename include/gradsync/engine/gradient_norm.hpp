@@ -46,7 +46,7 @@ public:
 
     /// For sharded gradients: `slices[r]` are those of rank r, `rank` is this one.
     template <class = void>
-    GradientNorm(std::span<const std::size_t> counts, std::span<const List<ShardSlice>> slices, int rank) : GradientNorm(counts) {
+    GradientNorm(std::span<const std::size_t> counts, ListView<const List<ShardSlice>> slices, int rank) : GradientNorm(counts) {
         // Blocks that are cut have a place each behind the sums.
         split_ = List<std::size_t>(blocks_, whole);
         for (const List<ShardSlice>& ranks_slices : slices)
@@ -126,7 +126,7 @@ private:
 
 /// The norm of gradients that are sharded by bucket.
 inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
-                                   std::span<const ParameterInfo> infos, int size, int rank) {
+                                   ListView<const ParameterInfo> infos, int size, int rank) {
     List<List<ShardSlice>> slices;
     for (int r = 0; r < size; ++r) slices.push_back(shard_slices(plan, layout, infos, size, r));
     return GradientNorm(counts, slices, rank);

@@ -42,7 +42,7 @@ public:
         check_usable("begin_step");
         check_between_steps("begin_step");
         std::int32_t live = has_batch ? 1 : 0;
-        guard([&] { host_of(backend_).all_reduce(buffer(std::span(&live, 1)), ReduceOp::sum).wait(); });
+        guard([&] { host_of(backend_).all_reduce(BufferView(&live, 1), ReduceOp::sum).wait(); });
         set_has_batch(has_batch || live == 0);  // if no rank has a batch, there is no step
         return live > 0;
     }
@@ -173,7 +173,7 @@ public:
     bool between_steps() const noexcept { return readiness_.untouched(); }
     const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
-    std::span<const ParameterView> parameters() const noexcept { return gradients_.parameters(); }
+    ListView<const ParameterView> parameters() const noexcept { return gradients_.parameters(); }
 
 protected:
     /// The engine as the overlap policy sees it. Work in hooks counts as exposed; work in a background thread of the policy does not.
@@ -206,7 +206,7 @@ protected:
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
-    static bool is_tracked(std::span<const ParameterView> parameters, const ReducerOptions& options) noexcept {
+    static bool is_tracked(ListView<const ParameterView> parameters, const ReducerOptions& options) noexcept {
         bool any = false;
         for (const ParameterView& p : parameters) any = any || (p.requires_grad && p.look != nullptr);
         return any && options.gradients == GradientStorage::borrowed;

@@ -4,9 +4,9 @@
 #include <bit>
 
 #include "../core/backend.hpp"
+#include "../core/bucket_plan.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
-#include "../core/parameter.hpp"
 #include "../core/sum_tree.hpp"
 #include "../kernel/passes.hpp"
 #include "options.hpp"
@@ -44,7 +44,7 @@ public:
           sums_(parameters) {}
 
     /// Allocates the places: as many as are taken before the last micro-batch. Collective.
-    void allocate(B& backend, std::span<const ParameterInfo> infos, std::span<const std::size_t> order) {
+    void allocate(B& backend, ListView<const ParameterInfo> infos, std::span<const std::size_t> order) {
         if (!adds_) return;
         std::size_t places = in_tree_ ? 0 : 1;
         for (std::size_t leaves = 1; in_tree_ && leaves < due_; ++leaves) places = larger(places, std::size_t(std::popcount(leaves)));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
-
 #include "../bucket/any_buckets.hpp"
 #include "../core/backend.hpp"
 #include "../core/clock.hpp"
@@ -10,6 +8,7 @@
 #include "../core/list.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
+#include "../core/unique_handle.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
 #include "bucket_layout.hpp"
@@ -34,8 +33,8 @@ public:
 
     /// Makes room for a plan; drops what was started. `adopt_plan` follows if the traits ask for it.
     virtual void resize(std::size_t buckets) = 0;
-    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, std::span<const ParameterInfo> infos,
-                            std::span<const ParameterView> parameters) = 0;
+    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                            ListView<const ParameterView> parameters) = 0;
 
     virtual void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) = 0;
     /// See BackendAbilities::poll.
@@ -65,8 +64,8 @@ public:
     }
     void resize(std::size_t buckets) override { works_ = List<typename X::template WorkType<B>>(buckets); }
     void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const BucketLayout& layout, [[maybe_unused]] const BucketPlan& plan,
-                    [[maybe_unused]] std::span<const ParameterInfo> infos,
-                    [[maybe_unused]] std::span<const ParameterView> parameters) override {
+                    [[maybe_unused]] ListView<const ParameterInfo> infos,
+                    [[maybe_unused]] ListView<const ParameterView> parameters) override {
         if constexpr (X::traits.adopts_plan) {
             List<BucketContents> contents;
             for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -95,7 +94,7 @@ struct Policies {
     AnyBuckets buckets;
     AnyOverlap overlap;
     std::string exchange_name;
-    std::unique_ptr<AnyExchange<B>> exchange;
+    Owner<AnyExchange<B>> exchange;
     bool decoupled = false;  ///< the exchange is the first half of an all-reduce; `finish()` leaves the gathers to be waited for
     bool packs = false;      ///< the exchange wants many gradients per bucket, whatever they cost alone
 };
@@ -103,9 +102,9 @@ struct Policies {
 template <class B, class Buckets, class Overlap, class X>
 Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
     constexpr bool decoupled = gathers_in_forward<Overlap>() && !ExchangeOver<X, B>::traits.scatters;
-    std::unique_ptr<AnyExchange<B>> own = std::make_unique<ExchangeAs<ExchangeOver<X, B>, B>>(std::move(exchange));
+    Owner<AnyExchange<B>> own(new ExchangeAs<ExchangeOver<X, B>, B>(std::move(exchange)));
     std::string name = own->describe();
-    if constexpr (decoupled) own = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
+    if constexpr (decoupled) own = Owner<AnyExchange<B>>(new ExchangeAs<ReduceScatter, B>(ReduceScatter()));
     return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name), std::move(own),
             decoupled,          !std::is_same_v<X, AllReduce>};
 }

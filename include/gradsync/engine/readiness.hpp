@@ -20,8 +20,7 @@ namespace gradsync::inline v0_2::detail {
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
-    Readiness(std::span<const std::uint32_t> uses, const BucketPlan& plan)
-        : uses_(uses), remaining_(uses_.size()), used_(uses_.size() + 1) {
+    Readiness(ListView<const std::uint32_t> uses, const BucketPlan& plan) : uses_(uses), remaining_(uses_.size()), used_(uses_.size() + 1) {
         set_plan(plan);
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
@@ -160,7 +159,7 @@ private:
 
 /// `missing`: indices of the `trainable` parameters whose gradients are not ready.
 [[gnu::cold, gnu::noinline]] inline std::string not_ready(std::span<const std::size_t> missing, std::size_t trainable,
-                                                          std::span<const ParameterView> parameters, const Readiness& readiness) {
+                                                          ListView<const ParameterView> parameters, const Readiness& readiness) {
     constexpr std::size_t named = 5;
     std::string names;
     for (std::size_t k = 0; k < missing.size() && k < named; ++k) {

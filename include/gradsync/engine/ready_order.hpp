@@ -13,7 +13,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// Sorts `order` by these times, which are by parameter. The sort is stable.
-inline void sort_by_times(std::span<std::uint64_t> order, std::span<const double> times) {
+inline void sort_by_times(List<std::uint64_t>& order, ListView<const double> times) {
     struct Entry {
         double time;
         std::size_t place;
@@ -70,7 +70,7 @@ public:
             // None is negative, so they compare as their bits do. A maximum in f64 would bring the loops of f64 into every program.
             List<std::uint64_t> bits(seconds.size());
             for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = std::bit_cast<std::uint64_t>(seconds[i]);
-            host_of(backend).all_reduce(buffer(bits), ReduceOp::max).wait();
+            host_of(backend).all_reduce(BufferView(bits.data(), bits.size()), ReduceOp::max).wait();
             for (std::size_t i = 0; i < bits.size(); ++i) seconds[i] = std::bit_cast<double>(bits[i]);
             if (seconds.back() == 0) return order;
             seconds.resize(seconds.size() - 1);
@@ -78,7 +78,7 @@ public:
             sort_by_times(order, seconds_);
         } else {
             if (backend.rank() == 0) put_recorded_first(order, present);
-            host_of(backend).broadcast(buffer(order), 0).wait();
+            host_of(backend).broadcast(BufferView(order.data(), order.size()), 0).wait();
         }
         return order;
     }

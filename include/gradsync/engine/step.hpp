@@ -111,7 +111,7 @@ public:
 
     /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
     Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
-         std::unique_ptr<AnyExchange<B>> exchange)
+         Owner<AnyExchange<B>> exchange)
         : backend_(backend),
           number_(next_owner(backend_)),
           options_(options),
@@ -148,7 +148,7 @@ public:
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
     bool is_single_rank() const noexcept { return single_rank_; }
-    AnyExchange<B>& exchange() noexcept { return *exchange_; }
+    AnyExchange<B>& exchange() noexcept { return *exchange_.get(); }
 
     // ------------------------------------------------------------------------------------------------- for any thread
 
@@ -248,7 +248,7 @@ public:
         land(b);
     }
     /// Ends the step and returns its statistics. `buckets`: by bucket, filled here.
-    StepStatistics take_statistics(std::span<BucketStatistics> buckets) {
+    StepStatistics take_statistics(ListView<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
         if (!is_single_rank()) {
@@ -312,7 +312,7 @@ private:
     const ReducerOptions& options_;
     GradientBuckets<B>& gradients_;
     const Readiness& readiness_;
-    std::unique_ptr<AnyExchange<B>> exchange_;
+    Owner<AnyExchange<B>> exchange_;
     const bool single_rank_;  ///< kept here, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_;

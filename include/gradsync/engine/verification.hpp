@@ -62,7 +62,7 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 }
 
 /// Refuses an invalid plan: each trainable parameter must be in exactly one bucket, and a bucket must have one dtype.
-inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> infos, std::span<const ParameterView> parameters,
+inline void check_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos, ListView<const ParameterView> parameters,
                        const std::string& policy, int rank) {
     const auto refuse = [&](std::size_t i, std::ptrdiff_t b, std::string_view what) {
         const std::string name = i < parameters.size() ? parameters[i].name : text(i);
@@ -98,7 +98,7 @@ inline void check_plan(const BucketPlan& plan, std::span<const ParameterInfo> in
 /// anything has started.
 template <Backend B>
 void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const BucketPlan& plan,
-                 [[maybe_unused]] std::span<const ParameterInfo> infos) {
+                 [[maybe_unused]] ListView<const ParameterInfo> infos) {
     if constexpr (abilities_of<B>.check_reduces)
         for (std::size_t b = 0; b < plan.size(); ++b) backend.check_reduces(infos[plan.bucket(b).front()].dtype);
 }
@@ -107,7 +107,7 @@ void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const Bucke
 template <Backend B>
 List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
     List<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
-    backend.all_gather(const_buffer(own), buffer(all)).wait();
+    backend.all_gather(ConstBufferView(own.data(), own.size()), BufferView(all.data(), all.size())).wait();
     return all;
 }
 
@@ -151,7 +151,7 @@ template <Backend B>
 /// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch) with the same text,
 /// which names the first parameter or setting that differs. The communicator stays usable. Collective.
 template <Backend B>
-void verify(B& backend, std::span<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
+void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
     if (backend.size() == 1) return;
     List<std::uint64_t> digests;
     digests.reserve(parameters.size());
@@ -188,7 +188,7 @@ void verify(B& backend, std::span<const ParameterView> parameters, const BucketP
 
     constexpr const char* same_order = "all ranks must register the same parameters in the same order";
     // Finds the first parameter that differs by digests, because there may be very many parameters.
-    const List<std::uint64_t> table = gather_values(backend, std::span(digests).first(common));
+    const List<std::uint64_t> table = gather_values(backend, {digests.data(), common});
     for (std::size_t i = 0; i < common; ++i) {
         bool same = true;
         for (std::size_t r = 0; r < table.size(); r += common) same = same && table[r + i] == table[i];

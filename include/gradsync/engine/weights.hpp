@@ -45,7 +45,7 @@ class WeightComparison {
 public:
     /// Reads the weights through `passes`. `backend` is of host memory.
     template <class Passes>
-    void start(Host& backend, Passes&& passes, std::span<const ParameterView> parameters) {
+    void start(Host& backend, Passes&& passes, ListView<const ParameterView> parameters) {
         constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // that are copied from a device at a time
         List<std::byte> piece;
         own_.clear();
@@ -66,12 +66,12 @@ public:
         }
         digest_ = digest_of(reinterpret_cast<const std::byte*>(own_.data()), own_.size() * sizeof own_[0], 0);
         all_.resize(static_cast<std::size_t>(backend.size()));
-        work_ = backend.all_gather(const_buffer(std::span(&digest_, 1)), buffer(all_));
+        work_ = backend.all_gather(ConstBufferView(&digest_, 1), BufferView(all_.data(), all_.size()));
     }
     bool test() { return work_.test(); }
 
     /// Throws Error(parameter_mismatch), with the same text on every rank, if their weights differ. No-op without a `start`.
-    void finish(Host& backend, std::span<const ParameterView> parameters) {
+    void finish(Host& backend, ListView<const ParameterView> parameters) {
         if (all_.empty()) return;
         work_.wait();
         const List<std::uint64_t> all = std::exchange(all_, {});
@@ -119,7 +119,7 @@ private:
 /// or weights that are trained.
 /// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
-void check_own_memory(Host& backend, std::span<const ParameterView> parameters, bool borrowed) {
+void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
     static const std::uint64_t program = [] {
         std::uint64_t random = 0;
         return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <new>
+#include <utility>
 
 namespace gradsync::inline v0_2::kernel {
 
@@ -19,23 +19,29 @@ public:
     /// Throws std::bad_alloc.
     explicit HostBuffer(std::size_t bytes) {
         if (bytes == 0) return;
-        constexpr std::size_t huge_page = std::size_t{2} << 20;
-        const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : 64;
-        data_ = {::operator new(bytes, std::align_val_t{alignment}), Free{bytes, alignment}};
-        if (alignment == huge_page) ::madvise(data(), bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint only
-        std::memset(data(), 0, bytes);
+        data_ = ::operator new(bytes, alignment_of(bytes));
+        bytes_ = bytes;
+        if (bytes >= 2 * huge_page) ::madvise(data_, bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint only
+        std::memset(data_, 0, bytes);
     }
+    HostBuffer(HostBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    HostBuffer& operator=(HostBuffer other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~HostBuffer() { ::operator delete(data_, alignment_of(bytes_)); }
 
-    void* data() const noexcept { return data_.get(); }
-    std::size_t bytes() const noexcept { return data_ ? data_.get_deleter().bytes : 0; }
+    void* data() const noexcept { return data_; }
+    std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    struct Free {
-        std::size_t bytes, alignment;
-        void operator()(void* data) const noexcept { ::operator delete(data, std::align_val_t{alignment}); }
-    };
+    static constexpr std::size_t huge_page = std::size_t{2} << 20;
 
-    std::unique_ptr<void, Free> data_;
+    static std::align_val_t alignment_of(std::size_t bytes) noexcept { return std::align_val_t{bytes >= 2 * huge_page ? huge_page : 64}; }
+
+    void* data_ = nullptr;
+    std::size_t bytes_ = 0;
 };
 
 }  // namespace gradsync::inline v0_2::kernel

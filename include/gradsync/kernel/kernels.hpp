@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/sum_tree.hpp"
 
@@ -20,15 +20,15 @@ namespace gradsync::inline v0_2::kernel {
 /// i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are for floating types. The reduction computes
 /// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and the tree.
 struct Reduction {
-    std::span<const void* const> inputs;
-    std::span<const double> scales;
-    std::span<void* const> outputs;
+    ListView<const void* const> inputs;
+    ListView<const double> scales;
+    ListView<void* const> outputs;
     std::size_t count = 0;
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     double factor = 1;
     /// If inputs are nodes of a larger tree: the number of times that the two last sums become one when input i is there. One is left.
-    std::span<const std::uint8_t> sums = {};
+    ListView<const std::uint8_t> sums = {};
 };
 
 /// The loops over elements of one floating type, compiled for every instruction set. Everything else that is done with 16- and 8-bit types

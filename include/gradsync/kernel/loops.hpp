@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <type_traits>
 
 #include "../core/dtype.hpp"
@@ -82,7 +81,7 @@ GRADSYNC_ALWAYS_INLINE void round_now(T& value) {
     asm("" : "+m"(value));
 }
 
-inline double sum_in_order(std::span<const double> numbers) noexcept {
+inline double sum_in_order(ListView<const double> numbers) noexcept {
     double sum = 0;
     for (const double number : numbers) {
         sum += number;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <concepts>
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "../core/overlap_policy.hpp"
+#include "../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -24,7 +24,7 @@ public:
     }
     /// For an engine, which starts the gathers of OverlapForward itself.
     template <OverlapPolicy P>
-    AnyOverlap(std::in_place_t, P policy) : policy_(std::make_unique<Model<P>>(std::move(policy))) {}
+    AnyOverlap(std::in_place_t, P policy) : policy_(new Model<P>(std::move(policy))) {}
 
     /// Copies are made only before `attach`.
     AnyOverlap(const AnyOverlap& other) : policy_(other.policy_->copy()) {}
@@ -43,7 +43,7 @@ public:
 private:
     struct Interface {
         virtual ~Interface() = default;
-        virtual std::unique_ptr<Interface> copy() const = 0;
+        virtual Interface* copy() const = 0;
         virtual void attach(BucketEngine& engine) = 0;
         virtual void bucket_full(BucketEngine& engine) = 0;
         virtual void gradients_ready(BucketEngine& engine) = 0;
@@ -54,7 +54,7 @@ private:
     template <class P>
     struct Model final : Interface {
         explicit Model(P own) : policy(std::move(own)) {}
-        std::unique_ptr<Interface> copy() const override { return std::make_unique<Model>(policy); }
+        Interface* copy() const override { return new Model(policy); }
         void attach(BucketEngine& engine) override { policy.attach(engine); }
         void bucket_full(BucketEngine& engine) override { policy.bucket_full(engine); }
         void gradients_ready(BucketEngine& engine) override { policy.gradients_ready(engine); }
@@ -63,7 +63,7 @@ private:
         P policy;
     };
 
-    std::unique_ptr<Interface> policy_;
+    Owner<Interface> policy_;
 };
 
 static_assert(OverlapPolicy<AnyOverlap>);

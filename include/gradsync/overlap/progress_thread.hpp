@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-#include "../core/clock.hpp"
+#include <atomic>
+
 #include "../core/overlap_policy.hpp"
+#include "../core/thread.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -26,57 +28,54 @@ public:
 
     /// `engine` must live until `stop()` has returned.
     void start(BucketEngine& engine) {
-        thread_ = std::thread([this, &engine] {
-            std::unique_lock lock(mutex_);
-            for (;;) {
-                wake_.wait(lock, [&] { return stop_ || work_; });
-                if (stop_) return;
-                work_ = false;
-                lock.unlock();
-                try {
-                    // Collectives between ranks that share memory take microseconds. A longer one crosses a network, which tolerates
-                    // pauses; constant polls would slow down compute on the same core.
-                    for (int polls = 0; engine.in_flight() && !stopping(); ++polls) {
-                        engine.poll();
-                        if (polls < 100) std::this_thread::yield();
-                        else std::this_thread::sleep_for(std::chrono::microseconds(50));
-                    }
-                } catch (...) {
-                    gave_up_.store(true, std::memory_order_relaxed);
+        engine_ = &engine;
+        thread_.start(*this);
+    }
+    /// What the thread runs.
+    void operator()() {
+        while (next_orders() != stopping) {
+            try {
+                // Collectives between ranks that share memory take microseconds. A longer one crosses a network, which tolerates
+                // pauses; constant polls would slow down compute on the same core.
+                for (int polls = 0; engine_->in_flight() && orders_.load(std::memory_order_acquire) < stopping; ++polls) {
+                    engine_->poll();
+                    if (polls < 100) ::sched_yield();
+                    else ::usleep(50);
                 }
-                lock.lock();
+            } catch (...) {
+                gave_up_.store(true, std::memory_order_relaxed);
             }
-        });
+        }
     }
 
     /// Wakes the thread after collectives were started. Thread-safe.
-    void wake() { set(work_); }
+    void wake() noexcept { order(has_work); }
 
     void stop() noexcept {
         if (!running()) return;
-        set(stop_);
+        order(stopping);
         thread_.join();
     }
 
 private:
-    void set(bool& flag) {
-        {
-            std::lock_guard lock(mutex_);
-            flag = true;
-        }
-        wake_.notify_one();
+    void order(std::uint32_t what) noexcept {
+        if ((orders_.fetch_or(what, std::memory_order_acq_rel) & asleep) != 0)
+            ::syscall(SYS_futex, &orders_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
-    bool stopping() {
-        std::lock_guard lock(mutex_);
-        return stop_;
+    /// Sleeps while there are none.
+    std::uint32_t next_orders() noexcept {
+        std::uint32_t none = 0;
+        if (orders_.compare_exchange_strong(none, asleep, std::memory_order_acquire))
+            while (orders_.load(std::memory_order_acquire) == asleep)
+                ::syscall(SYS_futex, &orders_, FUTEX_WAIT_PRIVATE, asleep, nullptr, nullptr, 0);
+        return orders_.fetch_and(stopping, std::memory_order_acq_rel) & stopping;
     }
 
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    bool work_ = false;  ///< collectives may be in flight
-    bool stop_ = false;
+    static constexpr std::uint32_t asleep = 1, has_work = 2, stopping = 4;
+    std::atomic<std::uint32_t> orders_{0};  ///< these flags; `has_work`: collectives may be in flight
     std::atomic<bool> gave_up_{false};
-    std::thread thread_;
+    BucketEngine* engine_ = nullptr;
+    Thread thread_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -172,7 +172,7 @@ private:
     collective::InFlight<Started> started_;  ///< not retired by all ranks yet
     std::vector<std::uint64_t> next_;        ///< by rank: number of its next collective
     std::vector<bool> gone_;
-    collective::Meetings<Communicator> meetings_;
+    collective::Meetings<std::shared_ptr<Communicator>> meetings_;
     shared_memory::ChunkWorker worker_;
 };
 

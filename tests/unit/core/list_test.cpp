@@ -9,6 +9,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -101,4 +102,27 @@ TEST_CASE("List: an assignment that fits allocates nothing; a list is a range") 
     CHECK(view[0] == 6);
     CHECK(List<int>(view) == list);
     CHECK_FALSE(list == List<int>{6, 7});
+}
+
+TEST_CASE("ListView: of arrays, lists, vectors and spans, and back to a span") {
+    int array[] = {1, 2, 3};
+    const List<int> list(std::span<const int>{array});
+    const auto sum = [](gradsync::ListView<const int> view) {
+        int all = 0;
+        for (const int one : view) all += one;
+        return all;
+    };
+    CHECK(sum(array) == 6);
+    CHECK(sum(list) == 6);
+    CHECK(sum(std::vector{4, 5}) == 9);
+    CHECK(sum(std::span(array).first(2)) == 3);
+    CHECK(sum({}) == 0);
+    const gradsync::ListView<int> view = array;
+    CHECK(sum(view.first(1)) == 1);
+    view[0] = 8;
+    const std::span<const int> span = view;
+    CHECK(span.size() == 3);
+    CHECK(span.front() == 8);
+    static_assert(!std::is_convertible_v<const List<int>&, gradsync::ListView<int>>);
+    static_assert(!std::is_convertible_v<std::vector<long>, gradsync::ListView<const int>>);
 }

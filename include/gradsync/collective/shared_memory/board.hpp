@@ -2,14 +2,15 @@
 #pragma once
 
 #include "../../core/clock.hpp"
-#include "../engine.hpp"
 #include "../failures.hpp"
+#include "../member.hpp"
 #include "../world.hpp"
 #include "chunks.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
 using collective::World;
+using gradsync::detail::Shared;
 
 /// The meeting place of the ranks of one communicator. Collective number n of every rank lies in slot n % slots. Each rank publishes its
 /// Call in a cell of its own. Once all have, any rank with time takes chunks of the collective by ticket and works on them. A slot is
@@ -25,7 +26,7 @@ public:
 
     /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed by their maker
     /// and aligned to 64; the board shares ownership.
-    Board(std::shared_ptr<World> world, WorldRanks world_ranks, std::shared_ptr<std::byte> memory)
+    Board(Shared<World> world, WorldRanks world_ranks, Shared<std::byte> memory)
         : world_(std::move(world)), world_ranks_(std::move(world_ranks)), ranks_(world_ranks_->size()), memory_(std::move(memory)) {
         // Zeroes are the initial values of everything in this memory: no rank must construct it, or wait for construction.
         presences_ = reinterpret_cast<Presence*>(memory_.get());
@@ -39,7 +40,7 @@ public:
 
     int size() const noexcept { return static_cast<int>(ranks_); }
     World& world() const noexcept { return *world_; }
-    const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
+    const Shared<World>& shared_world() const noexcept { return world_; }
     const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
     int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
 
@@ -88,10 +89,10 @@ public:
     }
 
 private:
-    std::shared_ptr<World> world_;
+    Shared<World> world_;
     WorldRanks world_ranks_;
     const std::size_t ranks_;
-    std::shared_ptr<std::byte> memory_;
+    Shared<std::byte> memory_;
     Presence* presences_;
     Cell* cells_;
     Share* shares_;

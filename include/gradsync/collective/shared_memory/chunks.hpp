@@ -25,7 +25,7 @@ using gradsync::detail::smaller;
 class Chunks {
 public:
     Chunks() = default;  ///< no chunks
-    explicit Chunks(std::span<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
+    explicit Chunks(ListView<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
         const Call& call = calls[0];
         count_ = whole_count(calls);
         share_ = divide_up(count_, calls.size());
@@ -68,7 +68,7 @@ public:
 
     /// Works on `range`, a part of the share of `owner`.
     template <class = void>  // see isa.hpp
-    void run(std::span<const Call> calls, int owner, ElementRange range) {
+    void run(ListView<const Call> calls, int owner, ElementRange range) {
         const Call& call = calls[0];
         const std::size_t whole = range.first * size_of(call.dtype);  // offset in a whole buffer, in bytes
         // Offset in the owner's shard, in bytes, for operations whose shares are its shards.

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <concepts>
+#include <optional>
 
 #include "../../core/clock.hpp"
 #include "../../core/list.hpp"
@@ -41,7 +42,7 @@ struct OneAddressSpace {
 template <AddressSpace Space>
 class Seat : public collective::Member {
 public:
-    Seat(std::shared_ptr<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
+    Seat(Shared<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
         : Member(board->world_ranks(), rank, timeout),
           space_(std::move(space)),
           board_(std::move(board)),
@@ -91,7 +92,7 @@ public:
     void catch_up() noexcept {
         while (board_->done(own_.load(std::memory_order_acquire))) {
             work(Mode::poll);
-            std::this_thread::yield();
+            ::sched_yield();
         }
     }
 
@@ -160,7 +161,7 @@ public:
 
 private:
     void lock() noexcept {
-        while (locked_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+        while (locked_.exchange(true, std::memory_order_acquire)) ::sched_yield();
     }
     void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
@@ -338,11 +339,11 @@ private:
         for (int r = 0; r < board_->size(); ++r)
             while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
                    Clock::now() < deadline)
-                std::this_thread::yield();
+                ::sched_yield();
     }
 
     const Space space_;
-    std::shared_ptr<Board> board_;
+    Shared<Board> board_;
     const int rank_;
     const BoardFailureDetector detector_;
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../core/clock.hpp"
+#include "../core/list.hpp"
+#include "../core/shared.hpp"
+#include "world.hpp"
+
+namespace gradsync::inline v0_2::collective {
+
+/// Memory that an engine has made; shared ownership, freed with the last copy.
+class Memory {
+public:
+    Memory() = default;
+    explicit Memory(Shared<void> memory) noexcept : memory_(std::move(memory)) {}
+    void* data() const noexcept { return memory_.get(); }
+
+    /// Wraps a buffer that has a `data()`, and owns it.
+    template <class Buffer>
+    static Memory of(Buffer buffer) {
+        const auto kept = Shared<Buffer>::make(std::move(buffer));
+        return Memory(Shared<void>(kept, kept->data()));
+    }
+
+private:
+    Shared<void> memory_;
+};
+
+/// The new communicator of one rank after a split.
+struct Group {
+    std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
+    int color = 0;
+    List<int> members = {};  ///< the parent's ranks, in their new order
+    int rank = 0;            ///< this rank's place among them
+
+    /// A group of all ranks of a parent of `size` ranks.
+    static Group of_all(int size, int rank) {
+        Group group{.rank = rank};
+        for (int r = 0; r < size; ++r) group.members.push_back(r);
+        return group;
+    }
+};
+
+/// Hands the members of a new group the object that they share, if they are threads of one process. `Pointer` is a shared pointer. For
+/// one thread at a time.
+template <class Pointer>
+class Meetings {
+public:
+    /// Returns what the members of `group` share, a group of the communicator `parent`. The first of them to ask makes it; it is forgotten
+    /// once all have it.
+    template <class Make>
+    Pointer meet(const void* parent, const Group& group, Make&& make) {
+        auto meeting = meetings_.begin();
+        while (meeting != meetings_.end() && !(meeting->parent == parent && meeting->split == group.split && meeting->color == group.color))
+            ++meeting;
+        if (meeting == meetings_.end()) {
+            meetings_.push_back({parent, group.split, group.color, make(), 0});
+            meeting = meetings_.end() - 1;
+        }
+        Pointer found = meeting->shared;
+        if (++meeting->arrived == group.members.size()) meetings_.erase_if([&](const Meeting& one) { return &one == meeting; });
+        return found;
+    }
+
+private:
+    struct Meeting {
+        const void* parent;
+        std::size_t split;
+        int color;
+        Pointer shared;
+        std::size_t arrived;
+    };
+
+    List<Meeting> meetings_;
+};
+
+/// One rank's place in a communicator, and its time limit.
+class Member {
+public:
+    /// The world rank of each rank of a communicator; its ranks may share it if they are threads.
+    using WorldRanks = Shared<const List<int>>;
+
+    Member(WorldRanks world_ranks, int rank, std::chrono::nanoseconds timeout) noexcept
+        : world_ranks_(std::move(world_ranks)), rank_(rank), timeout_(gradsync::detail::clamp_timeout(timeout)) {}
+    Member(List<int> world_ranks, int rank, std::chrono::nanoseconds timeout)
+        : Member(WorldRanks::make(std::move(world_ranks)), rank, timeout) {}
+    Member(const Member&) = delete;
+    Member& operator=(const Member&) = delete;
+
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
+    int own_world_rank() const noexcept { return world_rank(rank_); }
+    const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
+    List<int> world_ranks_of(const Group& group) const {
+        List<int> ranks;
+        for (const int member : group.members) ranks.push_back(world_rank(member));
+        return ranks;
+    }
+
+    std::chrono::nanoseconds timeout() const noexcept { return timeout_.load(std::memory_order_relaxed); }
+    void set_timeout(std::chrono::nanoseconds limit) noexcept {
+        timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
+    }
+
+    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
+    std::size_t next_number() noexcept { return numbers_++; }
+
+protected:
+    ~Member() = default;
+
+private:
+    const WorldRanks world_ranks_;
+    const int rank_;
+    std::atomic<std::chrono::nanoseconds> timeout_;
+    std::size_t numbers_ = 0;
+};
+
+}  // namespace gradsync::inline v0_2::collective

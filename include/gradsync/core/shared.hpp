@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+namespace gradsync::inline v0_2::detail {
+
+/// Counts the owners of an object, which is in a derived class. The last one deletes it.
+class SharedCount {
+public:
+    virtual ~SharedCount() = default;
+    void add() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
+    void drop() noexcept {
+        if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    }
+
+private:
+    std::atomic<std::size_t> owners_{1};
+};
+
+template <class T>
+struct SharedObject final : SharedCount {
+    template <class... Args>
+    explicit SharedObject(Args&&... args) : object(std::forward<Args>(args)...) {}
+    T object;
+};
+
+/// A std::shared_ptr with only the functions that are used. That one compiles ninety functions for each type, and <memory> brings <ostream>.
+template <class T>
+class Shared {
+public:
+    Shared() = default;
+    /// Makes an object of `args`.
+    template <class... Args>
+    static Shared make(Args&&... args) {
+        auto* const made = new SharedObject<T>(std::forward<Args>(args)...);
+        return Shared(&made->object, made);
+    }
+    /// `object` lives as long as what `owner` owns.
+    template <class U>
+    Shared(const Shared<U>& owner, T* object) noexcept : Shared(object, owner.count_) {
+        if (count_ != nullptr) count_->add();
+    }
+    template <class U>
+        requires std::convertible_to<U*, T*>
+    Shared(const Shared<U>& other) noexcept : Shared(other, other.get()) {}
+    /// Shares what a std::shared_ptr owns.
+    template <class Pointer>
+        requires requires(const Pointer& pointer) {
+            pointer.use_count();
+            { pointer.get() } -> std::convertible_to<T*>;
+        }
+    Shared(Pointer pointer) : object_(pointer.get()) {
+        if (object_ != nullptr) count_ = new SharedObject<Pointer>(std::move(pointer));
+    }
+    Shared(const Shared& other) noexcept : Shared(other, other.object_) {}
+    Shared(Shared&& other) noexcept { swap(other); }
+    Shared& operator=(Shared other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Shared() {
+        if (count_ != nullptr) count_->drop();
+    }
+
+    T* get() const noexcept { return object_; }
+    T* operator->() const noexcept { return object_; }
+    auto& operator*() const noexcept { return *object_; }
+    explicit operator bool() const noexcept { return object_ != nullptr; }
+    void reset() noexcept { *this = Shared(); }
+    void swap(Shared& other) noexcept {
+        std::swap(object_, other.object_);
+        std::swap(count_, other.count_);
+    }
+
+private:
+    template <class>
+    friend class Shared;
+
+    Shared(T* object, SharedCount* count) noexcept : object_(object), count_(count) {}
+
+    T* object_ = nullptr;
+    SharedCount* count_ = nullptr;
+};
+
+}  // namespace gradsync::inline v0_2::detail
