@@ -8,7 +8,6 @@
 
 #include "batch.hpp"
 #include "data.hpp"
-#include "gradient_writer.hpp"
 #include "measure.hpp"
 #include "mlp.hpp"
 #include "ops_cpu.hpp"
@@ -45,7 +44,6 @@ public:
         course.meet = std::move(meet);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) model_.parameters().bind(i, nullptr);
         course.sync = make(model_.parameters(), model_.units());
-        course.writer = std::make_unique<Writer>(model_.parameters(), *course.sync);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) course.weights.push_back(model_.parameters().value(i));
         train(courses_.size() - 1, first_steps);
         course.exposed.clear();
@@ -87,7 +85,6 @@ public:
     const trainer::Synchroniser& synchroniser(std::size_t which) const override { return *courses_[which].sync; }
 
 private:
-    using Writer = trainer::GradientWriter<typename Model::Operations>;
 
     using Scope = gradsync::Timeline::Scope;
 
@@ -95,7 +92,6 @@ private:
         std::unique_ptr<WatchMeter> watch;  // before who writes into it
         std::function<void()> meet;
         std::unique_ptr<trainer::Synchroniser> sync;
-        std::unique_ptr<Writer> writer;
         std::vector<const float*> weights;  // by parameter, where they are between steps
         std::uint64_t samples_seen = 0, steps = 0;
         double second_loss = 0;
@@ -119,8 +115,8 @@ private:
         if (!std::isfinite(loss)) throw std::runtime_error("the training diverges");
         {
             const Scope scope{timeline, "backward"};
-            course.writer->begin(course.sync->begin_backward(0));
-            model_.backward(batch_, *course.writer);
+            course.sync->begin_backward(0);
+            model_.backward(batch_, *course.sync);
             course.sync->end_backward();
             if (course.meet) course.meet();
         }
