@@ -190,6 +190,18 @@ class Digests(TrainerTest):
             self.assertEqual(parallel, self.digest(*flags, "--ranks", 1, "--accumulate", n), (name, n))
             self.assertEqual(parallel, self.digest(*flags, "--ranks", 1, "--accumulate", n, "--gradients", "borrowed"), (name, n))
 
+    def test_a_step_has_the_same_bits_on_any_number_of_ranks_with_a_power_of_two_of_micro_batches_each(self):
+        small = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
+        ways = {1: ["--gradients", "borrowed", "--buckets", "per-parameter"], 2: ["--overlap", "backward", *small, "--gradients", "borrowed"],
+                3: ["--shard", "optimizer", "--overlap", "forward"], 4: ["--overlap", "forward"], 6: ["--buckets", "flat"],
+                8: ["--shard", "optimizer", "--buckets", "per-parameter"]}
+        for micro_batches, ranks in ((8, (1, 2, 4, 8)), (12, (1, 3, 6)), (24, (3, 6))):
+            run = [*TRANSFORMER, "--global-batch", 2 * micro_batches]
+            expected = self.digest(*run, "--ranks", ranks[-1])
+            for n in ranks:
+                for flags in (ways[n], []):
+                    self.assertEqual(self.digest(*run, "--ranks", n, *flags), expected, (micro_batches, n, flags))
+
     def test_recomputation_keeps_less_and_does_not_change_the_result(self):
         kept, computed = self.train(*TRANSFORMER), self.train(*TRANSFORMER, "--recompute")
         self.assertEqual(kept["params_digest"], computed["params_digest"])
@@ -389,6 +401,17 @@ class Sharding(TrainerTest):
 class Checkpoints(TrainerTest):
     def kept(self, *more):
         return ["--checkpoint", str(self.folder / "run"), *more]
+
+    def test_a_run_goes_on_with_another_number_of_ranks_to_the_same_bits(self):
+        """Where each rank has a power of two of the micro-batches of a step."""
+        run = [*TRANSFORMER, "--global-batch", 16, "--steps", 6]
+        for stage in ("none", "optimizer"):
+            expected = self.digest(*run, "--ranks", 1, "--shard", stage)
+            for ranks in ((4, 2, 1), (1, 8, 2)):
+                kept = [*run, "--shard", stage, "--checkpoint", self.folder / f"{stage}-{ranks[0]}"]
+                self.train(*kept, "--ranks", ranks[0], "--stop-after", 2)
+                self.train(*kept, "--ranks", ranks[1], "--stop-after", 4, "--resume")
+                self.assertEqual(self.digest(*kept, "--ranks", ranks[2], "--resume"), expected, (stage, ranks))
 
     def test_a_resumed_run_gives_the_same_bits(self):
         for name, flags in MODELS.items():

@@ -18,7 +18,8 @@ GRADSYNC_ONCE std::string Paths::describe() const {
     if (share && teams.count() < machines.size())
         return text(ranks, " that share memory ", teams.count() == count ? "on each machine" : text("in ", teams.count(), " teams"),
                     ", and send ", messages, " between them", unwatched);
-    return text(ranks, " that send ", messages, " (", share ? "one in each team" : problem, ")", unwatched);
+    const char* const one = count == machines.size() ? "one on each machine" : "one in each team";
+    return text(ranks, " that send ", messages, " (", share ? one : problem, ")", unwatched);
 }
 
 GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options) {

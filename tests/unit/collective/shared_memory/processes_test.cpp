@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -27,6 +28,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "support/sum_tree.hpp"
 
 namespace gs = gradsync;
 namespace sm = gradsync::shared_memory;
@@ -140,7 +143,7 @@ float value(int rank, std::size_t i, int step) {
 
 }  // namespace
 
-TEST_CASE("processes: sums in rank order, collective after collective") {
+TEST_CASE("processes: sums in the order of the tree, collective after collective") {
     for (int size = 1; size <= 4; ++size) {
         const auto ends = run_processes(size, 30s, [](Rank& rank) {
             for (int step = 0; step < 20; ++step) {
@@ -148,8 +151,10 @@ TEST_CASE("processes: sums in rank order, collective after collective") {
                 for (std::size_t i = 0; i < count; ++i) rank.own[i] = value(rank.rank, i, step);
                 rank.wait(all_reduce(rank.own, count));
                 for (std::size_t i = 0; i < count; ++i) {
-                    float sum = value(0, i, step);
-                    for (int r = 1; r < rank.size; ++r) sum += value(r, i, step);
+                    const float sum = *gradsync_test::tree_sum(
+                        0, static_cast<std::size_t>(rank.size),
+                        [&](std::size_t r) { return std::optional(value(static_cast<int>(r), i, step)); },
+                        [](float a, float b) { return std::optional(a + b); });
                     expect(rank.own[i] == sum, "step " + std::to_string(step) + ", element " + std::to_string(i));
                 }
                 rank.wait({});  // a barrier: the others may still compare
