@@ -36,7 +36,8 @@ public:
     float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.acquire_gradient(i).data); }
     void ready(std::size_t i) override { sharded_.mark_ready(i); }
 
-    /// Where gradients are sharded, each micro-batch is averaged over the ranks, and the averages add up in the shards.
+    /// Where gradients are sharded, each micro-batch is added up over the ranks, and the sums add up in the shards.
+    bool takes_turns() const override { return pools; }
     void begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
@@ -128,13 +129,11 @@ public:
 
 private:
     static gs::ShardingOptions options(const Options& o, int size, gs::Observer* observer) {
-        gs::ShardingOptions options{.reducer = {.observer = observer}, .parameters = gs::ParameterStorage::in_buckets};
-        if constexpr (!Stage::shards_gradients) {
-            options.reducer.gradients = gs::GradientStorage::in_buckets;
-            options.reducer.accumulation = gs::Accumulation::in_buckets;
-            options.reducer.micro_batches = o.accumulate * static_cast<std::size_t>(size);
-        }
-        return options;
+        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
+                            .accumulation = gs::Accumulation::in_buckets,
+                            .micro_batches = o.accumulate * static_cast<std::size_t>(size),
+                            .observer = observer},
+                .parameters = gs::ParameterStorage::in_buckets};
     }
 };
 
@@ -146,7 +145,13 @@ class ParameterSharding final : public ShardedSynchroniser<Backend, gs::ShardedP
 
 public:
     ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap)
-        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o, observer), std::move(overlap)} {
+        : Base{comm,
+               parameters,
+               units,
+               o,
+               gs::Units{first_units(parameters, units)},
+               options(o, comm.size(), observer),
+               std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
             if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});
@@ -180,8 +185,10 @@ private:
             for (std::size_t i : units[u]) unit_of[i] = u;
         return unit_of;
     }
-    static gs::ShardedParametersOptions options(const Options& o, gs::Observer* observer) {
-        return {.reducer = {.observer = observer},
+    static gs::ShardedParametersOptions options(const Options& o, int size, gs::Observer* observer) {
+        return {.reducer = {.accumulation = gs::Accumulation::in_buckets,
+                            .micro_batches = o.accumulate * static_cast<std::size_t>(size),
+                            .observer = observer},
                 .prefetch = o.prefetch,
                 .reshard_after_forward = !o.no_reshard,
                 .replicate_below = o.replicate_below};

@@ -165,8 +165,9 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         while (progress.steps < o.last_step()) {
             const auto started = Clock::now();
             for (std::size_t a = 0; a < o.accumulate; ++a) {
-                // Rank after rank and, within one, micro-batch after micro-batch: as gradients are summed, too.
-                const std::uint64_t micro_batch = static_cast<std::uint64_t>(shard.rank) * o.accumulate + a;
+                // Numbered as the library adds up their gradients: the bits do not depend on who computes which.
+                const auto own = static_cast<std::uint64_t>(shard.rank), all = static_cast<std::uint64_t>(shard.size);
+                const std::uint64_t micro_batch = sync->takes_turns() ? a * all + own : own * o.accumulate + a;
                 training.fill(progress.samples + micro_batch * o.micro_batch, batch);
                 {
                     const gs::Timeline::Scope scope{timeline, "forward"};

@@ -192,6 +192,10 @@ class Digests(TrainerTest):
 
     def test_a_step_has_the_same_bits_on_any_number_of_ranks_with_a_power_of_two_of_micro_batches_each(self):
         small = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
+        for stage in ("gradients", "parameters"):  # they reduce every micro-batch by itself
+            for overlap in ("none", "backward"):
+                found = {self.digest(*TRANSFORMER, "--global-batch", 16, "--ranks", n, "--shard", stage, "--overlap", overlap) for n in (1, 2, 4, 8)}
+                self.assertEqual(found, {self.digest(*TRANSFORMER, "--global-batch", 16, "--ranks", 8)}, (stage, overlap))
         ways = {1: ["--gradients", "borrowed", "--buckets", "per-parameter"], 2: ["--overlap", "backward", *small, "--gradients", "borrowed"],
                 3: ["--shard", "optimizer", "--overlap", "forward"], 4: ["--overlap", "forward"], 6: ["--buckets", "flat"],
                 8: ["--shard", "optimizer", "--buckets", "per-parameter"]}
@@ -405,8 +409,8 @@ class Checkpoints(TrainerTest):
     def test_a_run_goes_on_with_another_number_of_ranks_to_the_same_bits(self):
         """Where each rank has a power of two of the micro-batches of a step."""
         run = [*TRANSFORMER, "--global-batch", 16, "--steps", 6]
-        for stage in ("none", "optimizer"):
-            expected = self.digest(*run, "--ranks", 1, "--shard", stage)
+        expected = self.digest(*run, "--ranks", 1)
+        for stage in STAGES:
             for ranks in ((4, 2, 1), (1, 8, 2)):
                 kept = [*run, "--shard", stage, "--checkpoint", self.folder / f"{stage}-{ranks[0]}"]
                 self.train(*kept, "--ranks", ranks[0], "--stop-after", 2)

@@ -38,7 +38,8 @@ public:
           infos_(infos_for(backend, packed)),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
-          sums_(backend, options_, parameters_.size()),
+          sums_(backend, parameters_.size(), place_of_sums(), due(backend)),
+          shard_sums_(backend, plan_.size(), pooled() ? Place::slot : Place::none, due(backend)),
           passes_(passes_of(backend)),
           asked_for_(parameters_.size()) {}
 
@@ -46,7 +47,9 @@ public:
     void allocate(B& backend) {
         storage_ = make_storage(backend);
         allocate_shards(backend);
-        sums_.allocate(backend, infos_, order_);
+        List<BufferView> like(parameters_.size());
+        for (std::size_t i : order_) like[i] = typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype));
+        sums_.allocate(backend, like);
         prepare_marks();
     }
 
@@ -100,15 +103,23 @@ public:
     /// Stores this rank's shard of bucket b, or adds it to those of earlier micro-batches, and returns the slot.
     void land(std::size_t b) {
         if (!pooled()) return;
-        if (adds_to_shards_) passes_.add(shards_[b], own_part(b));
-        else passes_.copy(own_part(b), shards_[b]);
+        if (shard_sums_.over() + 1 != shard_sums_.due()) {
+            shard_sums_.add(b, own_part(b), shards_[b]);
+        } else {
+            if (shard_sums_.holds(b)) shard_sums_.add_last(b, own_part(b), shards_[b]);
+            else passes_.copy(own_part(b), shards_[b]);
+            if (options_.averaging == Averaging::mean) passes_.scale(shards_[b], 1.0 / static_cast<double>(options_.micro_batches));
+        }
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    /// Sets whether `land` adds new shards to those that are there.
-    void add_to_shards(bool adds) noexcept { adds_to_shards_ = adds; }
-    bool adds_to_shards() const noexcept { return adds_to_shards_; }
+    /// Sets whether `land` adds new shards to those that are there: those of a further micro-batch.
+    void add_to_shards(bool adds) noexcept {
+        if (adds) shard_sums_.end_micro_batch();
+        else shard_sums_.forget();
+    }
+    bool adds_to_shards() const noexcept { return shard_sums_.over() != 0; }
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
@@ -212,6 +223,18 @@ private:
         for (std::size_t i = 0; i < parameters_.size(); ++i) marks_[i] = mark_of(i);
     }
 
+    using Place = typename MicroBatchSums<B>::Place;
+
+    Place place_of_sums() const noexcept {
+        if (options_.accumulation != Accumulation::in_buckets || pooled()) return Place::none;
+        if (live_here()) return Place::gradient;
+        return options_.reduce_dtype && is_low_precision(*options_.reduce_dtype) ? Place::apart : Place::slot;
+    }
+    /// The micro-batches of a step that each rank adds up; 0: unknown.
+    std::size_t due(const B& backend) const noexcept {
+        return options_.micro_batches == 0 ? 0 : micro_batches_each(options_, backend.size());
+    }
+
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
@@ -289,7 +312,8 @@ private:
         for (std::size_t b = 0; b < plan_.size(); ++b)  // as large as that of rank 0, because every rank allocates the same number of bytes
             shards_[b] =
                 typed_view(nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype));
-        shard_bytes_ = allocate_lines(backend, shards_, shard_memory_);
+        shard_sums_.allocate(backend, shards_);
+        shard_bytes_ = allocate_lines(backend, shards_, shard_memory_) + shard_sums_.bytes();
         for (std::size_t b = 0; b < plan_.size(); ++b) shards_[b].count = shard_range(storage_.bucket(b).count, size_, rank_).size();
     }
 
@@ -306,8 +330,7 @@ private:
     Memory shard_memory_{};
     List<BufferView> shards_;  ///< by bucket; only if gradients are pooled
     std::size_t shard_bytes_ = 0;
-    bool adds_to_shards_ = false;
-    MicroBatchSums<B> sums_;
+    MicroBatchSums<B> sums_, shard_sums_;
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;               ///< by parameter
     List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled

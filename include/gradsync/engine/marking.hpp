@@ -228,7 +228,7 @@ protected:
 
     /// Throws Error(invalid_argument) if this rank has marked another number of micro-batches than it has to.
     void check_micro_batches(const char* operation) const {
-        if (options_.micro_batches == 0 || !step_.has_batch()) return;
+        if (options_.micro_batches == 0 || !step_.has_batch() || gradients_.pooled()) return;
         const std::size_t due = gradients_.sums().due(), marked = gradients_.sums().over() + 1;
         if (marked != due)
             refuse(operation,

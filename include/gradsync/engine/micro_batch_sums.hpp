@@ -4,12 +4,11 @@
 #include <bit>
 
 #include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
+#include "../core/buffer_view.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/sum_tree.hpp"
 #include "../kernel/passes.hpp"
-#include "options.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -26,40 +25,43 @@ std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) 
     return bytes;
 }
 
-/// The sums of gradients over micro-batches, with Accumulation::in_buckets. With ReducerOptions::micro_batches they are sums of the tree
-/// (core/sum_tree.hpp); otherwise all are added up in a row.
+/// The sums of gradients over micro-batches, by parameter, or by bucket if they are this rank's shards. If their number is known, they are
+/// sums of the tree (core/sum_tree.hpp); otherwise all are added up in a row.
 ///
-/// The open sums of a gradient lie in places 0, 1, ..., that of the first micro-batches in place 0, which is the gradient's place in its
-/// bucket unless that is used otherwise. `slot` is this place, in all functions. Different gradients may be added at once.
+/// The open sums of a gradient lie in places 0, 1, ..., that of the first micro-batches in place 0. `slot` is where the sum of all is to be,
+/// in all functions. Different gradients may be added at once.
 template <Backend B>
 class MicroBatchSums {
 public:
-    MicroBatchSums(B& backend, const ReducerOptions& options, std::size_t parameters)
-        : passes_(passes_of(backend)),
-          adds_(options.accumulation == Accumulation::in_buckets),
-          in_tree_(options.micro_batches != 0),
-          in_place_(adds_ && options.gradients != GradientStorage::borrowed),
-          apart_(in_place_ || (adds_ && options.reduce_dtype && is_low_precision(*options.reduce_dtype))),
-          due_(micro_batches_each(options, backend.size())),
-          sums_(parameters) {}
+    enum class Place : std::uint8_t {
+        none,      ///< nothing is added up
+        slot,      ///< place 0 is the slot
+        apart,     ///< it is not, because the slot's type would round the sums
+        gradient,  ///< it is not, because the gradients are written into the slot
+    };
 
-    /// Allocates the places: as many as are taken before the last micro-batch. Collective.
-    void allocate(B& backend, ListView<const ParameterInfo> infos, std::span<const std::size_t> order) {
-        if (!adds_) return;
-        std::size_t places = in_tree_ ? 0 : 1;
-        for (std::size_t leaves = 1; in_tree_ && leaves < due_; ++leaves) places = larger(places, std::size_t(std::popcount(leaves)));
-        views_ = List<BufferView>((places - (apart_ ? 0 : 1)) * sums_.size());
-        for (std::size_t first = 0; first < views_.size(); first += sums_.size())
-            for (const std::size_t i : order) views_[first + i] = typed_view(nullptr, infos[i].count, accumulator_of(infos[i].dtype));
+    /// `count`: gradients. `due`: micro-batches of a step, all of this rank; 0: unknown.
+    MicroBatchSums(B& backend, std::size_t count, Place place, std::size_t due)
+        : passes_(passes_of(backend)), place_(place), due_(due), sums_(count) {}
+
+    /// Allocates the places: as many as are taken before the last micro-batch. `like`: by gradient, its count and the type of its sums.
+    /// Collective.
+    void allocate(B& backend, const List<BufferView>& like) {
+        if (place_ == Place::none) return;
+        std::size_t places = due_ == 0 ? 1 : 0;
+        for (std::size_t leaves = 1; leaves < due_; ++leaves) places = larger(places, std::size_t(std::popcount(leaves)));
+        views_.clear();
+        for (std::size_t number = apart() ? 0 : 1; number < places; ++number)
+            for (const BufferView& view : like) views_.push_back(view);
         bytes_ = allocate_lines(backend, views_, memory_);
     }
 
     std::size_t bytes() const noexcept { return bytes_; }
-    bool in_place() const noexcept { return in_place_; }  ///< Are they added to the gradients in their buckets?
-    bool apart() const noexcept { return apart_; }        ///< Is no sum in a bucket, because it would be overwritten or rounded there?
+    bool in_place() const noexcept { return place_ == Place::gradient; }
+    bool apart() const noexcept { return place_ >= Place::apart; }
     bool holds(std::size_t i) const noexcept { return sums_[i].present != 0; }  ///< Has gradient i a sum?
 
-    /// The micro-batches that a rank adds up in each step, and those of this step that are over.
+    /// The micro-batches of a step, and those of this step that are over.
     std::size_t due() const noexcept { return due_; }
     std::size_t over() const noexcept { return over_; }
     /// A guard of no_sync() has ended; it may have been there for several.
@@ -68,7 +70,7 @@ public:
         for (const Sums& sums : sums_) over_ = larger<std::size_t>(over_, sums.leaves);
     }
     /// May one more micro-batch of gradient i be added, and another one follow?
-    bool has_room(std::size_t i) const noexcept { return !in_tree_ || larger<std::size_t>(sums_[i].leaves, over_) + 1 < due_; }
+    bool has_room(std::size_t i) const noexcept { return due_ == 0 || larger<std::size_t>(sums_[i].leaves, over_) + 1 < due_; }
     /// Ends the step.
     void forget() noexcept {
         sums_.fill({});
@@ -86,13 +88,13 @@ public:
         skip_unused(i, slot);
         std::size_t top = places(i);
         const bool ends = gradient.data != nullptr;
-        if (ends && in_place_) {
+        if (ends && in_place()) {
             while (top > 0) passes_.add(slot, place(i, --top, slot));
             return;
         }
         if (ends) passes_.add(place(i, top - 1, slot), gradient);
         for (; top > 1; --top) passes_.add(place(i, top - 2, slot), place(i, top - 1, slot));
-        if (apart_) passes_.copy(place(i, 0, slot), slot);
+        if (apart()) passes_.copy(place(i, 0, slot), slot);
     }
 
 private:
@@ -104,14 +106,14 @@ private:
     };
 
     BufferView place(std::size_t i, std::size_t number, BufferView slot) const noexcept {
-        if (number == 0 && !apart_) return slot;
-        return views_[(apart_ ? number : number - 1) * sums_.size() + i];
+        if (number == 0 && !apart()) return slot;
+        return views_[(apart() ? number : number - 1) * sums_.size() + i];
     }
     std::size_t places(std::size_t i) const noexcept { return static_cast<std::size_t>(std::popcount(sums_[i].present)); }
 
     /// Micro-batches that did not use gradient i have no leaf: the sum of something and nothing is no sum.
     void skip_unused(std::size_t i, BufferView slot) {
-        while (in_tree_ && sums_[i].leaves < over_) push(i, {}, slot);
+        while (due_ != 0 && sums_[i].leaves < over_) push(i, {}, slot);
     }
     /// Adds the next leaf; none if it has no memory.
     void push(std::size_t i, BufferView leaf, BufferView slot) {
@@ -119,7 +121,7 @@ private:
         std::size_t top = places(i);
         bool is_there = leaf.data != nullptr, placed = false;  // whether the node that grows has a leaf, and whether it has the last place
         std::uint32_t bit = 1;
-        for (const std::uint32_t open = in_tree_ ? sums.leaves : sums.present; (open & bit) != 0; bit <<= 1) {
+        for (const std::uint32_t open = due_ != 0 ? sums.leaves : sums.present; (open & bit) != 0; bit <<= 1) {
             if ((sums.present & bit) == 0) continue;
             sums.present &= ~bit;
             if (placed) passes_.add(place(i, top - 2, slot), place(i, top - 1, slot)), --top;
@@ -127,12 +129,12 @@ private:
             is_there = placed = true;
         }
         if (is_there && !placed) passes_.copy(leaf, place(i, top, slot));
-        if (is_there) sums.present |= in_tree_ ? bit : 1;  // in a row there is one sum
+        if (is_there) sums.present |= due_ != 0 ? bit : 1;  // in a row there is one sum
         ++sums.leaves;
     }
 
     [[no_unique_address]] PassesOf<B> passes_;
-    bool adds_, in_tree_, in_place_, apart_;
+    Place place_;
     std::size_t due_, over_ = 0;
     Memory memory_{};
     List<BufferView> views_;  ///< by place and parameter, without place 0 if that is in the bucket

@@ -92,6 +92,9 @@ struct ReducerOptions {
     /// part of the tree, the ranks the rest. So V micro-batches give the same bits on every number of ranks for which V / n is a power of
     /// two. Averaging::mean divides by V. The sums take up to log2(V / n) copies of the gradients (borrowed ones: one less), in f32 where
     /// gradients are of 16 or 8 bits.
+    ///
+    /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank: rank r computes numbers r, n + r, 2 n + r, ...
+    /// The bits are those of whole gradients if n is a power of two, and gradients are f32 or f64.
     std::size_t micro_batches = 0;
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
@@ -144,7 +147,9 @@ constexpr std::size_t micro_batches_each(const ReducerOptions& options, int size
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
 /// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of each rank.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1) noexcept {
-    switch (options.averaging) {
+    // Shards of micro-batches are added up first, and scaled with the last one.
+    const bool adds_shards = options.micro_batches != 0 && options.gradients == GradientStorage::pooled;
+    switch (adds_shards ? Averaging::sum : options.averaging) {
         case Averaging::mean:
             return has_batch ? Contribution{1, count} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? count : 0.0};
         // A sum is a mean whose weights add up to 1.

@@ -103,8 +103,8 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
         if (options.averaging == Averaging::weighted_mean)
             refuse("micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses instead");
     }
-    if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled)
-        refuse("micro_batches is for gradients that outlive a backward; leave it out with gradients that are sharded");
+    if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled && is_weighted(options.averaging))
+        refuse("with gradients that are sharded, micro_batches goes with Averaging::mean and sum only");
     if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
@@ -147,7 +147,7 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
             if (options.averaging != Averaging::sum)
                 refuse_it(text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
             if (adds_up) refuse_it(text("has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)"));
-        } else if (adds_up && !borrowed && is_low_precision(g.dtype)) {
+        } else if (options.gradients == GradientStorage::in_buckets && adds_up && is_low_precision(g.dtype)) {
             refuse_it(text("has a gradient of ", g.dtype, " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;

@@ -61,6 +61,8 @@ public:
         check_usable("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
+        if (!has_batch && counts_micro_batches())
+            refuse("begin_step", "with micro_batches and sharded gradients every rank needs a batch; leave micro_batches out");
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, the weight compares ranks, not
@@ -89,6 +91,8 @@ public:
         check_usable("finish");
         if (micro_batches_ != 0 && engine_options_.gradients != GradientStorage::pooled)
             refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+        if (counts_micro_batches() && micro_batches_ == micro_batches_each(engine_options_, backend_.size()))
+            refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
         guard([&] {
             engine_->finish();
             ++micro_batches_;
@@ -110,8 +114,7 @@ public:
     /// The L2 norm, in double, of the gradients that `step()` uses. It is bit-identical to Reducer::gradient_norm on whole gradients,
     /// unless those travel in a wider type than their own and are rounded at the end. Between `finish()` and `step()`. Collective.
     double gradient_norm() {
-        check_usable("gradient_norm");
-        if (micro_batches_ == 0) refuse("gradient_norm", "there are no averaged gradients; call finish() first");
+        check_averaged("gradient_norm");
         return guard([&] { return engine_->gradient_norm() / divisor(); });
     }
 
@@ -184,8 +187,8 @@ protected:
           exchange_(choose<Exchange, Role::exchange, B>(arguments...)),
           optimizer_(std::move(optimizer)) {
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
-            if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error)
-                refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only");
+            if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error || options.micro_batches != 0)
+                refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only, without micro_batches");
         if (optimizer_.state_count() > ShardState<B>::max_states)
             refuse(Derived::name,
                    text("an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ", optimizer_.state_count()));
@@ -249,8 +252,22 @@ protected:
         exchange_.with_replicas([&](B& replicas) { replicas.broadcast(view, 0).wait(); });
     }
 
+    /// Are gradients sharded, and the micro-batches of a step counted?
+    bool counts_micro_batches() const noexcept {
+        return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
+    }
+    void check_averaged(const char* operation) const {
+        check_usable(operation);
+        if (micro_batches_ == 0) refuse(operation, "there are no averaged gradients; call finish() first");
+        const std::size_t due = micro_batches_each(engine_options_, backend_.size());
+        if (counts_micro_batches() && micro_batches_ != due)
+            refuse(operation,
+                   text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));
+    }
     /// The shards hold this many times the gradients that the step uses.
-    double divisor() const noexcept { return engine_options_.averaging == Averaging::sum ? 1 : static_cast<double>(micro_batches_); }
+    double divisor() const noexcept {
+        return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
+    }
 
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
@@ -272,8 +289,7 @@ protected:
     /// The frame of a step: `gather()` steps the shards and distributes the new weights.
     template <class Gather>
     void step(Gather&& gather) {
-        check_usable("step");
-        if (micro_batches_ == 0) refuse("step", "there are no averaged gradients; call finish() first");
+        check_averaged("step");
         guard([&] {
             optimizer_.begin_step();
             gather();

@@ -1279,3 +1279,85 @@ TEST_CASE("with OverlapForward finish() before weights were waited for is refuse
     CHECK(check(Zero1{}) == "");
     CHECK(check(Zero2{}) == "");
 }
+
+TEST_CASE("stage 2: V micro-batches that are reduced one by one give the weights of whole gradients, on 1, 2 and 4 ranks") {
+    constexpr std::size_t all = 8;
+    const std::vector<std::size_t> counts{300, 5, 2000};
+    const ReducerOptions options{.accumulation = Accumulation::in_buckets, .micro_batches = all};
+    const auto trained = [&](int ranks, bool sharded_gradients, Averaging averaging) {
+        std::vector<Bytes> result;
+        run_threads(ranks, [&](ThreadBackend comm) {
+            auto model = initial_tensors(counts, DType::f32);
+            ReducerOptions own = options;
+            own.averaging = averaging;
+            const auto run = [&]<class Stage>(Stage) {
+                ShardedOptimizer<ThreadBackend, AdamW, Stage, SizeCappedBuckets, OverlapBackward> sharded(
+                    comm, model, AdamW{}, {.reducer = own}, SizeCappedBuckets(3000));
+                const auto size = static_cast<std::size_t>(ranks), rank = static_cast<std::size_t>(comm.rank()), each = all / size;
+                for (int step = 0; step < 3; ++step) {
+                    const auto backward = [&](std::size_t number) {
+                        for (std::size_t i = model.size(); i-- > 0;) {
+                            write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), static_cast<int>(number), step, i);
+                            sharded.mark_ready(i);
+                        }
+                    };
+                    for (std::size_t k = 0; k < each; ++k) {
+                        std::optional<NoSync> guard;
+                        if constexpr (!Stage::shards_gradients)
+                            if (k + 1 < each) guard.emplace(sharded.no_sync());
+                        backward(Stage::shards_gradients ? k * size + rank : rank * each + k);
+                        if (Stage::shards_gradients || k + 1 == each) sharded.finish();
+                    }
+                    sharded.step(clip_factor(sharded.gradient_norm(), 0.5));
+                }
+                sharded.flush();
+                if (comm.rank() == 0)
+                    for (std::size_t i = 0; i < model.size(); ++i) result.push_back(bytes_of(sharded.parameter_value(i)));
+            };
+            if (sharded_gradients) run(Zero2{});
+            else run(Zero1{});
+        });
+        return result;
+    };
+    for (const Averaging averaging : {Averaging::mean, Averaging::sum}) {
+        const auto expected = trained(8, false, averaging);
+        for (const int ranks : {1, 2, 4, 8}) {
+            CAPTURE(ranks);
+            CHECK(trained(ranks, true, averaging) == expected);
+            CHECK(trained(ranks, false, averaging) == expected);
+        }
+    }
+}
+
+TEST_CASE("stage 2 with micro_batches: steps that come too early, and what comes too late, are refused") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({30}, DType::f32);
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(
+                  comm, model, Sgd{}, {.reducer = {.accumulation = Accumulation::in_buckets, .micro_batches = 4}});
+              const auto micro_batch = [&] {
+                  write_gradient(sharded.acquire_gradient(0), sharded.parameter_value(0), comm.rank(), 0, 0);
+                  sharded.mark_ready(0);
+                  sharded.finish();
+              };
+              const auto refused = [&](const char* what, auto&& call) {
+                  const Outcome outcome = outcome_of(call);
+                  finding.check(outcome.says(what), std::string(what) + ": " + outcome.text);
+              };
+              refused("every rank needs a batch", [&] { (void)sharded.begin_step(false); });
+              micro_batch();
+              refused("only 1 of this step's 2 micro-batches were averaged", [&] { sharded.step(); });
+              refused("only 1 of this step's 2 micro-batches were averaged", [&] { (void)sharded.gradient_norm(); });
+              micro_batch();
+              refused("all 2 micro-batches of this step were averaged", [&] { sharded.finish(); });
+              sharded.step();
+          }) == "");
+    const auto refused = outcome_of([] {
+        run_threads(1, [](ThreadBackend comm) {
+            auto model = initial_tensors({30}, DType::f32);
+            const ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(
+                comm, model, Sgd{},
+                {.reducer = {.averaging = Averaging::mean_over_count, .accumulation = Accumulation::in_buckets, .micro_batches = 4}});
+        });
+    });
+    CHECK(refused.says("Averaging::mean and sum only"));
+}
