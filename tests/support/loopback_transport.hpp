@@ -134,7 +134,7 @@ private:
     Box& box_of(int rank) { return boxes_[static_cast<std::size_t>(rank)]; }
 
     void refuse_if_broken() const {
-        if (broken) throw std::runtime_error("the cable is cut");
+        if (broken) throw gradsync::message_passing::CallFailed("the cable is cut");
     }
 
     std::atomic<Ticket> next_{0};

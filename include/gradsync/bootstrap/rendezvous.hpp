@@ -76,6 +76,9 @@ private:
 /// Writes the `bytes` bytes at `own` of all ranks to `all`, by rank. Collective.
 [[gnu::cold]] inline void exchange_bytes(AnyRendezvous meeting, const void* own, std::size_t bytes, void* all) {
     const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes});
+    if (blobs.size() != static_cast<std::size_t>(meeting.size()))
+        raise(Errc::invalid_argument, text("a rendezvous of ", meeting.size(), " ranks gave ", blobs.size(),
+                                           " blobs; all_gather() has to return one of each rank"));
     for (int r = 0; r < meeting.size(); ++r) {
         const Blob& blob = blobs[static_cast<std::size_t>(r)];
         if (blob.size() != bytes) refuse_size(blob.size(), bytes, r);

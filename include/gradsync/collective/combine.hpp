@@ -46,7 +46,8 @@ public:
             }
         }
         const double weight = mean ? open_[0].weight : 1;
-        const bool regular = leaves_.empty() && used == calls.size();
+        bool regular = true;  // the same sums as without absent ranks, and without ranks that are several leaves
+        for (std::size_t i = 0; i < used; ++i) regular &= sums_[i] == gradsync::detail::sums_after(i, used);
         if (weight == 0) used = 0;
         kernel::reduce({.inputs = {inputs_.data(), used},
                         .scales = {scales_.data(), scaled ? used : 0},

@@ -31,8 +31,7 @@ namespace detail {
 /// How ranks that are processes reach one another.
 struct Paths {
     Machines machines = Machines();
-    Machines teams = Machines();
-    bool share = false;                 ///< whether the ranks of a team can share memory
+    bool share = false;                 ///< whether ranks of one machine can share memory
     std::string problem = {};           ///< why memory is not shared
     std::string unwatched = {};         ///< text about ranks whose death would not be noticed: ", but ...", or empty
     std::string messages = "messages";  ///< kind of messages that they send if they do not share memory
@@ -41,7 +40,6 @@ struct Paths {
     Paths of(const collective::Group& group) const {
         Paths part = *this;
         part.machines = machines.of(group);
-        part.teams = teams.teams_of(group);
         return part;
     }
 
@@ -102,7 +100,7 @@ public:
     static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
-    bool wants_progress_thread() const { return paths_.any_thread && paths_.teams.count() > 1; }
+    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
 
     /// Says how the ranks reach one another, and why not by the faster way.
     std::string describe() const { return paths_.describe() + this->engine_->remark(); }
@@ -111,7 +109,7 @@ public:
     collective::Memory allocate(std::size_t bytes) { return this->engine_->allocate(bytes); }
 
 protected:
-    explicit ProcessBackend(Connection connection) noexcept
+    explicit ProcessBackend(Connection connection)
         : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)), paths_(std::move(connection.paths)) {}
 
     Paths paths_;

@@ -14,36 +14,37 @@ GRADSYNC_ONCE std::string Paths::describe() const {
     const int count = machines.count();
     const std::string ranks = text(machines.size(), machines.size() == 1 ? " process" : " processes",
                                    count > 1 ? text(" on ", count, " machines") : std::string());
-    if (share && teams.count() == 1) return ranks + " that share memory";
-    if (share && teams.count() < machines.size())
-        return text(ranks, " that share memory ", teams.count() == count ? "on each machine" : text("in ", teams.count(), " teams"),
-                    ", and send ", messages, " between them", unwatched);
-    const char* const one = count == machines.size() ? "one on each machine" : "one in each team";
-    return text(ranks, " that send ", messages, " (", share ? one : problem, ")", unwatched);
+    if (share && count == 1) return ranks + " that share memory";
+    const int teams = share ? machines.teams().count() : 0;
+    if (share && teams < machines.size())
+        return text(ranks, " that share memory ", teams == count ? "on each machine" : text("in ", teams, " teams"), ", and send ",
+                    messages, " between them", unwatched);
+    const char* const alone = count == machines.size()
+                                  ? "one on each machine"
+                                  : "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
+    return text(ranks, " that send ", messages, " (", share ? alone : problem, ")", unwatched);
 }
 
 GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options) {
     using namespace shared_memory;
-    Connection connection{nullptr, {.machines = ranks.machines, .teams = ranks.teams}};
+    Connection connection{nullptr, {.machines = ranks.machines}};
     std::string& problem = connection.paths.problem;
     const bool several = ranks.machines.count() > 1;
     if (several && ranks.machines.count() == ranks.size) problem = "one on each machine";
     else if (!options.shared_memory) problem = "shared memory is switched off";
-    else if (several && ranks.teams.most() == 1)
-        problem = "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
     if (!problem.empty()) return connection;
 
-    const std::size_t room = ProcessEngine::bytes(ranks.team.size());
+    const std::size_t room = ProcessEngine::bytes(ranks.neighbours.size());
     SharedSegment shared = SharedSegment::share([&](const auto& own) { return bootstrap::exchange(meeting, own); }, ranks.rank,
-                                                ranks.team.front(), [&] { return ProcessWorld::create(ranks.size, room); });
+                                                ranks.neighbours.front(), [&] { return ProcessWorld::create(ranks.size, room); });
     if (shared.without >= 0) {
         problem = text("they cannot share memory: ", shared.problem.empty() ? text("see rank ", shared.without) : shared.problem,
                        "; run them as one user in one container, with /proc mounted");
         return connection;
     }
-    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here);
-    connection.engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.team, ranks.teams.local_rank(ranks.rank),
-                                                        world->memory(), 0, options.timeout);
+    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here());
+    connection.engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours,
+                                                        ranks.machines.local_rank(ranks.rank), world->memory(), 0, options.timeout);
     connection.paths.share = true;
     return connection;
 }
@@ -67,11 +68,11 @@ GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous
                                 decltype(&watch_processes) watch) {
     using namespace message_passing;
     auto local = std::static_pointer_cast<shared_memory::ProcessEngine>(std::move(connection.engine));
-    auto world = MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here, local ? &local->world() : nullptr);
+    auto world = MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
     if (watch != nullptr) connection.paths.unwatched = watch(*world, meeting, ranks);
     auto messages = std::make_shared<MessageEngine>(std::move(world), collective::Group::of_all(ranks.size, ranks.rank).members, ranks.rank,
                                                     0, std::make_shared<KnownMemory>(), options.timeout);
-    if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.teams);
+    if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);
     else connection.engine = std::move(messages);
 }
 

@@ -18,8 +18,8 @@
 namespace gradsync::inline v0_2::detail {
 
 /// A communicator of teams, some of several ranks that share memory. A team is on one machine, and a node of the tree of sums
-/// (core/sum_tree.hpp): the sum of its ranks is part of the sum of all. Where every machine has the same number of ranks, a power of two, they
-/// are one team each.
+/// (core/sum_tree.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
+/// same power of two of them, each machine is one team.
 ///
 /// An all-reduce goes through stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that have it,
 /// and an all-gather in each team. So every rank drives the network, and each element leaves a team once. If teams have different numbers of
@@ -35,27 +35,28 @@ class HierarchicalEngine final : public collective::Engine, collective::Progress
     using Operation = collective::Operation;
 
 public:
-    /// Returns the best engine for the ranks of `flat`. `local`: an engine of this rank's team, in the same order. `teams`: those of all
-    /// ranks. Collective over `flat`.
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: those of
+    /// all ranks. Collective over `flat`.
     static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
-                                                       Machines teams) {
-        if (teams.count() == 1) return local;
-        if (teams.most() == 1) return flat;
-        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(teams));
+                                                       Machines machines) {
+        if (machines.count() == 1) return local;
+        if (machines.most() == 1) return flat;
+        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
     }
 
-    [[gnu::cold]] HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines teams)
+    [[gnu::cold]] HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines machines)
         : Engine(flat->world_ranks(), flat->rank(), flat->timeout()),
           flat_(std::move(flat)),
-          teams_(std::move(teams)),
-          scatter_(std::move(local)),
+          machines_(std::move(machines)),
+          teams_(machines_.teams()),
+          aside_(std::move(local)),
+          scatter_(split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()))),
           across_(std::static_pointer_cast<MessageEngine>(flat_->split(teams_.counterparts(rank())))),
-          gather_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
-          aside_(split_here(*flat_, *scatter_, collective::Group::of_all(scatter_->size(), scatter_->rank()))),
+          gather_(split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()))),
           even_(teams_.fewest() == teams_.most()),
           shards_(even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards)),
           started_(most_in_flight()) {
-        if (scatter_->rank() < shards_) across_->set_leaves(teams_.counts());
+        if (!even_ && scatter_->rank() < shards_) across_->set_leaves(teams_.counts());
         world().hooks().enlist(*this);
     }
     ~HierarchicalEngine() override { world().hooks().dismiss(*this); }
@@ -110,12 +111,14 @@ public:
             timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
     }
 
-    /// Fails all engines, so that none of them writes into buffers any more.
+    /// Fails all engines, and this one, so that none of them touches buffers any more.
     [[gnu::cold]] void fail(const collective::Failure& failure) noexcept override {
         for (collective::Engine* engine : engines()) engine->fail(failure);
+        const std::lock_guard lock(mutex_);
+        ended_ = true;
     }
 
-    /// Memory that the team's ranks share; messages need no copy from and to it.
+    /// Memory that the machine's ranks share; messages need no copy from and to it.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
@@ -124,9 +127,8 @@ public:
 
     [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
         auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, in the same order on all ranks
-        Machines teams = teams_.teams_of(group);
-        auto local = split_here(*flat_, *aside_, teams_.here(group, teams));
-        return combine(std::move(flat), std::move(local), std::move(teams));
+        auto local = split_here(*flat_, *aside_, machines_.here(group, rank()));
+        return combine(std::move(flat), std::move(local), machines_.of(group));
     }
 
 private:
@@ -157,7 +159,7 @@ private:
         return {flat_.get(), scatter_.get(), across_.get(), gather_.get(), aside_.get()};
     }
 
-    /// Splits off a part of a team's ranks. If that fails in one team, all ranks throw. Collective over `flat`.
+    /// Splits off a part of a machine's ranks. If that fails on one machine, all ranks throw. Collective over `flat`.
     [[gnu::cold]] static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local,
                                                                    const collective::Group& group) {
         std::shared_ptr<ProcessEngine> part;
@@ -183,7 +185,7 @@ private:
 
     bool is_complete(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].stage == Stage::complete; }
 
-    static bool has_stages(const Call& call) noexcept { return call.operation == collective::Operation::all_reduce; }
+    bool has_stages(const Call& call) const noexcept { return call.operation == Operation::all_reduce && teams_.most() > 1; }
 
     std::uint64_t begin(const Call& call) {
         return started_.add([&](Started& started, std::uint64_t) {
@@ -195,7 +197,7 @@ private:
 
     /// Makes all possible progress.
     void advance() noexcept {
-        if (flat_->world().transport().refusal() != nullptr) return;
+        if (ended_ || flat_->world().transport().refusal() != nullptr) return;
         Gates gates;
         for (std::uint64_t n = started_.first(); n < started_.next(); ++n) {
             Started& started = started_[n];
@@ -396,15 +398,16 @@ private:
     }
 
     const std::shared_ptr<MessageEngine> flat_;  ///< over all ranks
-    const Machines teams_;
+    const Machines machines_, teams_;
+    const std::shared_ptr<ProcessEngine> aside_;    ///< over the ranks of this machine, for objects that all make at the same place
     const std::shared_ptr<ProcessEngine> scatter_;  ///< over the ranks of this team
     const std::shared_ptr<MessageEngine> across_;   ///< over the ranks with the same place in all teams
-    // Over this team's ranks too, each with its own order: for gathers, and for objects that all ranks make at the same place.
-    const std::shared_ptr<ProcessEngine> gather_, aside_;
-    const bool even_;   ///< all teams have the same number of ranks
+    const std::shared_ptr<ProcessEngine> gather_;   ///< over the ranks of this team, with an order of its own
+    const bool even_;                               ///< all teams have the same number of ranks
     const int shards_;  ///< of a team's sum: one for each of its ranks if even, otherwise one for each of its first ranks
 
     std::mutex mutex_;
+    bool ended_ = false;
     collective::InFlight<Started> started_;  ///< never grows, because the sums of scales are buffers
     List<kernel::HostBuffer> spare_;         ///< of collectives that are over
 };

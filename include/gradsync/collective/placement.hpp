@@ -57,13 +57,21 @@ public:
         if (count_ > 1) cut(0, size(), teams);
         return Machines(std::move(teams));
     }
-    /// For teams: those of a group's members.
-    Machines teams_of(const collective::Group& group) const { return of(group).teams(); }
-    /// The members of a group that are in the same one of its `teams` as `group.rank`, by their local ranks here.
-    [[gnu::cold]] collective::Group here(const collective::Group& group, const Machines& teams) const {
-        collective::Group here{.split = group.split, .color = group.color, .rank = teams.local_rank(group.rank)};
-        for (int g = 0; g < teams.size(); ++g)
-            if (teams.of(g) == teams.of(group.rank)) here.members.push_back(local_rank(group.members[static_cast<std::size_t>(g)]));
+    /// For teams: the group of those in the team of `rank`.
+    [[gnu::cold]] collective::Group neighbourhood(int rank) const {
+        collective::Group group{.color = of(rank), .rank = local_rank(rank)};
+        for (int r = 0; r < size(); ++r)
+            if (of(r) == of(rank)) group.members.push_back(r);
+        return group;
+    }
+    /// The members of a group that are on the machine of `rank`, by their local ranks.
+    [[gnu::cold]] collective::Group here(const collective::Group& group, int rank) const {
+        collective::Group here{.split = group.split, .color = group.color};
+        for (const int member : group.members) {
+            if (of(member) != of(rank)) continue;
+            if (member == rank) here.rank = static_cast<int>(here.members.size());
+            here.members.push_back(local_rank(member));
+        }
         return here;
     }
     /// For teams: their numbers of ranks, in their order.
@@ -89,7 +97,7 @@ private:
         int together = first;
         for (; together < last && of(together) == of(first); ++together) teams[static_cast<std::size_t>(together)] = first;
         if (together == last) return;
-        const int half = static_cast<int>(std::bit_ceil(static_cast<unsigned>(last - first))) / 2;
+        const int half = static_cast<int>(left_half(static_cast<std::size_t>(last - first)));
         cut(first, first + half, teams);
         cut(first + half, last, teams);
     }
@@ -103,11 +111,12 @@ struct Placement {
     /// `domain`: only ranks with the same number count as being on one machine. Collective.
     Placement(bootstrap::AnyRendezvous meeting, int domain);
 
+    int size_here() const noexcept { return static_cast<int>(neighbours.size()); }
+
     int rank, size;
     List<collective::ProcessIdentity> processes;  ///< by rank
-    Machines machines, teams;
-    int size_here = 0;        ///< number of ranks on this machine
-    List<int> team;           ///< the ranks of this one's team, which share memory
+    Machines machines;
+    List<int> neighbours;     ///< the ranks on this machine
     bool one_machine = true;  ///< all ranks run on one machine, regardless of their domains
 };
 
@@ -135,11 +144,8 @@ GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain)
         processes.push_back(place.process);
     }
     machines = Machines(std::move(of_ranks));
-    teams = machines.teams();
-    for (int r = 0; r < size; ++r) {
-        if (machines.of(r) == machines.of(rank)) ++size_here;
-        if (teams.of(r) == teams.of(rank)) team.push_back(r);
-    }
+    for (int r = 0; r < size; ++r)
+        if (machines.of(r) == machines.of(rank)) neighbours.push_back(r);
 }
 #endif
 

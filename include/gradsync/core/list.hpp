@@ -20,7 +20,11 @@ public:
     template <std::size_t n>
     constexpr ListView(T (&elements)[n]) noexcept : data_(elements), size_(n) {}
     template <class R>
-        requires requires(R& range, T*& data) { data = range.data(), range.size(); }
+        requires requires(R& range, T*& data) {
+            data = range.data(), range.size();
+            requires std::is_same_v<std::remove_cvref_t<decltype(*range.data())>,
+                                    value_type>;  // a range of a derived class has other strides
+        }
     constexpr ListView(R&& range) noexcept : data_(range.data()), size_(range.size()) {}
 
     constexpr std::size_t size() const noexcept { return size_; }
@@ -103,7 +107,7 @@ public:
         resize(kept);
     }
     void reserve(std::size_t capacity) {
-        if (capacity > capacity_) grow(capacity);
+        if (capacity > capacity_) grow(capacity > 2 * size_ ? capacity : 2 * size_);
     }
     void fill(const T& value) {
         for (T& element : *this) element = value;

@@ -14,10 +14,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// The number of leaves of the left half of a node over `leaves` leaves, two at least.
+constexpr std::size_t left_half(std::size_t leaves) noexcept { return std::bit_ceil(leaves) / 2; }
+
 /// Are the runs [first, middle) and [middle, last), which are nodes, the halves of a node of the tree over `leaves` leaves?
 constexpr bool are_halves(std::size_t first, std::size_t middle, std::size_t last, std::size_t leaves) noexcept {
-    const std::size_t whole = std::bit_ceil(last - first);
-    return first % whole == 0 && middle - first == whole / 2 && (last - first == whole || last == leaves);
+    const std::size_t half = left_half(last - first);
+    return first % (2 * half) == 0 && middle - first == half && (last - first == 2 * half || last == leaves);
 }
 
 /// The number of sums that follow leaf i of the tree over `leaves` leaves, for all i in their order.
@@ -25,7 +28,7 @@ constexpr unsigned sums_after(std::size_t i, std::size_t leaves) noexcept {
     return static_cast<unsigned>(i + 1 < leaves ? std::countr_zero(i + 1) : std::popcount(i));
 }
 
-/// The most sums that are on the stack at a time.
-inline constexpr std::size_t max_open_sums = 33;
+/// The most sums that are on the stack at a time, of up to a million leaves.
+inline constexpr std::size_t max_open_sums = 21;
 
 }  // namespace gradsync::inline v0_2::detail

@@ -103,9 +103,7 @@ public:
         if (!synchronises) {
             if (unsynchronised & finishing) fail_at(i, "mark_ready", in_finish);
             readiness_.used()[i] = 1;
-            if (copies && !gradients_.sums().has_room(i))
-                fail_at(i, "mark_ready", "its micro-batch is one too many under no_sync(); let one guard live in each");
-            if (copies) gradients_.add_up(i);
+            if (copies) add_up(i, "mark_ready");
             return readiness_.rearm(i);
         }
         const std::size_t bytes = gradients_.bytes_of(i);
@@ -242,6 +240,13 @@ protected:
         else unsynchronised_ |= without_batch;
     }
 
+    void add_up(std::size_t i, const char* operation) {
+        if (!gradients_.sums().has_room(i))
+            fail_at(i, operation,
+                    "its micro-batch is one too many under no_sync(); a guard counts as one; after a bad batch call discard()");
+        gradients_.add_up(i);
+    }
+
     void begin_no_sync() noexcept final { unsynchronised_ += one_guard; }
     /// Ends a guard. At the last one, or if an exception ended the micro-batch, incomplete marks are reset for the next micro-batch.
     void end_no_sync(bool unwinds) noexcept final {
@@ -256,9 +261,9 @@ protected:
                     if (unwinds || !step_.has_batch()) continue;
                     check_gradient(i);
                     readiness_.used()[i] = 1;
-                    if (options_.accumulation == Accumulation::in_buckets && gradients_.sums().has_room(i)) gradients_.add_up(i);
+                    if (options_.accumulation == Accumulation::in_buckets) add_up(i, "no_sync");
                 }
-                if (last && !unwinds) gradients_.sums().end_micro_batch();
+                if (last) gradients_.sums().end_micro_batch();
             });
         } catch (...) {  // every later call reports the failure
         }

@@ -151,7 +151,7 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
             refuse_it(text("has a gradient of ", g.dtype, " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
-        } else if (adds_up) {
+        } else if (borrowed && (adds_up || options.micro_batches != 0)) {  // for one micro-batch each, too: the same bits for any number
             info.dtype = accumulator_of(g.dtype);
         }
         if (space == MemorySpace::host) kernel::require_kernels(g.dtype);

@@ -35,8 +35,9 @@ namespace {
 constexpr int ranks = 4;
 
 /// `f(engine)` on processes of several machines, which find one another over TCP. `machines`: by rank, what names its machine.
+/// `in_turns`: no two ranks may be able to add up first.
 template <class F>
-std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f) {
+std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f, bool in_turns = false) {
     const std::uint16_t port = gradsync_test::free_port();
     const auto size = static_cast<int>(machines.size());
     return gradsync_test::forked(size, [&](int rank) -> std::string {
@@ -44,7 +45,7 @@ std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines,
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
         const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 30s, .shared_memory = true}, nullptr,
                                                     [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); });
-        if (connection.paths.describe().find("share memory") == std::string::npos) return connection.paths.describe();
+        if (!in_turns && connection.paths.describe().find("share memory") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
     });
 }
@@ -254,6 +255,28 @@ TEST_CASE("HierarchicalEngine: sums, and means with weights, have the bits of th
             }
             return "right";
         });
+        for (const auto& report : reports) CHECK(report.text == "right");
+    }
+}
+
+TEST_CASE("HierarchicalEngine: ranks of one machine that are split off share memory, whatever their teams were") {
+    for (const auto& machines : {std::vector{0, 0, 0, 1}, std::vector{0, 1, 0, 1}}) {
+        const auto reports = on_machines(
+            machines,
+            [&](gs::collective::Engine& engine) -> std::string {
+                gs::collective::Group group;
+                for (int r = 0; r < engine.size(); ++r) {
+                    if (machines[static_cast<std::size_t>(r)] != machines[static_cast<std::size_t>(engine.rank())]) continue;
+                    if (r == engine.rank()) group.rank = static_cast<int>(group.members.size());
+                    group.members.push_back(r);
+                }
+                const auto own = engine.split(group);
+                if (dynamic_cast<gs::shared_memory::ProcessEngine*>(own.get()) == nullptr) return "no shared memory";
+                std::vector<float> data(100, 1.0f);
+                const std::string said = outcome(*own, data);
+                return said.empty() ? "right" : said;
+            },
+            true);
         for (const auto& report : reports) CHECK(report.text == "right");
     }
 }

@@ -46,15 +46,20 @@ TEST_CASE("Machines: teams are the largest nodes of the tree of sums on one mach
     CHECK(Machines({0, 0, 0, 0, 1, 1, 1}).teams().counts() == List<std::size_t>{4, 3});
 }
 
-TEST_CASE("Machines: of a group, those in one team have its order, and their place in the team before") {
-    const Machines teams = Machines({7, 7, 7, 7, 3, 3}).teams();
-    const Group group{.split = 2, .color = 5, .members = {3, 1, 0, 4}, .rank = 2};
-    const Machines of_group = teams.teams_of(group);
-    for (int r = 0; r < 4; ++r) CHECK(of_group.of(r) == std::vector{0, 0, 2, 3}[static_cast<std::size_t>(r)]);
-    const Group first = teams.here({.split = 2, .color = 5, .members = {3, 1, 0, 4}, .rank = 1}, of_group);
-    CHECK(first.split == 2);
-    CHECK(first.color == 5);
-    CHECK(first.members == List<int>{3, 1});  // local ranks
-    CHECK(first.rank == 1);
-    CHECK(teams.here(group, of_group).members == List<int>{0});
+TEST_CASE("Machines: of a group, those on one machine have its order; a team is such a group") {
+    const Machines machines({7, 3, 7, 3, 7});
+    const Group group{.split = 2, .color = 5, .members = {4, 1, 0}};
+    const Machines of_group = machines.of(group);
+    for (int r = 0; r < 3; ++r) CHECK(of_group.of(r) == (r == 1 ? 3 : 7));
+    const Group here = machines.here(group, 0);
+    CHECK(here.split == 2);
+    CHECK(here.color == 5);
+    CHECK(here.members == List<int>{2, 0});  // local ranks
+    CHECK(here.rank == 1);
+    CHECK(machines.here(group, 1).members == List<int>{0});
+
+    const Machines six({7, 7, 7, 7, 3, 3});
+    const Group team = six.here(six.teams().neighbourhood(5), 5);
+    CHECK(team.members == List<int>{0, 1});
+    CHECK(team.rank == 1);
 }

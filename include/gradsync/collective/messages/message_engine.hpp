@@ -270,6 +270,9 @@ private:
     void try_move(F&& move) noexcept {
         try {
             move();
+        } catch (const CallFailed& error) {
+            find_dead();
+            fail_transport(error);
         } catch (const std::exception& error) {
             fail_transport(error);
         }
@@ -325,7 +328,7 @@ private:
     }
 
     /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.
-    [[gnu::cold]] void fail_transport(const std::exception& error) noexcept {
+    [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
             if (const int dead = detector_.first_dead(); dead >= 0)
@@ -338,6 +341,9 @@ private:
                 // What has failed once may fail again.
             }
         }
+    }
+
+    [[gnu::cold]] void fail_transport(const std::exception& error) noexcept {
         const int self = own_world_rank();
         world_->fail({Errc::peer_failed, self, text("rank ", self, " cannot communicate: ", error.what())});
     }

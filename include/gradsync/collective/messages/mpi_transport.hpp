@@ -171,7 +171,8 @@ private:
     static void check_mpi(int code, const char* function, int peer = any_rank) {
         if (code == MPI_SUCCESS) return;
         const std::string what = bootstrap::mpi_text(function, code);
-        throw std::runtime_error(peer == any_rank ? what : message_passing::text(what, ", with rank ", peer, " of its communicator"));
+        throw message_passing::CallFailed(peer == any_rank ? what
+                                                           : message_passing::text(what, ", with rank ", peer, " of its communicator"));
     }
 
     void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 
 #include "../../core/list.hpp"
@@ -12,6 +13,11 @@
 namespace gradsync::inline v0_2::message_passing {
 
 using gradsync::detail::text;
+
+/// A call has failed for a reason of its own, or because a process that it sends to is gone.
+struct CallFailed : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
 
 /// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
 /// receives match them in the order in which they began. Messages move only inside these calls.
