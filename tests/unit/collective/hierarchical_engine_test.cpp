@@ -233,15 +233,15 @@ TEST_CASE("HierarchicalEngine: sums, and means with weights, have the bits of th
                 if (mean) call.op = gs::ReduceOp::mean;
                 if (mean) call.contribution = {static_cast<double>(scale(engine.rank())), 0.3 * engine.rank()};
                 engine.wait(engine.start(call));
-                const auto ranks = static_cast<std::size_t>(engine.size());
+                const auto size = static_cast<std::size_t>(engine.size());
                 const auto weight = [&](std::size_t r) { return std::optional(0.3 * static_cast<double>(r)); };
-                const double weights = *gradsync_test::tree_sum(0, ranks, weight, [](double a, double b) { return std::optional(a + b); });
+                const double weights = *gradsync_test::tree_sum(0, size, weight, [](double a, double b) { return std::optional(a + b); });
                 for (std::size_t i = 0; i < count; ++i) {
                     const auto leaf = [&](std::size_t r) {
                         const float s = scale(static_cast<int>(r));
                         return s == 0 ? std::nullopt : std::optional(static_cast<float>(T(value(i, static_cast<int>(r)))) * s);
                     };
-                    float sum = *gradsync_test::tree_sum(0, ranks, leaf, [](float a, float b) { return std::optional(a + b); });
+                    float sum = *gradsync_test::tree_sum(0, size, leaf, [](float a, float b) { return std::optional(a + b); });
                     if (mean) sum *= static_cast<float>(1 / weights);
                     if (static_cast<float>(data[i]) != static_cast<float>(T(sum)))
                         return std::string(name) + (mean ? ", mean: " : ", sum: ") + "element " + std::to_string(i) + " has other bits";
