@@ -85,7 +85,6 @@ public:
     const trainer::Synchroniser& synchroniser(std::size_t which) const override { return *courses_[which].sync; }
 
 private:
-
     using Scope = gradsync::Timeline::Scope;
 
     struct Course {
