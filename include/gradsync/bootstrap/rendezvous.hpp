@@ -46,12 +46,6 @@ using gradsync::detail::format_duration;
 using gradsync::detail::raise;
 using gradsync::detail::text;
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_size(std::size_t bytes, std::size_t due, int sender) {
-    raise(Errc::parameter_mismatch,
-          text("rank ", sender, " sent ", bytes, " bytes where ", due, " were due; all ranks must run the same program"),
-          {.operation = "rendezvous", .peer = sender});
-}
-
 /// A reference to a Rendezvous without its type: what makes connections is compiled once for all of them.
 class AnyRendezvous {
 public:
@@ -78,7 +72,10 @@ private:
     const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes});
     for (int r = 0; r < meeting.size(); ++r) {
         const Blob& blob = blobs[static_cast<std::size_t>(r)];
-        if (blob.size() != bytes) refuse_size(blob.size(), bytes, r);
+        if (blob.size() != bytes)
+            raise(Errc::parameter_mismatch,
+                  text("rank ", r, " sent ", blob.size(), " bytes where ", bytes, " were due; all ranks must run the same program"),
+                  {.operation = "rendezvous", .peer = r});
         std::memcpy(static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes, blob.data(), bytes);
     }
 }

@@ -28,7 +28,7 @@ namespace gradsync::inline v0_2::detail {
 ///
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
-class HierarchicalEngine final : public collective::Engine, collective::ProgressHook {
+class HierarchicalEngine final : public collective::Engine {
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
@@ -82,7 +82,11 @@ public:
         });
     }
 
-    void progress() noexcept override { try_advance(); }
+    void progress() noexcept override {
+        for (collective::Engine* engine : engines()) engine->progress();
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
+    }
 
     std::chrono::nanoseconds progress_time() const noexcept override {
         std::chrono::nanoseconds sum{};
@@ -359,12 +363,6 @@ private:
     }
 
     // All functions below must not hold the mutex.
-
-    void try_advance() noexcept override {
-        for (collective::Engine* engine : engines()) engine->progress();
-        std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
-    }
 
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->first_dead();

@@ -7,9 +7,16 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that is joined before it is destroyed. In place of std::thread, which compiles fifty functions for each function that it runs.
+/// A thread that its destructor joins. In place of std::thread, which compiles fifty functions for each function that it runs.
 class Thread {
 public:
+    Thread() = default;
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+    ~Thread() {
+        if (joinable_) join();
+    }
+
     /// Runs `f()`, which lives until `join()` has returned. Throws std::system_error if the system has no more threads.
     template <class F>
     void start(F& f) {

@@ -110,7 +110,10 @@ public:
         cuda::order(up_.get(), stream, event);
     }
 
-    void progress() noexcept { try_advance(); }
+    void progress() noexcept override {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock) advance();
+    }
 
     void abandon(std::uint64_t n) noexcept {
         std::string what;
@@ -160,11 +163,6 @@ private:
     std::size_t pieces_of(const Call& call) const noexcept {
         const std::size_t each = elements_of_piece(call);
         return divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
-    }
-
-    void try_advance() noexcept override {
-        const std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock) advance();
     }
 
     // All functions below require the mutex.

@@ -29,7 +29,7 @@ using gradsync::detail::leak_until_exit;
 /// fails can be unwound at once, whatever the others do.
 ///
 /// Thread-safe, for the threads that the transport allows.
-class MessageEngine final : public collective::Engine, collective::ProgressHook {
+class MessageEngine final : public collective::Engine {
     using Clock = std::chrono::steady_clock;
 
 public:
@@ -94,7 +94,10 @@ public:
     }
 
     /// Makes all possible progress; never blocks.
-    void progress() noexcept override { try_advance(); }
+    void progress() noexcept override {
+        std::unique_lock lock(world_->mutex(), std::try_to_lock);
+        if (lock) advance_timed();
+    }
 
     /// The time that this rank has spent in `progress()` and `test()`.
     std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
@@ -241,10 +244,6 @@ private:
         return added;
     }
 
-    void try_advance() noexcept override {
-        std::unique_lock lock(world_->mutex(), std::try_to_lock);
-        if (lock) advance_timed();
-    }
     void advance_timed() noexcept {
         if (world_->transport().refusal() != nullptr) return;
         const auto begun = Clock::now();
