@@ -7,8 +7,6 @@
 #include <cstdio>
 #include <thread>
 
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -7,8 +7,6 @@
 
 #include <array>
 
-#include "../core/clock.hpp"
-#include "../core/list.hpp"
 #include "../core/thread.hpp"
 #include "rendezvous.hpp"
 #include "socket.hpp"

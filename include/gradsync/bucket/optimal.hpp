@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "../core/bucket_plan.hpp"
 #include "../core/math.hpp"
 #include "../plan/backward.hpp"
 #include "../plan/cost_model.hpp"

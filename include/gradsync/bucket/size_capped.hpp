@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "../core/bucket_plan.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -5,14 +5,9 @@
 #include <optional>
 #include <type_traits>
 
-#include "../core/clock.hpp"
-#include "../core/list.hpp"
-#include "call.hpp"
 #include "deadline.hpp"
 #include "failures.hpp"
 #include "member.hpp"
-#include "waiting.hpp"
-#include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
 

@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/clock.hpp"
-#include "../core/list.hpp"
-#include "../core/shard_range.hpp"
 #include "../kernel/convert.hpp"
-#include "../kernel/host_buffer.hpp"
-#include "call.hpp"
-#include "deadline.hpp"
-#include "engine.hpp"
-#include "failures.hpp"
-#include "in_flight.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
 #include "shared_memory/process_engine.hpp"

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"

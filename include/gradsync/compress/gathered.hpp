@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 
-#include "../core/backend.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
 #include "staged_work.hpp"

@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "../core/backend.hpp"
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"

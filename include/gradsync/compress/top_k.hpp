@@ -4,9 +4,6 @@
 #include <cstring>
 #include <limits>
 
-#include "../core/backend.hpp"
-#include "../kernel/elementwise.hpp"
-#include "../kernel/largest.hpp"
 #include "gathered.hpp"
 
 namespace gradsync::inline v0_2 {

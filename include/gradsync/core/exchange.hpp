@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "backend.hpp"
-#include "clock.hpp"
 #include "list.hpp"
 #include "shard_range.hpp"
 

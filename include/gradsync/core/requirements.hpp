@@ -6,10 +6,8 @@
 #include <span>
 #include <string>
 
-#include "backend.hpp"
 #include "bucket_plan.hpp"
 #include "collective_tag.hpp"
-#include "dtype.hpp"
 #include "exchange.hpp"
 #include "overlap_policy.hpp"
 

@@ -13,7 +13,6 @@
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
-#include "../collective/world.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/math.hpp"

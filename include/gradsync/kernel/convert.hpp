@@ -6,8 +6,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../core/dtype.hpp"
-#include "isa.hpp"
 #include "kernels.hpp"
 
 /// Bulk conversion between floating types, in host memory.

@@ -6,10 +6,6 @@
 #include <cstring>
 
 #include "../core/buffer_view.hpp"
-#include "convert.hpp"
-#include "isa.hpp"
-#include "kernels.hpp"
-#include "loops.hpp"
 
 /// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating types, compute in the
 /// accumulator's type, and round once.

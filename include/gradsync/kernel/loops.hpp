@@ -4,9 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "../core/dtype.hpp"
 #include "convert.hpp"
-#include "isa.hpp"
 
 /// Loops over arrays of float or double, for the passes of elementwise.hpp.
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "../core/backend.hpp"
-#include "../core/buffer_view.hpp"
 #include "elementwise.hpp"
 
 /// A Reducer's passes over a backend's memory. Host memory uses the host's kernels, which are synchronous. Other memory uses the backend's

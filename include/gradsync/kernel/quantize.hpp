@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "elementwise.hpp"
-#include "isa.hpp"
 #include "largest.hpp"
 
 /// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A block is written as

@@ -5,10 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../core/dtype.hpp"
-#include "convert.hpp"
-#include "isa.hpp"
-#include "kernels.hpp"
 #include "loops.hpp"
 #include "reduce.hpp"
 

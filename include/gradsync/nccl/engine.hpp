@@ -10,14 +10,10 @@
 #include <utility>
 
 #include "../collective/deadline.hpp"
-#include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
-#include "../collective/messages/message_engine.hpp"
 #include "../cuda/device_watch.hpp"
-#include "../cuda/runtime.hpp"
 #include "channel.hpp"
-#include "memory.hpp"
 #include "settings.hpp"
 
 namespace gradsync::inline v0_2::detail {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string>
 
-#include "../core/overlap_policy.hpp"
 #include "progress_thread.hpp"
 
 namespace gradsync::inline v0_2 {

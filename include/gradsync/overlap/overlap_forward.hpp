@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "../core/overlap_policy.hpp"
 #include "overlap_backward.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
 #include "../../core/leak_until_exit.hpp"
-#include "../../core/list.hpp"
-#include "../../kernel/host_buffer.hpp"
-#include "../deadline.hpp"
-#include "../engine.hpp"
 #include "../in_flight.hpp"
 #include "message_failure_detector.hpp"
-#include "message_world.hpp"
-#include "pending_collective.hpp"
-#include "rounds.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
-#include "../deadline.hpp"
 #include "../engine.hpp"
-#include "../failures.hpp"
 #include "message_world.hpp"
-#include "pending_collective.hpp"
 #include "rounds.hpp"
 
 namespace gradsync::inline v0_2::message_passing {

@@ -5,8 +5,6 @@
 #include <memory>
 #include <optional>
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
 #include "lifeline.hpp"

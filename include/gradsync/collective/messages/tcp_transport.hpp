@@ -11,7 +11,6 @@
 #include "../../bootstrap/socket.hpp"
 #include "../../core/clock.hpp"
 #include "../../core/error.hpp"
-#include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "transport.hpp"
 

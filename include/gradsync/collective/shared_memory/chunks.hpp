@@ -3,12 +3,6 @@
 
 #include <cstring>
 
-#include "../../core/dtype.hpp"
-#include "../../core/list.hpp"
-#include "../../core/math.hpp"
-#include "../../core/reduce_op.hpp"
-#include "../../core/shard_range.hpp"
-#include "../call.hpp"
 #include "../combine.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
-#include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "../in_flight.hpp"

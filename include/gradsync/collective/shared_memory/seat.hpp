@@ -5,11 +5,7 @@
 #include <concepts>
 #include <optional>
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
 #include "../deadline.hpp"
-#include "../failures.hpp"
-#include "../waiting.hpp"
 #include "board.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
