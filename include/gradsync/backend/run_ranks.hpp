@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <exception>
 #include <optional>
-#include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "../core/error.hpp"

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include <cstdio>
 #include <thread>
 
 #include "rendezvous.hpp"

@@ -4,15 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <span>
-#include <string>
 #include <system_error>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "../core/clock.hpp"

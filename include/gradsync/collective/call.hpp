@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-
 #include "../core/list.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"

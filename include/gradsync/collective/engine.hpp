@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <optional>
-#include <type_traits>
 
 #include "deadline.hpp"
 #include "failures.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <mutex>
-#include <string>
-#include <utility>
 
 #include "../core/error.hpp"
 #include "../core/math.hpp"

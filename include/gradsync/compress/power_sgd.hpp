@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
 #include <limits>
 #include <optional>
-#include <utility>
 
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"

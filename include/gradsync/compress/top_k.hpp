@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-#include <limits>
-
 #include "gathered.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <string>
-
 #include "bucket_plan.hpp"
 #include "collective_tag.hpp"
 #include "exchange.hpp"

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <utility>
 
 #include "../collective/call.hpp"
 #include "../collective/deadline.hpp"

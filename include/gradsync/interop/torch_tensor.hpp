@@ -10,8 +10,6 @@
 #define GRADSYNC_TORCH_FLOAT8 0
 #endif
 
-#include <type_traits>
-
 #include "../core/parameter.hpp"
 
 /// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <type_traits>
-
 #include "convert.hpp"
 
 /// Loops over arrays of float or double, for the passes of elementwise.hpp.

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-#include <type_traits>
-#include <utility>
-
 #include "../core/backend.hpp"
 #include "elementwise.hpp"
 

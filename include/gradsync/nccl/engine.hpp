@@ -7,7 +7,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <utility>
 
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"

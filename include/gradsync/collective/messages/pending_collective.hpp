@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <memory>
-#include <type_traits>
 
 #include "../combine.hpp"
 #include "transport.hpp"

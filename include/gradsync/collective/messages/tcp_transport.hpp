@@ -4,7 +4,6 @@
 #include <sys/uio.h>
 
 #include <memory>
-#include <stdexcept>
 
 #include "../../bootstrap/reception.hpp"
 #include "../../bootstrap/rendezvous.hpp"

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <mutex>
-#include <utility>
 
 #include "../../core/list.hpp"
 #include "../../core/text.hpp"
