@@ -178,12 +178,10 @@ private:
 
     bool is_complete(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].stage == Stage::complete; }
 
-    static bool has_stages(const Call& call) noexcept { return call.operation == collective::Operation::all_reduce; }
-
     std::uint64_t begin(const Call& call) {
         return started_.add([&](Started& started, std::uint64_t) {
             Call met = call;
-            met.elsewhere = has_stages(call);
+            met.elsewhere = call.operation == Operation::all_reduce;
             started = {.call = call, .met = flat_->start(met), .work = call, .wide = {}};
         });
     }
@@ -195,7 +193,7 @@ private:
         for (std::uint64_t n = started_.first(); n < started_.next(); ++n) {
             Started& started = started_[n];
             const auto met = [&] { return !flat_->advance_to(started.met); };
-            if (!has_stages(started.call)) {
+            if (started.call.operation != Operation::all_reduce) {
                 if (started.stage == Stage::meeting && met()) started.stage = Stage::complete;
                 continue;
             }
