@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <string_view>
-#include <utility>
 
 #include "../core/backend.hpp"
 #include "../core/math.hpp"

@@ -6,8 +6,6 @@
 #include "../collective/messages/mpi_transport.hpp"
 #include "../collective/placement.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 
 namespace gradsync::inline v0_2 {
 

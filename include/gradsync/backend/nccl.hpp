@@ -4,13 +4,9 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include "../bootstrap/job.hpp"
-#include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
 #include "../collective/messages/message_engine.hpp"
-#include "../core/backend.hpp"
-#include "../core/error.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../nccl/engine.hpp"
 #include "../nccl/memory.hpp"

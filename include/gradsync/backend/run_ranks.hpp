@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <exception>
 #include <optional>
-#include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "../core/error.hpp"
@@ -73,24 +69,22 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
         void operator()() const { (*run)(rank); }
     };
 
-    List<Task> tasks(handles.size());
-    std::size_t started = 0;
-    const auto join = [&] {
-        for (std::size_t r = 0; r < started; ++r) tasks[r].thread.join();
-    };
-    try {
-        for (; started < handles.size(); ++started) {
-            tasks[started] = {&run_thread, started};
-            tasks[started].thread.start(tasks[started]);
+    {
+        List<Task> tasks(handles.size());  // the end of this block joins their threads
+        std::size_t started = 0;
+        try {
+            for (; started < handles.size(); ++started) {
+                tasks[started].run = &run_thread;
+                tasks[started].rank = started;
+                tasks[started].thread.start(tasks[started]);
+            }
+        } catch (...) {  // no thread can be started: release those that run
+            Backend(handles.back()).fail("its thread could not be started");
+            const auto nothing = [] {};
+            for (std::size_t r = started; r < handles.size(); ++r) around(r, nothing);
+            throw;
         }
-    } catch (...) {  // no thread can be started: release those that run
-        Backend(handles.back()).fail("its thread could not be started");
-        const auto nothing = [] {};
-        for (std::size_t r = started; r < handles.size(); ++r) around(r, nothing);
-        join();
-        throw;
     }
-    join();
 
     // The cause is an exception that blames no other rank; if there is none, the first exception.
     for (const bool causes_only : {true, false})

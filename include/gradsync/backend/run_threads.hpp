@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/clock.hpp"
 #include "run_ranks.hpp"
 #include "thread_backend.hpp"
 

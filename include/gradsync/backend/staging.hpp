@@ -6,8 +6,6 @@
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../cuda/runtime.hpp"
 #include "../cuda/staging_engine.hpp"

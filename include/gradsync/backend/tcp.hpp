@@ -7,7 +7,6 @@
 #include "../collective/connect.hpp"
 #include "../collective/placement.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
 
 #ifdef GRADSYNC_ONCE
 #include "../collective/messages/tcp_transport.hpp"

@@ -6,8 +6,6 @@
 #include "../collective/engine_collectives.hpp"
 #include "../collective/shared_memory/seat.hpp"
 #include "../core/backend.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "../kernel/host_buffer.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -4,11 +4,8 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include <cstdio>
 #include <thread>
 
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {

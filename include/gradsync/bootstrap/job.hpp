@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
-#include <string>
-#include <string_view>
 
 #include "../core/error.hpp"
 #include "../core/once.hpp"

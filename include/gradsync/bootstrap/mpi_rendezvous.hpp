@@ -14,8 +14,6 @@
 #include <mutex>
 #include <thread>
 
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"
 #include "rendezvous.hpp"

@@ -6,10 +6,8 @@
 #include <net/if.h>
 
 #include <array>
-#include <thread>
 
-#include "../core/clock.hpp"
-#include "../core/list.hpp"
+#include "../core/thread.hpp"
 #include "rendezvous.hpp"
 #include "socket.hpp"
 
@@ -134,7 +132,7 @@ private:
     List<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
-    const auto answer = [&, deadline = Clock::now() + limit] {
+    auto answer = [&, deadline = Clock::now() + limit] {
         while (!callers.empty()) {
             Link link = reception.answer(deadline, callers);
             if (!link.socket) return;
@@ -142,19 +140,14 @@ private:
             heard.push_back(std::move(link));
         }
     };
-    struct Joining {  // libc++ 14 has no std::jthread
-        std::thread thread;
-        ~Joining() {
-            if (thread.joinable()) thread.join();
-        }
-    } answering;  // calls and answers must not wait for each other
+    gradsync::detail::Thread answering;  // calls and answers must not wait for each other
     try {
-        answering.thread = std::thread(answer);
+        answering.start(answer);
     } catch (const std::system_error&) {  // no thread can be started: this rank answers after its calls
     }
     for (const int r : called)
         if (Socket socket = call(contacts[static_cast<std::size_t>(r)], rank, limit_each)) links.push_back({r, std::move(socket)});
-    if (answering.thread.joinable()) answering.thread.join();
+    if (answering.joinable()) answering.join();
     else answer();
     for (Link& link : heard) links.push_back(std::move(link));
     return links;

@@ -4,15 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <span>
-#include <string>
 #include <system_error>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "../core/clock.hpp"
@@ -46,12 +40,6 @@ using gradsync::detail::format_duration;
 using gradsync::detail::raise;
 using gradsync::detail::text;
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_size(std::size_t bytes, std::size_t due, int sender) {
-    raise(Errc::parameter_mismatch,
-          text("rank ", sender, " sent ", bytes, " bytes where ", due, " were due; all ranks must run the same program"),
-          {.operation = "rendezvous", .peer = sender});
-}
-
 /// A reference to a Rendezvous without its type: what makes connections is compiled once for all of them.
 class AnyRendezvous {
 public:
@@ -81,7 +69,10 @@ private:
                                            " blobs; all_gather() has to return one of each rank"));
     for (int r = 0; r < meeting.size(); ++r) {
         const Blob& blob = blobs[static_cast<std::size_t>(r)];
-        if (blob.size() != bytes) refuse_size(blob.size(), bytes, r);
+        if (blob.size() != bytes)
+            raise(Errc::parameter_mismatch,
+                  text("rank ", r, " sent ", blob.size(), " bytes where ", bytes, " were due; all ranks must run the same program"),
+                  {.operation = "rendezvous", .peer = r});
         std::memcpy(static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes, blob.data(), bytes);
     }
 }

@@ -10,10 +10,7 @@
 
 #include <cerrno>
 #include <climits>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <string>
 
 #include "../core/clock.hpp"
 #include "../core/unique_handle.hpp"

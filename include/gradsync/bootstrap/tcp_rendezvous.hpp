@@ -3,8 +3,6 @@
 
 #include <thread>
 
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "job.hpp"
 #include "rendezvous.hpp"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <utility>
-
 #include "../core/bucket_plan.hpp"
 #include "../core/unique_handle.hpp"
 

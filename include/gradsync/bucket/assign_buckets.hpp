@@ -4,7 +4,6 @@
 #include <array>
 
 #include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

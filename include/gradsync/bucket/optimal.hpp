@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
-#include <cstdio>
-#include <utility>
-
-#include "../core/bucket_plan.hpp"
 #include "../core/math.hpp"
 #include "../plan/backward.hpp"
 #include "../plan/cost_model.hpp"

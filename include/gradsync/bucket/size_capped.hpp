@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <utility>
 #include <vector>
 
-#include "../core/bucket_plan.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -50,9 +48,7 @@ public:
     /// "SizeCappedBuckets{cap=26214400, first_cap=1048576}"; from three caps on: "SizeCappedBuckets{caps=[1, 2, 4]}".
     std::string describe() const {
         if (caps_.size() <= 2) return detail::text("SizeCappedBuckets{cap=", caps_.back(), ", first_cap=", caps_.front(), "}");
-        std::string list;
-        for (std::size_t cap : caps_) list += detail::text(list.empty() ? "" : ", ", cap);
-        return detail::text("SizeCappedBuckets{caps=[", list, "]}");
+        return detail::text("SizeCappedBuckets{caps=[", detail::joined(caps_), "]}");
     }
 
     friend bool operator==(const SizeCappedBuckets&, const SizeCappedBuckets&) = default;

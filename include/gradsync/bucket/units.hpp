@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <utility>
 #include <vector>
 
-#include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
 #include "assign_buckets.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-
-#include "../core/dtype.hpp"
 #include "../core/list.hpp"
-#include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
-#include "../core/text.hpp"
 
 namespace gradsync::inline v0_2::collective {
 

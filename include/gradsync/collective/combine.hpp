@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/list.hpp"
 #include "../core/sum_tree.hpp"
 #include "../kernel/reduce.hpp"
 #include "call.hpp"

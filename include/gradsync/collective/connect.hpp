@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../bootstrap/rendezvous.hpp"
-#include "../core/backend_abilities.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
-#include "engine.hpp"
 #include "engine_collectives.hpp"
 #include "messages/transport.hpp"
 #include "placement.hpp"

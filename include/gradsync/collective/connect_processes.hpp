@@ -5,8 +5,6 @@
 
 #include "connect.hpp"
 #include "hierarchical_engine.hpp"
-#include "messages/message_engine.hpp"
-#include "shared_memory/process_engine.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
-#include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
 
@@ -66,25 +62,6 @@ private:
     Clock::time_point last_{};        ///< last call of `forgive`
     Clock::time_point limit_seen_{};  ///< when the limit was first seen to have passed; later than the deadline if the rank was off its
                                       ///< core
-};
-
-/// Finds dead ranks: those whose process has been gone for a while. The delay is for their last messages, which may still be on their way
-/// and may say that the rank has left.
-class LivenessCheck {
-public:
-    explicit LivenessCheck(std::size_t ranks) : gone_since_(ranks) {}
-
-    bool is_dead(World& world, int rank, int world_rank) noexcept {
-        using Clock = std::chrono::steady_clock;
-        Clock::time_point& since = gone_since_[static_cast<std::size_t>(rank)];
-        if (world.alive(world_rank)) since = {};
-        else if (since == Clock::time_point{}) since = Clock::now();
-        else return Clock::now() - since > std::chrono::milliseconds(20);
-        return false;
-    }
-
-private:
-    List<std::chrono::steady_clock::time_point> gone_since_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

@@ -3,16 +3,10 @@
 
 #include <memory>
 #include <optional>
-#include <type_traits>
 
-#include "../core/clock.hpp"
-#include "../core/list.hpp"
-#include "call.hpp"
 #include "deadline.hpp"
 #include "failures.hpp"
 #include "member.hpp"
-#include "waiting.hpp"
-#include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
 
@@ -25,7 +19,7 @@ namespace gradsync::inline v0_2::collective {
 /// - `fail` ends the world; it returns once no other rank touches this rank's buffers.
 ///
 /// The rest is as in the concept Backend.
-class Engine : public Member {
+class Engine : public Member, public ProgressHook {
 public:
     using Member::Member;
     virtual ~Engine() = default;
@@ -47,7 +41,6 @@ public:
         if (const std::optional<Call> open = advance_to(number)) fail(abandoned(name_of(*open, number), own_world_rank()));
     }
     virtual void fail(const Failure& failure) noexcept = 0;
-    virtual void progress() noexcept = 0;
     virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
 
     /// Makes all possible progress. Returns the call of a collective if it is not complete afterwards.

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/buffer_view.hpp"
-#include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
-#include "../core/reduce_op.hpp"
-#include "../core/shard_range.hpp"
 #include "call.hpp"
 #include "deadline.hpp"
 #include "member.hpp"

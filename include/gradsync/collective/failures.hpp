@@ -3,10 +3,7 @@
 
 #include <exception>
 
-#include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
 #include "call.hpp"
 #include "world.hpp"
 

@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/clock.hpp"
-#include "../core/list.hpp"
-#include "../core/shard_range.hpp"
 #include "../kernel/convert.hpp"
-#include "../kernel/host_buffer.hpp"
-#include "call.hpp"
-#include "deadline.hpp"
-#include "engine.hpp"
-#include "failures.hpp"
-#include "in_flight.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
 #include "shared_memory/process_engine.hpp"
@@ -28,7 +19,7 @@ namespace gradsync::inline v0_2::detail {
 ///
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
-class HierarchicalEngine final : public collective::Engine, collective::ProgressHook {
+class HierarchicalEngine final : public collective::Engine {
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
@@ -83,7 +74,11 @@ public:
         });
     }
 
-    void progress() noexcept override { try_advance(); }
+    void progress() noexcept override {
+        for (collective::Engine* engine : engines()) engine->progress();
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
+    }
 
     std::chrono::nanoseconds progress_time() const noexcept override {
         std::chrono::nanoseconds sum{};
@@ -245,11 +240,7 @@ private:
     void widen(Started& started) {
         const Call& call = started.call;
         if (!is_low_precision(call.dtype)) return;
-        const std::size_t bytes = call.out_count * sizeof(float);
-        for (kernel::HostBuffer& spare : spare_)
-            if (spare.bytes() >= bytes && started.wide.bytes() < bytes) started.wide = std::move(spare);
-        spare_.erase_if([](const kernel::HostBuffer& spare) { return spare.bytes() == 0; });
-        if (started.wide.bytes() < bytes) started.wide = kernel::HostBuffer(bytes);
+        started.wide = spare_.take(call.out_count * sizeof(float));
         started.work.in = started.work.out = started.wide.data();
         started.work.dtype = DType::f32;
         if (collective::contributes(call, rank(), rank()))
@@ -259,7 +250,7 @@ private:
         const Call& call = started.call;
         if (!is_low_precision(call.dtype)) return;
         kernel::convert(started.work.out, DType::f32, call.out, call.dtype, call.out_count);
-        spare_.push_back(std::move(started.wide));
+        spare_.keep(std::move(started.wide));
     }
 
     /// The ranks that keep an all-reduce from leaving its stage, once all ranks have met.
@@ -362,12 +353,6 @@ private:
 
     // All functions below must not hold the mutex.
 
-    void try_advance() noexcept override {
-        for (collective::Engine* engine : engines()) engine->progress();
-        std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
-    }
-
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->first_dead();
         if (culprit < 0) return;
@@ -409,7 +394,7 @@ private:
     std::mutex mutex_;
     bool ended_ = false;
     collective::InFlight<Started> started_;  ///< never grows, because the sums of scales are buffers
-    List<kernel::HostBuffer> spare_;         ///< of collectives that are over
+    kernel::SpareBuffers spare_;             ///< of collectives that are over
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <bit>
-#include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "../core/list.hpp"
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/clock.hpp"
 #include "../core/list.hpp"
-#include "../core/shared.hpp"
 #include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <climits>
-#include <cstdint>
 
 #include "../core/clock.hpp"
 

@@ -2,10 +2,7 @@
 #pragma once
 
 #include <mutex>
-#include <string>
-#include <utility>
 
-#include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"
@@ -27,7 +24,7 @@ struct Failure {
 class ProgressHook {
 public:
     /// Does as much as it can at once; a no-op if another thread is doing it.
-    virtual void try_advance() noexcept = 0;
+    virtual void progress() noexcept = 0;
 
 protected:
     ~ProgressHook() = default;
@@ -50,10 +47,10 @@ public:
         while (*at != nullptr && *at != &hook) at = &(*at)->next_;
         if (*at != nullptr) *at = hook.next_;
     }
-    void try_advance() noexcept {
+    void progress() noexcept {
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return;
-        for (ProgressHook* hook = first_; hook != nullptr; hook = hook->next_) hook->try_advance();
+        for (ProgressHook* hook = first_; hook != nullptr; hook = hook->next_) hook->progress();
     }
 
 private:
@@ -74,13 +71,12 @@ public:
         WaitQueue wait_queue;
     };
 
-    /// `ranks`: number of ranks on this machine; `more_elsewhere`: whether there are others. `hooks`: shared with another world of the same
-    /// rank, if there is one; null if its communicators need none.
-    World(int ranks, Shared<State> state, bool more_elsewhere = false, Shared<ProgressHooks> hooks = {}) noexcept
+    /// `ranks`: number of ranks on this machine. `hooks`: shared with another world of the same rank, if there is one; null if its
+    /// communicators need none.
+    World(int ranks, Shared<State> state, Shared<ProgressHooks> hooks = {}) noexcept
         : wait_queue(state->wait_queue),
           cores(gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)))),
           cores_are_shared(ranks > cores),
-          spans_machines(more_elsewhere),
           state_(std::move(state)),
           hooks_(std::move(hooks)) {}
     World(const World&) = delete;
@@ -121,13 +117,12 @@ public:
     ProgressHooks& hooks() const noexcept { return *hooks_; }
     const Shared<ProgressHooks>& shared_hooks() const noexcept { return hooks_; }
     void advance_hooks() const noexcept {
-        if (hooks_) hooks_->try_advance();
+        if (hooks_) hooks_->progress();
     }
 
     WaitQueue& wait_queue;
     const int cores;
     const bool cores_are_shared;  ///< there are more ranks than cores
-    const bool spans_machines;    ///< not all ranks run on this machine
 
 private:
     static constexpr std::uint32_t being_written = 1, written = 2;

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstdio>
-#include <utility>
-
 #include "error_feedback.hpp"
 
 namespace gradsync::inline v0_2 {

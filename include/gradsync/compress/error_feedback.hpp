@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <utility>
 
 #include "../core/exchange.hpp"
 #include "../kernel/elementwise.hpp"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
 #include <limits>
 
-#include "../core/backend.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"
 #include "staged_work.hpp"

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
 #include <limits>
 #include <optional>
-#include <utility>
 
-#include "../core/backend.hpp"
 #include "../kernel/low_rank.hpp"
 #include "../kernel/passes.hpp"
 #include "compressor.hpp"

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-#include <limits>
-
-#include "../core/backend.hpp"
-#include "../kernel/elementwise.hpp"
-#include "../kernel/largest.hpp"
 #include "gathered.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <string>
-
 #include "backend_abilities.hpp"
 #include "buffer_view.hpp"
 #include "clock.hpp"

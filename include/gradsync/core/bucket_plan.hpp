@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <string>
-#include <utility>
-
 #include "buffer_view.hpp"
 #include "list.hpp"
 

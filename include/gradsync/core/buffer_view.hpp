@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <span>
-#include <string_view>
-#include <type_traits>
-#include <utility>
 
 #include "../kernel/tables.hpp"
 #include "dtype.hpp"

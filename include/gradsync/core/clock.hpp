@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdint>
 #include <mutex>  // for durations and the steady clock, see below
-#include <string>
 
 #include "text.hpp"
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-
 #include "backend_abilities.hpp"
 #include "text.hpp"
 

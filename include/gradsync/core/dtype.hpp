@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string_view>
-#include <type_traits>
 
 #include "storage_floats.hpp"
 

@@ -5,10 +5,7 @@
 #error "gradsync: compile with exceptions (no -fno-exceptions): errors of the library, and of other ranks, are thrown"
 #endif
 
-#include <cstddef>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "text.hpp"

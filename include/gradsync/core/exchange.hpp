@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <string>
-#include <type_traits>
 #include <vector>
 
 #include "backend.hpp"
-#include "clock.hpp"
 #include "list.hpp"
 #include "shard_range.hpp"
 

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "buffer_view.hpp"

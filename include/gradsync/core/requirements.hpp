@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <cstddef>
-#include <span>
-#include <string>
-
-#include "backend.hpp"
 #include "bucket_plan.hpp"
 #include "collective_tag.hpp"
-#include "dtype.hpp"
 #include "exchange.hpp"
 #include "overlap_policy.hpp"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-
 #include "buffer_view.hpp"
 #include "math.hpp"
 

@@ -62,4 +62,12 @@ template <class... Parts>
     return join({TextPart(parts)...});
 }
 
+/// The parts of a list as one text, such as "2, 3, 5".
+template <class Range>
+std::string joined(const Range& list, const char* separator = ", ") {
+    std::string all;
+    for (const auto& part : list) all += text(all.empty() ? "" : separator, part);
+    return all;
+}
+
 }  // namespace gradsync::inline v0_2::detail

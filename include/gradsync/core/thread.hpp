@@ -4,19 +4,17 @@
 #include <pthread.h>
 
 #include <system_error>
-#include <utility>
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that is joined before it is destroyed. In place of std::thread, which compiles fifty functions for each function that it runs.
+/// A thread that its destructor joins. In place of std::thread, which compiles fifty functions for each function that it runs.
 class Thread {
 public:
     Thread() = default;
-    Thread(Thread&& other) noexcept { *this = std::move(other); }
-    Thread& operator=(Thread&& other) noexcept {
-        thread_ = other.thread_;
-        joinable_ = std::exchange(other.joinable_, false);
-        return *this;
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+    ~Thread() {
+        if (joinable_) join();
     }
 
     /// Runs `f()`, which lives until `join()` has returned. Throws std::system_error if the system has no more threads.

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <utility>
 #include <vector>
 
 #include "../core/shared.hpp"

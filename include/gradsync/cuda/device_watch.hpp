@@ -47,7 +47,7 @@ private:
         while (!stopped_) {
             if (ticks_left_ > 0) --ticks_left_;
             lock.unlock();
-            hooks.try_advance();
+            hooks.progress();
             lock.lock();
             if (!stopped_) changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
         }

@@ -7,13 +7,11 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <utility>
 
 #include "../collective/call.hpp"
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
-#include "../collective/world.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/math.hpp"
@@ -110,7 +108,10 @@ public:
         cuda::order(up_.get(), stream, event);
     }
 
-    void progress() noexcept { try_advance(); }
+    void progress() noexcept override {
+        const std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock) advance();
+    }
 
     void abandon(std::uint64_t n) noexcept {
         std::string what;
@@ -160,11 +161,6 @@ private:
     std::size_t pieces_of(const Call& call) const noexcept {
         const std::size_t each = elements_of_piece(call);
         return divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
-    }
-
-    void try_advance() noexcept override {
-        const std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock) advance();
     }
 
     // All functions below require the mutex.

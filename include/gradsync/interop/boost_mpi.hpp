@@ -3,8 +3,6 @@
 
 #include "../backend/mpi.hpp"  // before anything else that includes mpi.h: without its C++ bindings
 
-#include <utility>
-
 #include <boost/mpi/communicator.hpp>
 #include <boost/mpi/environment.hpp>
 #include <boost/mpi/exception.hpp>

@@ -4,7 +4,6 @@
 #include <Eigen/Core>
 
 #include <array>
-#include <type_traits>
 
 #include "pointer.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
 #include <vector>
 
 #include "pointer.hpp"
@@ -40,7 +39,7 @@ struct buffer_traits<M> {
             detail::raise(
                 Errc::invalid_argument,
                 detail::text(
-                    "an mdspan of ", describe(m),
+                    "an mdspan of ", detail::joined(shape(m), " x "),
                     " elements is not contiguous (its mapping is not exhaustive): copy it into one with layout_right, or pass the whole that it is a part of"));
         return host_buffer(static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()));
     }
@@ -49,13 +48,6 @@ struct buffer_traits<M> {
         std::vector<std::size_t> extents;
         for (typename M::rank_type r = 0; r < M::rank(); ++r) extents.push_back(static_cast<std::size_t>(m.extent(r)));
         return extents;
-    }
-
-private:
-    static std::string describe(const M& m) {
-        std::string text;
-        for (const std::size_t extent : shape(m)) text += detail::text(text.empty() ? "" : " x ", extent);
-        return text;
     }
 };
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <type_traits>
-
 #include "../core/buffer_view.hpp"
 
 /// Views of a raw pointer and a count. A pointer does not say which memory it points to, so the name of the function does. A pointer to

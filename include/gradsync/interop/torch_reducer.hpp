@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <memory>
-#include <utility>
 
 #include "../reducer.hpp"
 #include "torch_tensor.hpp"

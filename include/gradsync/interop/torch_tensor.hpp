@@ -10,8 +10,6 @@
 #define GRADSYNC_TORCH_FLOAT8 0
 #endif
 
-#include <type_traits>
-
 #include "../core/parameter.hpp"
 
 /// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.
@@ -73,9 +71,7 @@ private:
     }
 
     static std::string describe(const at::Tensor& t) {
-        std::string shape;
-        for (std::int64_t d = 0; d < t.dim(); ++d) shape += detail::text(d ? ", " : "", t.size(d));
-        return detail::text(c10::toString(t.scalar_type()), " [", shape, "] on ", t.device().str());
+        return detail::text(c10::toString(t.scalar_type()), " [", detail::joined(t.sizes()), "] on ", t.device().str());
     }
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) { detail::raise(Errc::invalid_argument, what); }

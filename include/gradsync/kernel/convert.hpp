@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <type_traits>
 
-#include "../core/dtype.hpp"
-#include "isa.hpp"
 #include "kernels.hpp"
 
 /// Bulk conversion between floating types, in host memory.

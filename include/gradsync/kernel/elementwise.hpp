@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
 #include "../core/buffer_view.hpp"
-#include "convert.hpp"
-#include "isa.hpp"
-#include "kernels.hpp"
-#include "loops.hpp"
 
 /// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating types, compute in the
 /// accumulator's type, and round once.

@@ -8,6 +8,8 @@
 #include <new>
 #include <utility>
 
+#include "../core/list.hpp"
+
 namespace gradsync::inline v0_2::kernel {
 
 /// Owned host memory: zeroed, and aligned to 64 bytes. Buffers of 4 MiB and more are aligned to 2 MiB and backed by huge pages,
@@ -42,6 +44,26 @@ private:
 
     void* data_ = nullptr;
     std::size_t bytes_ = 0;
+};
+
+/// Buffers that are to be used again.
+class SpareBuffers {
+public:
+    void keep(HostBuffer buffer) { buffers_.push_back(std::move(buffer)); }
+    /// One of at least `bytes` bytes.
+    HostBuffer take(std::size_t bytes) {
+        for (HostBuffer& buffer : buffers_) {
+            if (buffer.bytes() < bytes) continue;
+            std::swap(buffer, buffers_.back());
+            HostBuffer taken = std::move(buffers_.back());
+            buffers_.pop_back();
+            return taken;
+        }
+        return HostBuffer(bytes);
+    }
+
+private:
+    List<HostBuffer> buffers_;
 };
 
 }  // namespace gradsync::inline v0_2::kernel

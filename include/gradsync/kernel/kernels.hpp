@@ -2,8 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <type_traits>
-
-#include "../core/dtype.hpp"
 #include "convert.hpp"
-#include "isa.hpp"
 
 /// Loops over arrays of float or double, for the passes of elementwise.hpp.
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-
 #include "../core/math.hpp"
 #include "elementwise.hpp"
-#include "isa.hpp"
 #include "largest.hpp"
 
 /// Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The r vectors of a side are

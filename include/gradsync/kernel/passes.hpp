@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-#include <type_traits>
-#include <utility>
-
 #include "../core/backend.hpp"
-#include "../core/buffer_view.hpp"
 #include "elementwise.hpp"
 
 /// A Reducer's passes over a backend's memory. Host memory uses the host's kernels, which are synchronous. Other memory uses the backend's

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include "elementwise.hpp"
-#include "isa.hpp"
 #include "largest.hpp"
 
 /// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A block is written as

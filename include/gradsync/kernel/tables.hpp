@@ -2,13 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 
-#include "../core/dtype.hpp"
-#include "convert.hpp"
-#include "isa.hpp"
-#include "kernels.hpp"
 #include "loops.hpp"
 #include "reduce.hpp"
 

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <utility>
 #include <vector>
 
 #include "../collective/call.hpp"

@@ -8,7 +8,6 @@
 #include <iterator>
 #include <memory>
 #include <thread>
-#include <utility>
 
 #include "../collective/messages/message_engine.hpp"
 #include "../core/clock.hpp"

@@ -7,17 +7,12 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <utility>
 
 #include "../collective/deadline.hpp"
-#include "../collective/engine.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
-#include "../collective/messages/message_engine.hpp"
 #include "../cuda/device_watch.hpp"
-#include "../cuda/runtime.hpp"
 #include "channel.hpp"
-#include "memory.hpp"
 #include "settings.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -27,7 +22,7 @@ namespace gradsync::inline v0_2::detail {
 /// With every collective, each rank sends each other rank a message that says what it has started (`control`, on the host; no device waits
 /// for it). So mismatched, missing, leaving and dead ranks are detected and named, as on every other backend. NCCL's work in flight is then
 /// aborted on every rank.
-class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine>, collective::ProgressHook {
+class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine> {
     using Clock = std::chrono::steady_clock;
     using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
@@ -118,7 +113,16 @@ public:
         });
     }
 
-    void progress() noexcept override { try_advance(); }
+    void progress() noexcept override {
+        {
+            std::unique_lock lock(mutex_, std::try_to_lock);
+            if (!lock) return control_->progress();
+            advance();
+            if (started_.first() != issued_) look_after_oldest();
+            if (world().failed()) abort();
+        }
+        if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->world().deliver();
+    }
     std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // the host does no work for them
 
     bool test(std::uint64_t n) override {
@@ -291,17 +295,6 @@ private:
             if (!world().failed()) return fail_device("the device's work", error.what());
         }
         if (world().failed()) abort();
-    }
-
-    void try_advance() noexcept override {
-        {
-            std::unique_lock lock(mutex_, std::try_to_lock);
-            if (!lock) return control_->progress();
-            advance();
-            if (started_.first() != issued_) look_after_oldest();
-            if (world().failed()) abort();
-        }
-        if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->world().deliver();
     }
 
     /// Checks what a host that does not wait would miss: failures and time-outs.

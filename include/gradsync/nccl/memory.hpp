@@ -6,7 +6,6 @@
 
 #include <exception>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "../collective/engine.hpp"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../collective/messages/message_engine.hpp"
-#include "../cuda/runtime.hpp"
-#include "communicator.hpp"
 #include "memory.hpp"
 
 namespace gradsync::inline v0_2::detail {

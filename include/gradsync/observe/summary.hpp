@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <cstdio>
-
 #include "timeline.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
-#include <string>
-#include <utility>
-
 #include "../core/overlap_policy.hpp"
 #include "../core/unique_handle.hpp"
 

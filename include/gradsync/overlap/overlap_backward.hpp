@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
-#include "../core/overlap_policy.hpp"
 #include "progress_thread.hpp"
 
 namespace gradsync::inline v0_2 {

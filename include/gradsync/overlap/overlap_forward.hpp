@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <string>
-
-#include "../core/overlap_policy.hpp"
 #include "overlap_backward.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
-
 #include "../core/math.hpp"
 #include "checked_size.hpp"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <limits>
-
 #include "backward.hpp"
 
 /// Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are in order of readiness; times

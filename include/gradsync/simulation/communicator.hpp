@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../collective/call.hpp"
 #include "../collective/engine.hpp"
-#include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
 #include "../collective/shared_memory/chunks.hpp"
-#include "../core/clock.hpp"
 #include "../core/shard_range.hpp"
 #include "simulation.hpp"
 

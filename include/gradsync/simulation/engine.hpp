@@ -5,12 +5,7 @@
 
 #include <new>
 
-#include "../collective/engine.hpp"
-#include "../collective/failures.hpp"
-#include "../core/clock.hpp"
-#include "../core/error.hpp"
 #include "communicator.hpp"
-#include "simulation.hpp"
 
 namespace gradsync::inline v0_2::simulation {
 

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
 #include "../../core/leak_until_exit.hpp"
-#include "../../core/list.hpp"
-#include "../../kernel/host_buffer.hpp"
-#include "../deadline.hpp"
-#include "../engine.hpp"
 #include "../in_flight.hpp"
 #include "message_failure_detector.hpp"
-#include "message_world.hpp"
-#include "pending_collective.hpp"
-#include "rounds.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -29,7 +21,7 @@ using gradsync::detail::leak_until_exit;
 /// fails can be unwound at once, whatever the others do.
 ///
 /// Thread-safe, for the threads that the transport allows.
-class MessageEngine final : public collective::Engine, collective::ProgressHook {
+class MessageEngine final : public collective::Engine {
     using Clock = std::chrono::steady_clock;
 
 public:
@@ -94,7 +86,10 @@ public:
     }
 
     /// Makes all possible progress; never blocks.
-    void progress() noexcept override { try_advance(); }
+    void progress() noexcept override {
+        std::unique_lock lock(world_->mutex(), std::try_to_lock);
+        if (lock) advance_timed();
+    }
 
     /// The time that this rank has spent in `progress()` and `test()`.
     std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
@@ -241,10 +236,6 @@ private:
         return added;
     }
 
-    void try_advance() noexcept override {
-        std::unique_lock lock(world_->mutex(), std::try_to_lock);
-        if (lock) advance_timed();
-    }
     void advance_timed() noexcept {
         if (world_->transport().refusal() != nullptr) return;
         const auto begun = Clock::now();

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
-#include "../deadline.hpp"
 #include "../engine.hpp"
-#include "../failures.hpp"
 #include "message_world.hpp"
-#include "pending_collective.hpp"
 #include "rounds.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -15,12 +10,13 @@ namespace gradsync::inline v0_2::message_passing {
 /// Finds the ranks that keep a collective from completing, as far as one rank can tell from its messages, and ends the world for it.
 /// Requires the world's mutex.
 class MessageFailureDetector {
+    using Clock = std::chrono::steady_clock;
     using Late = collective::Late;
 
 public:
     /// All references must outlive the object.
     MessageFailureDetector(MessageWorld& world, const collective::Member& self, int communicator, const Rounds& rounds)
-        : world_(world), self_(self), communicator_(communicator), rounds_(rounds), liveness_check_(self.world_ranks()->size()) {}
+        : world_(world), self_(self), communicator_(communicator), rounds_(rounds), gone_since_(self.world_ranks()->size()) {}
 
     /// The ranks that keep `pending` from completing.
     [[gnu::cold]] Late late(const PendingCollective& pending) const {
@@ -50,15 +46,14 @@ public:
             if (r == self_.rank()) continue;
             const auto left = world_.left(communicator_, world_rank(r));
             if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what, world_rank(r)));
-            if (!left && liveness_check_.is_dead(world_, r, world_rank(r))) return world_.fail(collective::died(what, world_rank(r)));
+            if (!left && is_dead(r)) return world_.fail(collective::died(what, world_rank(r)));
         }
     }
 
     /// The first rank that has died without a good-bye, or -1. Opens files.
     int first_dead() {
         for (int r = 0; r < size(); ++r)
-            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && liveness_check_.is_dead(world_, r, world_rank(r)))
-                return r;
+            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && is_dead(r)) return r;
         return -1;
     }
 
@@ -77,6 +72,16 @@ private:
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
+    /// Has its process been gone for a while? The delay is for its last messages, which may still be on their way and may say that the rank
+    /// has left.
+    bool is_dead(int rank) noexcept {
+        Clock::time_point& since = gone_since_[static_cast<std::size_t>(rank)];
+        if (world_.alive(world_rank(rank))) since = {};
+        else if (since == Clock::time_point{}) since = Clock::now();
+        else return Clock::now() - since > std::chrono::milliseconds(20);
+        return false;
+    }
+
     [[gnu::cold]] List<int> missing_of(const PendingCollective& pending) const {
         List<int> missing;
         for (int r = 0; r < size(); ++r)
@@ -88,7 +93,7 @@ private:
     const collective::Member& self_;
     const int communicator_;
     const Rounds& rounds_;
-    collective::LivenessCheck liveness_check_;
+    List<Clock::time_point> gone_since_;  ///< by rank
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

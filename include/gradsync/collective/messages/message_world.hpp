@@ -5,8 +5,6 @@
 #include <memory>
 #include <optional>
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
 #include "lifeline.hpp"
@@ -116,7 +114,6 @@ private:
     [[gnu::cold]] MessageWorld(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
                                const World* twin)
         : World(ranks_here, twin ? twin->shared_state() : std::make_shared<State>(),
-                static_cast<std::size_t>(ranks_here) < processes.size(),
                 twin ? twin->shared_hooks() : std::make_shared<collective::ProgressHooks>()),
           transport_(std::move(transport)),
           processes_(std::move(processes)),

@@ -4,12 +4,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
-#include <type_traits>
 
-#include "../../core/list.hpp"
-#include "../../core/math.hpp"
-#include "../../core/shard_range.hpp"
-#include "../call.hpp"
 #include "../combine.hpp"
 #include "transport.hpp"
 

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/list.hpp"
-#include "../../core/math.hpp"
-#include "../../core/shard_range.hpp"
 #include "../../kernel/host_buffer.hpp"
-#include "../call.hpp"
-#include "../combine.hpp"
 #include "pending_collective.hpp"
-#include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 

@@ -4,14 +4,12 @@
 #include <sys/uio.h>
 
 #include <memory>
-#include <stdexcept>
 
 #include "../../bootstrap/reception.hpp"
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../bootstrap/socket.hpp"
 #include "../../core/clock.hpp"
 #include "../../core/error.hpp"
-#include "../../core/list.hpp"
 #include "../../core/math.hpp"
 #include "transport.hpp"
 

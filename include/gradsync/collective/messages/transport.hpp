@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <mutex>
 #include <stdexcept>
-#include <utility>
 
 #include "../../core/list.hpp"
 #include "../../core/text.hpp"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
 #include "../failures.hpp"
 #include "../member.hpp"
-#include "../world.hpp"
 #include "chunks.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {

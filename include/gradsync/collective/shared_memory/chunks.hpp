@@ -3,12 +3,6 @@
 
 #include <cstring>
 
-#include "../../core/dtype.hpp"
-#include "../../core/list.hpp"
-#include "../../core/math.hpp"
-#include "../../core/reduce_op.hpp"
-#include "../../core/shard_range.hpp"
-#include "../call.hpp"
 #include "../combine.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
@@ -25,7 +19,7 @@ using gradsync::detail::smaller;
 class Chunks {
 public:
     Chunks() = default;  ///< no chunks
-    explicit Chunks(ListView<const Call> calls) noexcept : size_(static_cast<int>(calls.size())) {
+    explicit Chunks(ListView<const Call> calls) noexcept {
         const Call& call = calls[0];
         count_ = whole_count(calls);
         share_ = divide_up(count_, calls.size());
@@ -55,7 +49,6 @@ private:
     static constexpr std::size_t min_chunk_bytes = 32 * 1024;
     static constexpr std::size_t max_chunk_bytes = 256 * 1024;
 
-    int size_ = 0;
     std::size_t count_ = 0;
     std::size_t share_ = 0;
     std::size_t chunk_ = 1;

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
-#include "../../core/math.hpp"
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "../in_flight.hpp"
@@ -19,7 +16,7 @@ namespace gradsync::inline v0_2::shared_memory {
 /// collective starts on one board, and those that need staging go on, in the same order on all ranks, on a second.
 ///
 /// Thread-safe; one thread at a time does the staging.
-class ProcessEngine final : public collective::Engine, collective::ProgressHook {
+class ProcessEngine final : public collective::Engine {
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t piece_bytes = 256 * 1024;
     static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the collective works on the other
@@ -74,7 +71,12 @@ public:
     }
 
     /// Makes progress on everything under way; never blocks.
-    void progress() noexcept override { try_advance(); }
+    void progress() noexcept override {
+        direct_.progress();
+        staged_.progress();
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock && !world_->failed()) advance_started();
+    }
 
     std::chrono::nanoseconds progress_time() const noexcept override {
         return direct_.progress_time() + staged_.progress_time() + copy_time_.load(std::memory_order_relaxed);
@@ -198,14 +200,6 @@ private:
         return std::make_shared<Board>(
             world_, world_ranks(),
             std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(static_cast<std::size_t>(size()))));
-    }
-
-    void try_advance() noexcept override {
-        direct_.progress();
-        staged_.progress();
-        std::unique_lock lock(mutex_, std::try_to_lock);
-        if (!lock || world_->failed()) return;
-        advance_started();
     }
 
     // All functions below require the mutex.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/math.hpp"
 #include "../process.hpp"
 #include "../world.hpp"
 #include "segment.hpp"
@@ -17,7 +16,7 @@ public:
 
     /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
     ProcessWorld(const Segment& segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, std::shared_ptr<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state), false,
+        : World(ranks_here, std::shared_ptr<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state),
                 std::make_shared<collective::ProgressHooks>()),
           segment_(segment.memory()),
           ranks_(ranks) {

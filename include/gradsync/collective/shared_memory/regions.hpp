@@ -3,10 +3,7 @@
 
 #include <memory>
 #include <mutex>
-#include <utility>
 
-#include "../../core/error.hpp"
-#include "../../core/list.hpp"
 #include "../call.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {

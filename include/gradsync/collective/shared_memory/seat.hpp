@@ -2,14 +2,9 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <optional>
 
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
 #include "../deadline.hpp"
-#include "../failures.hpp"
-#include "../waiting.hpp"
 #include "board.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
@@ -46,7 +41,6 @@ public:
         : Member(board->world_ranks(), rank, timeout),
           space_(std::move(space)),
           board_(std::move(board)),
-          rank_(rank),
           detector_(*board_, rank),
           calls_(static_cast<std::size_t>(board_->size())),
           worker_(calls_.size()) {}
@@ -56,7 +50,7 @@ public:
     World& world() const noexcept { return board_->world(); }
     /// Tells the others that this rank will start nothing more.
     void leave() noexcept {
-        board_->presence(rank_).left.store(true, std::memory_order_release);
+        board_->presence(rank()).left.store(true, std::memory_order_release);
         board_->world().wait_queue.ring();
     }
 
@@ -72,9 +66,9 @@ public:
             lock();
         }
         const std::uint64_t n = next_.load(std::memory_order_relaxed);
-        Board::Cell& cell = board_->cell(n, rank_);
+        Board::Cell& cell = board_->cell(n, rank());
         cell.call = space_.publish(call);
-        Board::Share& share = board_->share(n, rank_);
+        Board::Share& share = board_->share(n, rank());
         share.next.store(0, std::memory_order_relaxed);
         share.chunks_done.store(0, std::memory_order_relaxed);
         cell.arrived.store(n + 1, std::memory_order_release);
@@ -106,7 +100,7 @@ public:
         if (board_->done(n)) return true;
         if (!board_->world().failed()) return false;
         if (board_->done(n)) return true;  // it may be now: the rank that failed had seen it complete
-        throw_failure(board_->cell(n, rank_).call.operation);
+        throw_failure(board_->cell(n, rank()).call.operation);
     }
 
     /// The ranks that keep collective n from completing.
@@ -117,7 +111,7 @@ public:
 
     /// Returns when collective n is complete. Throws Error if the world fails or the time limit is reached.
     void wait(std::uint64_t n) {
-        if (!await(n)) throw_failure(board_->cell(n, rank_).call.operation);
+        if (!await(n)) throw_failure(board_->cell(n, rank()).call.operation);
     }
     /// The same, but returns false instead of throwing. `whole`: the collective of another seat that n is a piece of, if any; every rank
     /// has started it.
@@ -189,7 +183,7 @@ private:
         if (oldest == next || !(has_work(next, mode) || board_->done(oldest))) return;
         if (working_.exchange(true, std::memory_order_acquire)) return;  // another thread of this rank is working
         if (has_work(next, mode)) {
-            std::atomic<int>& busy = board_->presence(rank_).busy;
+            std::atomic<int>& busy = board_->presence(rank()).busy;
             // Pairs with quiesce(): either it sees this rank busy, or this rank sees that the world has failed.
             busy.store(1, std::memory_order_seq_cst);
             if (mode == Mode::poll) {
@@ -221,12 +215,12 @@ private:
             const Chunks chunks = chunks_of(n);
             settle_empty_shares(n, chunks);
             if (!world.cores_are_shared) {
-                work_share(n, chunks, rank_);
+                work_share(n, chunks, rank());
             } else {
                 // Shares belong to cores then: each rank on a core finds the last one's data in the core's cache.
-                for (int r = collective::current_core(rank_) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
+                for (int r = collective::current_core(rank()) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
                 // Ranks that only poll may all run on one core: each share needs a rank that works on it.
-                work_share(n, chunks, rank_);
+                work_share(n, chunks, rank());
             }
             own_.store(n + 1, std::memory_order_release);
         }
@@ -240,7 +234,7 @@ private:
             const Chunks chunks = chunks_of(n);
             for (int k = 1; k <= board_->size(); ++k) {
                 if (board_->world().failed()) return;
-                work_share(n, chunks, (rank_ + k) % board_->size());
+                work_share(n, chunks, (rank() + k) % board_->size());
             }
         }
     }
@@ -293,7 +287,7 @@ private:
         if (n == before) return;
         if (others_.load(std::memory_order_relaxed) < n) others_.store(n, std::memory_order_relaxed);
         oldest_.store(n, std::memory_order_relaxed);
-        board_->presence(rank_).retired.store(n, std::memory_order_release);
+        board_->presence(rank()).retired.store(n, std::memory_order_release);
     }
 
     enum class Until { done, retired };
@@ -344,7 +338,6 @@ private:
 
     const Space space_;
     Shared<Board> board_;
-    const int rank_;
     const BoardFailureDetector detector_;
 
     // For starts: requires the lock.

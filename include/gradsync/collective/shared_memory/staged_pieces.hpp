@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/dtype.hpp"
-#include "../../core/math.hpp"
-#include "../../core/shard_range.hpp"
 #include "../call.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
